@@ -1,0 +1,1 @@
+"""SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners."""

@@ -1,0 +1,1 @@
+"""Accuracy, Pass@k, thresholds, report and figures."""

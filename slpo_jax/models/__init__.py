@@ -1,0 +1,1 @@
+"""Backbones, reasoners and the stopping gate (the only room that uses Linen)."""

@@ -1,0 +1,1 @@
+"""Rollout, surrogate, advantage and objective: one pure function an equation."""

@@ -1,0 +1,1 @@
+"""Problems, tokens, padded batches and answers."""
