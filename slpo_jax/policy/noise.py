@@ -1,0 +1,97 @@
+"""Where randomness comes from: keys folded from (step, example, rollout, position), never from a device or a batch slot.
+
+A site's number is folded in last, inside `models.dropout`. So the same trajectories come out of 1 device or 4, in any
+batch order and, because a prompt's positions are counted back from its end, in any padding.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.dropout import Dropout
+
+DropoutWhere = Literal["thought", "latents", "all"]
+"""Where dropout is on: every forward up to the one that produces the last latent ("thought", the default), the same
+without the prompt ("latents"), or every position ("all")."""
+
+STREAMS = {"rollout": 0, "score": 1, "imitate": 2, "cold_start": 3, "evaluate": 4}
+_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN = (kind << 20 for kind in range(5))
+
+
+def stream_key(key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
+    """The key of one step of one stream of randomness."""
+    return jax.random.fold_in(jax.random.fold_in(key, STREAMS[stream]), step)
+
+
+def row_keys(key: jax.Array, *indices: jax.Array) -> jax.Array:
+    """One key a row, from the row's indices (global example, rollout, ...), each int [N].
+
+    Returns:
+        typed keys [N].
+    """
+    keys_N = jnp.broadcast_to(key, indices[0].shape)
+    for index_N in indices:
+        keys_N = jax.vmap(jax.random.fold_in)(keys_N, index_N)
+    return keys_N
+
+
+def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
+    return jax.vmap(lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L))(keys_N)
+
+
+def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere) -> Dropout | None:
+    """The noise of a left-padded prompt; its positions are counted back from the last."""
+    if rate == 0.0 or where == "latents":
+        return None
+    slots = valid_NP.shape[1]
+    return Dropout(_position_keys(keys_N, _PROMPT + jnp.arange(slots)[::-1]), valid_NP, rate)
+
+
+def latent_dropout(keys_N, steps_T, active_NT, rate: float) -> Dropout | None:
+    """The noise of the forwards of latents h_t, t in steps_T (counted from 1), where `active_NT`."""
+    if rate == 0.0:
+        return None
+    return Dropout(_position_keys(keys_N, _LATENT + steps_T), active_NT, rate)
+
+
+def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout | None:
+    """The noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
+    if rate == 0.0 or where != "all":
+        return None
+    active_NA = jnp.ones((keys_N.shape[0], slots_A.shape[0]), bool)
+    return Dropout(_position_keys(keys_N, _ANSWER + slots_A), active_NA, rate)
+
+
+def joined(parts: Sequence[tuple[Dropout | None, jax.Array]], rate: float) -> Dropout | None:
+    """The noise of consecutive stretches of positions in one pass.
+
+    Args:
+        parts: (noise or None, typed keys [N]) with, for a stretch without noise, its valid mask [N, L] in place of keys.
+    """
+    if all(noise is None for noise, _ in parts):
+        return None
+    some_key = next(noise.keys_BL[0, 0] for noise, _ in parts if noise is not None)
+    keys, active = [], []
+    for noise, shape_like in parts:
+        if noise is None:
+            keys.append(jnp.broadcast_to(some_key, shape_like.shape))
+            active.append(jnp.zeros(shape_like.shape, bool))
+        else:
+            keys.append(noise.keys_BL)
+            active.append(noise.active_BL)
+    return Dropout(jnp.concatenate(keys, axis=1), jnp.concatenate(active, axis=1), rate)
+
+
+def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
+    """One uniform number in [0, 1) a row for the stop decision at latent step `step`."""
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _STOP + step)))(keys_N)
+
+
+def sample_tokens(keys_N: jax.Array, slot: jax.Array, logits_NV: jax.Array, temperature: float) -> jax.Array:
+    """Greedy tokens [N] at temperature 0, else samples of softmax(logits / temperature)."""
+    if temperature == 0.0:
+        return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
+    keys_N = jax.vmap(lambda key: jax.random.fold_in(key, _TOKEN + slot))(keys_N)
+    return jax.vmap(jax.random.categorical)(keys_N, logits_NV / temperature).astype(jnp.int32)

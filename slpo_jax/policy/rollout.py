@@ -1,0 +1,285 @@
+"""Sampling thought trajectories and their answers, in the slot layout of SPEC section 1.
+
+`[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the latent h_t is fed at latent slot t, the end
+marker at the first answer slot, whose output is the first answer token. All loops end when every row has ended.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from slpo_jax.models.attention import KVCache, join
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """How to think and to answer.
+
+    Attributes:
+        max_latents: T.
+        answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
+        end_id, eos_id, pad_id: token ids.
+        dropout_rate: p; 0 is the deterministic pass.
+        dropout_where: see `noise.DropoutWhere`.
+        stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
+            "length" (a given number of latents a row).
+        temperature: of the answer tokens; 0 is greedy.
+    """
+
+    max_latents: int
+    answer_slots: int
+    end_id: int
+    eos_id: int
+    pad_id: int
+    dropout_rate: float = 0.1
+    dropout_where: noise.DropoutWhere = "thought"
+    stopping: Literal["sample", "threshold", "length"] = "sample"
+    temperature: float = 0.0
+
+
+@struct.dataclass
+class Prompts:
+    """Left-padded prompts: tokens int [N, P], valid bool [N, P]."""
+
+    tokens: jax.Array
+    valid: jax.Array
+
+    @property
+    def lengths(self) -> jax.Array:
+        """Real tokens of each row, int [N]."""
+        return self.valid.sum(axis=1)
+
+
+@struct.dataclass
+class Trajectories:
+    """What N rollouts produced.
+
+    Attributes:
+        latents: [N, T, D]: h_1 .. h_tau, zeros after.
+        lengths: int [N], tau.
+        tokens: int [N, A], generated answer tokens up to and including eos, then pad.
+    """
+
+    latents: jax.Array
+    lengths: jax.Array
+    tokens: jax.Array
+
+
+@struct.dataclass
+class _Thought:
+    """The loop's state before latent step t: `h` is the latent about to be fed."""
+
+    t: jax.Array
+    h_ND: jax.Array
+    cache: KVCache
+    latents_NTD: jax.Array
+    lengths_N: jax.Array
+    active_N: jax.Array
+
+
+def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
+    """Prefill: the first latent h_1 [N, D] and the prompts' cache."""
+    positions_NP = jnp.cumsum(prompts.valid, axis=1) - 1
+    hidden_NPD, prefix = reasoner.forward(
+        params, reasoner.embed(params, prompts.tokens), positions_NP, prompts.valid, dropout=dropout
+    )
+    return reasoner.transition(params, hidden_NPD[:, -1:])[:, 0], prefix
+
+
+def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: RolloutConfig, stop_rule, thought):
+    """Decide whether h_t is the last latent, feed it (without noise if it is), and move on to h_{t+1}."""
+    t = thought.t
+    rho_N = jax.nn.sigmoid(gate.logits(params["gate"], thought.h_ND[:, None])[:, 0])
+    if config.stopping == "sample":
+        fires_N = noise.stop_uniforms(keys_N, t) < rho_N
+    elif config.stopping == "threshold":
+        fires_N = rho_N >= stop_rule
+    else:
+        fires_N = t >= stop_rule
+    stops_N = thought.active_N & (fires_N | (t == config.max_latents))
+    goes_on_N = thought.active_N & ~stops_N
+    noisy_N = goes_on_N | (config.dropout_where == "all")
+    dropout = noise.latent_dropout(keys_N, t[None], noisy_N[:, None], config.dropout_rate)
+    hidden_N1D, cache = reasoner.forward(
+        params["reasoner"],
+        thought.h_ND[:, None],
+        (before_N + t - 1)[:, None],
+        thought.active_N[:, None],
+        prefix=prefix,
+        cache=thought.cache,
+        start=t - 1,
+        dropout=dropout,
+    )
+    h_ND = jnp.where(thought.active_N[:, None], thought.h_ND, 0.0).astype(thought.latents_NTD.dtype)
+    return _Thought(
+        t=t + 1,
+        h_ND=reasoner.transition(params["reasoner"], hidden_N1D)[:, 0],
+        cache=cache,
+        latents_NTD=jax.lax.dynamic_update_slice_in_dim(thought.latents_NTD, h_ND[:, None], t - 1, axis=1),
+        lengths_N=jnp.where(stops_N, t, thought.lengths_N),
+        active_N=goes_on_N,
+    )
+
+
+def think(
+    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, stop_rule=None, differentiable=False
+) -> tuple[_Thought, KVCache]:
+    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `rollout`."""
+    dropout = noise.prompt_dropout(keys_N, prompts.valid, config.dropout_rate, config.dropout_where)
+    h_ND, prefix = encode_prompts(reasoner, params["reasoner"], prompts, dropout)
+    rows = h_ND.shape[0]
+    thought = _Thought(
+        t=jnp.int32(1),
+        h_ND=h_ND,
+        cache=reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
+        latents_NTD=jnp.zeros((rows, config.max_latents, reasoner.width), h_ND.dtype),
+        lengths_N=jnp.zeros(rows, jnp.int32),
+        active_N=jnp.ones(rows, bool),
+    )
+
+    def step(thought):
+        return _latent_step(reasoner, gate, params, prefix, prompts.lengths, keys_N, config, stop_rule, thought)
+
+    if differentiable:
+        thought, _ = jax.lax.scan(lambda carry, _: (step(carry), None), thought, length=config.max_latents)
+    else:
+        thought = jax.lax.while_loop(lambda thought: thought.active_N.any(), step, thought)
+    return thought, prefix
+
+
+def decode_answers(reasoner, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, config):
+    """Generate answers after the end marker.
+
+    Args:
+        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
+        before_N: int, real positions before the end marker.
+        keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
+    Returns:
+        int32 [N, A]: tokens up to and including eos, then pad.
+    """
+    rows = before_N.shape[0]
+
+    def body(state):
+        slot, token_N, ended_N, tokens_NA, cache = state
+        hidden_N1D, cache = reasoner.forward(
+            params,
+            reasoner.embed(params, token_N[:, None]),
+            (before_N + slot)[:, None],
+            ~ended_N[:, None],
+            prefix=prefix,
+            cache=cache,
+            start=first_slot + slot,
+            dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
+        )
+        logits_NV = reasoner.logits(params, hidden_N1D)[:, 0]
+        token_N = noise.sample_tokens(keys_N, slot, logits_NV, config.temperature)
+        token_N = jnp.where(ended_N, config.pad_id, token_N)
+        tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
+        return slot + 1, token_N, ended_N | (token_N == config.eos_id), tokens_NA, cache
+
+    def goes_on(state):
+        slot, _, ended_N, _, _ = state
+        return (slot < config.answer_slots) & ~ended_N.all()
+
+    start = (
+        jnp.int32(0),
+        jnp.full(rows, config.end_id, jnp.int32),
+        jnp.zeros(rows, bool),
+        jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
+        cache,
+    )
+    return jax.lax.while_loop(goes_on, body, start)[3]
+
+
+def rollout(
+    reasoner: Reasoner,
+    gate: Gate,
+    params: Any,
+    prompts: Prompts,
+    keys_N: jax.Array,
+    config: RolloutConfig,
+    stop_rule: jax.Array | float | None = None,
+) -> Trajectories:
+    """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
+
+    Args:
+        params: {"reasoner": ..., "gate": ...}.
+        prompts: N prompts; with dropout off a row's result does not depend on the other rows or on the padding.
+        keys_N: one key a row, see `noise.row_keys`.
+        stop_rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
+    Returns:
+        `Trajectories` of N rows.
+    """
+    thought, prefix = think(reasoner, gate, params, prompts, keys_N, config, stop_rule)
+    before_N = prompts.lengths + thought.lengths_N
+    tokens_NA = decode_answers(
+        reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config
+    )
+    return Trajectories(thought.latents_NTD, thought.lengths_N, tokens_NA)
+
+
+def replay_latents(reasoner, gate, params, prompts: Prompts, keys_N, lengths_N, config: RolloutConfig) -> jax.Array:
+    """The latents of a finished rollout once more, from the same keys, masks and lengths, differentiably.
+
+    A reward gradient that flows through the latents themselves (the pathwise gradient of dropout noise) starts here.
+
+    Args:
+        lengths_N: int, tau of each row of the rollout.
+    Returns:
+        [N, T, D], equal to the rollout's latents.
+    """
+    config = dataclasses.replace(config, stopping="length")
+    thought, _ = think(reasoner, gate, params, prompts, keys_N, config, lengths_N, differentiable=True)
+    return thought.latents_NTD
+
+
+def decode_candidates(
+    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, min_latents: int
+) -> tuple[jax.Array, jax.Array]:
+    """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
+
+    All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
+    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise, as its last latent.
+
+    Args:
+        config: dropout rate and sites of the trajectories; its stopping rule is not used.
+        min_latents: T_min.
+    Returns:
+        latents [N, T, D] and answer tokens int32 [N, C, A].
+    """
+    full = dataclasses.replace(config, stopping="length", answer_slots=0)
+    steps = config.max_latents
+    thought, prompt_cache = think(reasoner, gate, params, prompts, keys_N, full, jnp.int32(steps))
+    rows = keys_N.shape[0]
+    lengths_C = jnp.arange(min_latents, steps + 1)
+    candidates = lengths_C.shape[0]
+    shared = join(prompt_cache, thought.cache)
+    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
+    valid = jnp.concatenate(
+        [
+            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, prompt_cache.slots)),
+            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
+        ],
+        axis=2,
+    )
+    shared = shared.replace(valid=valid.reshape(rows * candidates, -1))
+    last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
+    before = (prompts.lengths[:, None] + lengths_C).reshape(-1)
+    _, cache = reasoner.forward(
+        params["reasoner"],
+        last_h,
+        before[:, None] - 1,
+        jnp.ones((rows * candidates, 1), bool),
+        prefix=shared,
+        cache=reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
+        start=0,
+    )
+    keys = jnp.repeat(keys_N, candidates)
+    tokens = decode_answers(reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
+    return thought.latents_NTD, tokens.reshape(rows, candidates, config.answer_slots)

@@ -1,0 +1,169 @@
+"""The surrogate policy: K stochastic passes over realised trajectories, and the Gaussian fitted to them (section 4.2)."""
+
+import dataclasses
+import math
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, encode_prompts
+
+EPSILON = 1e-6
+
+
+@struct.dataclass
+class PassScores:
+    """What one stochastic pass says of N trajectories.
+
+    Attributes:
+        latents: z_1 .. z_T, [N, T, D]; z_t comes from the prefix h_<t.
+        answer_log_prob: float32 [N], the sum of the answer tokens' log-probabilities, eos included.
+    """
+
+    latents: jax.Array
+    answer_log_prob: jax.Array
+
+
+def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.Array]:
+    """Mean and floored isotropic variance of K samples of one transition (paper section 4.2).
+
+    mu = 1/K sum_k z^(k);  sigma^2 = 1/(K D) sum_k ||z^(k) - mu||^2 + epsilon.
+
+    Args:
+        z_KD: [K, D].
+    Returns:
+        mu float32 [D], sigma^2 float32 scalar.
+    """
+    chex.assert_rank(z_KD, 2)
+    z_KD = z_KD.astype(jnp.float32)
+    mu_D = z_KD.mean(axis=0)
+    return mu_D, jnp.mean(jnp.square(z_KD - mu_D)) + epsilon
+
+
+def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: jax.Array) -> jax.Array:
+    """log N(h; mu, variance * I), summed over D (paper section 4.2).
+
+    Args:
+        h_D, mu_D: [D].
+        variance: scalar.
+    Returns:
+        float32 scalar: -D/2 log(2 pi variance) - ||h - mu||^2 / (2 variance).
+    """
+    chex.assert_equal_shape([h_D, mu_D])
+    h_D = h_D.astype(jnp.float32)
+    width = h_D.shape[-1]
+    return -0.5 * width * jnp.log(2 * math.pi * variance) - jnp.sum(jnp.square(h_D - mu_D)) / (2 * variance)
+
+
+def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
+    """bool [N, A]: the generated tokens, up to and including eos."""
+    is_eos_NA = tokens_NA == eos_id
+    return jnp.cumsum(is_eos_NA, axis=1) - is_eos_NA == 0
+
+
+def score_pass(
+    reasoner: Reasoner,
+    params: Any,
+    prompts: Prompts,
+    trajectories: Trajectories,
+    prompt_keys_B: jax.Array,
+    keys_N: jax.Array,
+    config: RolloutConfig,
+) -> PassScores:
+    """One teacher-forced pass over realised trajectories with fresh dropout masks: all latent positions at once.
+
+    Each of the B prompts is encoded once and shared by its G trajectories. Dropout is on where the rollout had it,
+    position by position.
+
+    Args:
+        params: the reasoner's parameters.
+        trajectories: N = B*G rows, a prompt's G rows in a row; its latents are stop-gradient inputs and targets.
+        prompt_keys_B, keys_N: this pass's keys for the prompts and for the trajectories.
+        config: the rollout's.
+    Returns:
+        `PassScores` of N rows.
+    """
+    rate, where = config.dropout_rate, config.dropout_where
+    group = keys_N.shape[0] // prompt_keys_B.shape[0]
+    dropout = noise.prompt_dropout(prompt_keys_B, prompts.valid, rate, where)
+    first_BD, prefix = encode_prompts(reasoner, params, prompts, dropout)
+
+    steps_T = jnp.arange(1, config.max_latents + 1)
+    fed_NT = steps_T <= trajectories.lengths[:, None]
+    noisy_NT = fed_NT if where == "all" else steps_T < trajectories.lengths[:, None]
+    slots_A = jnp.arange(config.answer_slots)
+    spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
+    before_N = jnp.repeat(prompts.lengths, group)
+    positions = jnp.concatenate(
+        [before_N[:, None] + steps_T - 1, (before_N + trajectories.lengths)[:, None] + slots_A], axis=1
+    )
+    end_N1 = jnp.full_like(trajectories.tokens[:, :1], config.end_id)
+    fed_tokens_NA = jnp.concatenate([end_N1, trajectories.tokens[:, :-1]], axis=1)
+    latents_NTD = jax.lax.stop_gradient(trajectories.latents)
+    hidden, _ = reasoner.forward(
+        params,
+        jnp.concatenate([latents_NTD, reasoner.embed(params, fed_tokens_NA)], axis=1),
+        positions,
+        jnp.concatenate([fed_NT, spoken_NA], axis=1),
+        prefix=prefix,
+        dropout=noise.joined(
+            [
+                (noise.latent_dropout(keys_N, steps_T, noisy_NT, rate), fed_NT),
+                (noise.answer_dropout(keys_N, slots_A, rate, where), spoken_NA),
+            ],
+            rate,
+        ),
+    )
+    later_NTD = reasoner.transition(params, hidden[:, : config.max_latents - 1])
+    z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
+    log_probs_NA = token_log_probs(reasoner.logits(params, hidden[:, config.max_latents :]), trajectories.tokens)
+    return PassScores(z_NTD, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+
+
+def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+    """float32 [B, L]: log softmax(logits) at the given tokens."""
+    chosen_BL = jnp.take_along_axis(logits_BLV, tokens_BL[..., None], axis=-1)[..., 0]
+    return chosen_BL - jax.nn.logsumexp(logits_BLV, axis=-1)
+
+
+def score(
+    reasoner: Reasoner,
+    params: Any,
+    prompts: Prompts,
+    index_B: jax.Array,
+    trajectories: Trajectories,
+    key: jax.Array,
+    passes: int,
+    config: RolloutConfig,
+) -> PassScores:
+    """K independent passes, vmapped over their keys: `PassScores` with a leading axis K.
+
+    Args:
+        index_B: int, global example indices (the keys depend on them and not on places in the batch).
+        key: this step's scoring key.
+        passes: K.
+    """
+    group = trajectories.lengths.shape[0] // index_B.shape[0]
+    index_N = jnp.repeat(index_B, group)
+    rollout_N = jnp.tile(jnp.arange(group), index_B.shape[0])
+
+    def one(pass_key):
+        # The trajectories count from 1, so that no trajectory's key is its prompt's.
+        prompt_keys_B = noise.row_keys(pass_key, index_B, jnp.zeros_like(index_B))
+        keys_N = noise.row_keys(pass_key, index_N, 1 + rollout_N)
+        return score_pass(reasoner, params, prompts, trajectories, prompt_keys_B, keys_N, config)
+
+    return jax.vmap(one)(jax.random.split(key, passes))
+
+
+def score_clean(reasoner, params, prompts: Prompts, trajectories: Trajectories, config: RolloutConfig) -> PassScores:
+    """One pass without any noise."""
+    keys_B = jnp.broadcast_to(jax.random.key(0), (prompts.tokens.shape[0],))
+    keys_N = jnp.broadcast_to(keys_B[0], trajectories.lengths.shape)
+    clean = dataclasses.replace(config, dropout_rate=0.0)
+    return score_pass(reasoner, params, prompts, trajectories, keys_B, keys_N, clean)
