@@ -13,10 +13,10 @@ SITES = ("attention", "mlp", "embedding")
 
 @struct.dataclass
 class Dropout:
-    """The noise of one forward pass.
+    """The noise of the first positions of one forward pass; positions after these are deterministic.
 
     Attributes:
-        keys_BL: typed PRNG keys, one a position.
+        keys_BL: typed PRNG keys, one a noisy position.
         active_BL: bool; False makes that position's forward deterministic.
         rate: the probability p of dropping a unit; 0 costs nothing.
     """
@@ -36,7 +36,7 @@ def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int) -> jax.Array:
 
     Args:
         x_BLD: activations.
-        dropout: the pass's noise, or None for none.
+        dropout: the pass's noise, covering the first positions of x; None for none.
         site: a `site_number`.
     Returns:
         [B, L, D]: x / (1 - rate) where kept, 0 where dropped, x itself where the position is not active.
@@ -51,5 +51,8 @@ def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int) -> jax.Array:
 
     kept_BLD = jax.vmap(jax.vmap(bits))(dropout.keys_BL) >= threshold
     factor_BLD = jnp.where(kept_BLD, 1.0 / (1.0 - dropout.rate), 0.0)
-    factor_BLD = jnp.where(dropout.active_BL[..., None], factor_BLD, 1.0)
-    return x_BLD * factor_BLD.astype(x_BLD.dtype)
+    factor_BLD = jnp.where(dropout.active_BL[..., None], factor_BLD, 1.0).astype(x_BLD.dtype)
+    covered = factor_BLD.shape[1]
+    if covered == x_BLD.shape[1]:
+        return x_BLD * factor_BLD
+    return jnp.concatenate([x_BLD[:, :covered] * factor_BLD, x_BLD[:, covered:]], axis=1)

@@ -4,7 +4,6 @@ A site's number is folded in last, inside `models.dropout`. So the same trajecto
 batch order and, because a prompt's positions are counted back from its end, in any padding.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -64,24 +63,14 @@ def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout
     return Dropout(_position_keys(keys_N, _ANSWER + slots_A), active_NA, rate)
 
 
-def joined(parts: Sequence[tuple[Dropout | None, jax.Array]], rate: float) -> Dropout | None:
-    """The noise of consecutive stretches of positions in one pass.
-
-    Args:
-        parts: (noise or None, typed keys [N]) with, for a stretch without noise, its valid mask [N, L] in place of keys.
-    """
-    if all(noise is None for noise, _ in parts):
-        return None
-    some_key = next(noise.keys_BL[0, 0] for noise, _ in parts if noise is not None)
-    keys, active = [], []
-    for noise, shape_like in parts:
-        if noise is None:
-            keys.append(jnp.broadcast_to(some_key, shape_like.shape))
-            active.append(jnp.zeros(shape_like.shape, bool))
-        else:
-            keys.append(noise.keys_BL)
-            active.append(noise.active_BL)
-    return Dropout(jnp.concatenate(keys, axis=1), jnp.concatenate(active, axis=1), rate)
+def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None:
+    """The noise of a pass over two stretches of positions; only the last stretch may be without noise."""
+    if first is None or second is None:
+        return first
+    return first.replace(
+        keys_BL=jnp.concatenate([first.keys_BL, second.keys_BL], axis=1),
+        active_BL=jnp.concatenate([first.active_BL, second.active_BL], axis=1),
+    )
 
 
 def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:

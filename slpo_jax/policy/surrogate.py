@@ -111,12 +111,9 @@ def score_pass(
         positions,
         jnp.concatenate([fed_NT, spoken_NA], axis=1),
         prefix=prefix,
-        dropout=noise.joined(
-            [
-                (noise.latent_dropout(keys_N, steps_T, noisy_NT, rate), fed_NT),
-                (noise.answer_dropout(keys_N, slots_A, rate, where), spoken_NA),
-            ],
-            rate,
+        dropout=noise.followed_by(
+            noise.latent_dropout(keys_N, steps_T, noisy_NT, rate),
+            noise.answer_dropout(keys_N, slots_A, rate, where),
         ),
     )
     later_NTD = reasoner.transition(params, hidden[:, : config.max_latents - 1])
