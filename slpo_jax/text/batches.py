@@ -1,0 +1,207 @@
+"""Input order and padded batches in the slot layout of SPEC section 1, in numpy.
+
+`[ prompt, left-padded: P | latents: T | end marker + answer: A ]`
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.problems import Problem
+from slpo_jax.text.templates import Ids, Template
+
+
+class PromptBatch(NamedTuple):
+    """Left-padded prompts.
+
+    Attributes:
+      tokens: int32 [B, P].
+      valid: bool [B, P], False where padded.
+      index: int32 [B], each row's place in its problem set; randomness is drawn by it.
+    """
+
+    tokens: np.ndarray
+    valid: np.ndarray
+    index: np.ndarray
+
+
+class SuffixBatch(NamedTuple):
+    """Right-padded suffixes, as inputs and next-token targets.
+
+    Attributes:
+      tokens: int32 [B, A], end marker, s_1, s_2, ... (eos is never an input).
+      targets: int32 [B, A], s_1, s_2, ..., eos.
+      weights: float32 [B, A], 1 where there's a target, 0 where padded.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class EncodedProblems:
+    """A problem set with its token ids, all lists in the order of `problems`.
+
+    Attributes:
+      problems: the set.
+      prompts: ids of each prompt, start marker included.
+      steps: ids of each problem's steps, one list a step.
+      answers: ids of each answer, without end marker and eos.
+      template: what made the ids.
+    """
+
+    problems: tuple[Problem, ...]
+    prompts: list[Ids]
+    steps: list[list[Ids]]
+    answers: list[Ids]
+    template: Template
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def suffix(self, index: int, first_step: int | None = 0) -> Ids:
+        """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone."""
+        steps = [] if first_step is None else self.steps[index][first_step:]
+        return self.template.join_suffix(steps, self.answers[index])
+
+    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
+        """`pad_prompts` of the problems at `indices`."""
+        return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)
+
+
+def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedProblems:
+    """Tokenises a set at once.
+
+    Args:
+      template: the reasoner's texts, bound to its tokenizer.
+      problems: the set.
+
+    Returns:
+      The ids, to be cut into batches.
+
+    Raises:
+      UserError: a text has a word that the tokenizer doesn't know.
+    """
+    flat_steps = iter(template.step_ids([step for problem in problems for step in problem.steps]))
+    return EncodedProblems(
+        problems=tuple(problems),
+        prompts=template.prompts([problem.question for problem in problems]),
+        steps=[[next(flat_steps) for _ in problem.steps] for problem in problems],
+        answers=template.answer_ids([problem.answer for problem in problems]),
+        template=template,
+    )
+
+
+def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
+    """The examples of one training step; a pure function, so that resuming needs no saved position.
+
+    The input is the concatenation of one shuffle of 0..n-1 per epoch, cut into batches that go on over the borders of
+    epochs: no example is left out, and none comes twice within an epoch.
+
+    Args:
+      seed: non-negative; another seed gives another order.
+      step: training step, from 0.
+      n: number of examples, at least 1.
+      batch_size: B, may be larger than n.
+
+    Returns:
+      int64 [B].
+    """
+    positions = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    epochs, offsets = np.divmod(positions, n)
+    indices = np.empty(batch_size, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        indices[here] = _permutation(seed, int(epoch), n)[offsets[here]]
+    return indices
+
+
+@lru_cache(maxsize=8)
+def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
+    permutation = np.random.default_rng([seed, epoch]).permutation(n)
+    permutation.flags.writeable = False  # every caller shares it
+    return permutation
+
+
+def pad_prompts(
+    prompts: Sequence[Ids], slots: Sequence[int], index: Sequence[int] | np.ndarray, pad_id: int = 0
+) -> PromptBatch:
+    """Left-pads prompts to the smallest bucket that holds them all.
+
+    Args:
+      prompts: B lists of ids.
+      slots: sizes of the buckets (`config.prompt_slots`).
+      index: each row's place in its problem set, [B].
+      pad_id: what padded slots hold; models mask them.
+
+    Returns:
+      A batch with P = the bucket.
+
+    Raises:
+      UserError: a prompt is longer than the largest bucket.
+    """
+    largest = max(slots)
+    for row, place in zip(prompts, index, strict=True):
+        if len(row) > largest:
+            raise UserError(
+                f"config.prompt_slots: problem {int(place)} has a prompt of {len(row)} tokens, the most is {largest}; "
+                "add a larger bucket or drop the problem"
+            )
+    longest = max(map(len, prompts))
+    bucket = min(size for size in slots if size >= longest)
+    tokens = np.full((len(prompts), bucket), pad_id, dtype=np.int32)
+    valid = np.zeros((len(prompts), bucket), dtype=bool)
+    for number, row in enumerate(prompts):
+        tokens[number, bucket - len(row) :] = row
+        valid[number, bucket - len(row) :] = True
+    return PromptBatch(tokens, valid, np.asarray(index, dtype=np.int32))
+
+
+def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:
+    """Right-pads suffixes and shifts them into inputs and targets.
+
+    Args:
+      suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
+      slots: A (`config.max_answer_tokens`).
+      pad_id: what padded slots hold.
+
+    Returns:
+      The batch.
+
+    Raises:
+      UserError: a suffix needs more slots.
+    """
+    tokens = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
+    targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
+    weights = np.zeros((len(suffixes), slots), dtype=np.float32)
+    for number, suffix in enumerate(suffixes):
+        used = len(suffix) - 1
+        if used > slots:
+            raise UserError(
+                f"config.max_answer_tokens: row {number} of the batch needs {used} answer slots, there are {slots}; "
+                "set it higher or shorten the steps"
+            )
+        tokens[number, :used] = suffix[:-1]
+        targets[number, :used] = suffix[1:]
+        weights[number, :used] = 1.0
+    return SuffixBatch(tokens, targets, weights)
+
+
+def padded_chunks(n: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cuts 0..n-1 into whole batches, the last one filled up with its last example.
+
+    Args:
+      n: number of examples.
+      batch_size: B.
+
+    Yields:
+      (indices int64 [B], real bool [B]): real is False for the filling, which results must leave out.
+    """
+    for begin in range(0, n, batch_size):
+        positions = np.arange(begin, begin + batch_size, dtype=np.int64)
+        yield np.minimum(positions, n - 1), positions < n

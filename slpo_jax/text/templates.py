@@ -1,0 +1,119 @@
+"""How a reasoner writes its prompt and its answer (SPEC section 1). One constructor a reasoner; no `if` elsewhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.tokenizer import ANSWER_MARK, add_reasoner_tokens
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Template:
+    """The texts and marker tokens of one kind of reasoner, bound to a tokenizer.
+
+    Attributes:
+      answer_style: name of the answer grammar that reads the completions (SPEC section 5).
+      start_id: ends the prompt; latents follow.
+      end_id: begins the suffix; the answer follows.
+      latent_id: stands for a latent in Hugging Face's layout; never fed by us.
+      eos_id: ends the suffix.
+      pad_id: fills slots that no token has.
+      tokenizer: what the ids belong to.
+      question_text: question -> text of the prompt, before the start marker.
+      step_text: reasoning step -> text.
+      answer_text: canonical answer -> text, before eos.
+    """
+
+    answer_style: str
+    start_id: int
+    end_id: int
+    latent_id: int
+    eos_id: int
+    pad_id: int
+    tokenizer: PreTrainedTokenizerFast
+    question_text: Callable[[str], str]
+    step_text: Callable[[str], str]
+    answer_text: Callable[[str], str]
+
+    def prompt(self, question: str) -> Ids:
+        """ids(question text) + [start]."""
+        return self.prompts([question])[0]
+
+    def prompts(self, questions: Sequence[str]) -> list[Ids]:
+        """`prompt` for many questions, much faster than one by one.
+
+        Raises:
+          UserError: a question has a word that a word-level tokenizer doesn't know.
+        """
+        texts = [self.question_text(question) for question in questions]
+        # Special tokens that the tokenizer puts in front (Llama's begin-of-text) belong to the prompt.
+        return [[*ids, self.start_id] for ids in self._encode(texts, add_special_tokens=True)]
+
+    def suffix(self, steps: Sequence[str], answer: str) -> Ids:
+        """[end] + ids of every step's text + ids(answer text) + [eos]."""
+        return self.join_suffix(self.step_ids(steps), self.answer_ids([answer])[0])
+
+    def step_ids(self, steps: Sequence[str]) -> list[Ids]:
+        """Ids of each step's text. Tokenised one by one, so that a step's ids don't depend on its neighbours."""
+        return self._encode([self.step_text(step) for step in steps])
+
+    def answer_ids(self, answers: Sequence[str]) -> list[Ids]:
+        """Ids of each answer's text, without eos."""
+        return self._encode([self.answer_text(answer) for answer in answers])
+
+    def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
+        """`suffix` from the ids of steps and answer."""
+        return [self.end_id, *(token for step in steps for token in step), *answer, self.eos_id]
+
+    def _encode(self, texts: list[str], add_special_tokens: bool = False) -> list[Ids]:
+        if not texts:
+            return []
+        distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
+        rows = self.tokenizer(distinct, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        unknown = self.tokenizer.unk_token_id
+        # GPT-2 calls its eos "unknown" too, but never needs it: every byte has a token.
+        if unknown is not None and unknown != self.eos_id:
+            for text, ids in zip(distinct, rows, strict=True):
+                if unknown in ids:
+                    raise UserError(
+                        f"{text.strip()!r}: has a word or number that the tokenizer doesn't know; "
+                        "use its vocabulary, or another config.tokenizer"
+                    )
+        by_text = dict(zip(distinct, rows, strict=True))
+        return [list(by_text[text]) for text in texts]
+
+
+def coconut_template(tokenizer: PreTrainedTokenizerFast) -> Template:
+    """COCONUT: question + line break + start | latents | end + steps, a line each + "### 72" + eos.
+
+    Args:
+      tokenizer: gets the latent tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
+
+    Returns:
+      The template.
+    """
+    tokens = add_reasoner_tokens(tokenizer)
+    return Template(
+        answer_style="coconut",
+        start_id=tokens.start,
+        end_id=tokens.end,
+        latent_id=tokens.latent,
+        eos_id=tokens.eos,
+        pad_id=tokens.pad,
+        tokenizer=tokenizer,
+        question_text=_line,
+        step_text=_line,
+        answer_text=_marked_answer,
+    )
+
+
+def _line(text: str) -> str:
+    return text + "\n"
+
+
+def _marked_answer(answer: str) -> str:
+    return f"{ANSWER_MARK} {answer}"

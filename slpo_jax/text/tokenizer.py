@@ -1,0 +1,223 @@
+"""Tokenizers: a small word-level one for the synthetic problems, and Hugging Face's for real models.
+
+torch is not needed: everything here rests on the `tokenizers` library through transformers' fast tokenizers.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.text import synthetic
+
+START_LATENT = "<|start-latent|>"
+END_LATENT = "<|end-latent|>"
+LATENT = "<|latent|>"
+ANSWER_MARK = "###"
+PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class ReasonerTokens(NamedTuple):
+    """Ids of the tokens that a latent reasoner needs beside its text."""
+
+    start: int
+    end: int
+    latent: int
+    eos: int
+    pad: int
+
+
+def arithmetic_tokenizer(max_value: int) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer for the synthetic problems: one token a word and one a number in 0..max_value.
+
+    Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
+    spaces, so that it gives the text back up to white space.
+
+    Args:
+      max_value: largest number that has a token.
+
+    Returns:
+      A fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
+
+    Raises:
+      UserError: max_value is negative.
+    """
+    if max_value < 0:
+        raise UserError(f"tokenizer synthetic:{max_value}: the largest number is negative; give 0 or more")
+    specials = (PAD, UNK, EOS)
+    latents = (START_LATENT, END_LATENT, LATENT)
+    numbers = map(str, range(max_value + 1))
+    tokens = [*specials, "\n", ANSWER_MARK, *synthetic.vocabulary(), *numbers, *latents]
+    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
+    )
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*specials, *latents)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+    """Loads a tokenizer.
+
+    Args:
+      source: "synthetic:N" (`arithmetic_tokenizer(N)`), a directory with tokenizer.json or with GPT-2's bare vocab.json
+        and merges.txt, or a Hugging Face hub id.
+
+    Returns:
+      A fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
+
+    Raises:
+      UserError: there's no such tokenizer, it can't be reached, or it isn't a fast one.
+    """
+    if source.startswith(synthetic_prefix := "synthetic:"):
+        max_value = source.removeprefix(synthetic_prefix)
+        if not max_value.isdecimal():
+            raise UserError(f"tokenizer {source}: the largest number is missing; write e.g. synthetic:30")
+        return arithmetic_tokenizer(int(max_value))
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return _from_directory(directory)
+    if not _HUB_ID.fullmatch(source) or set(source.split("/")) & {".", ".."}:
+        raise UserError(f"tokenizer {source}: no such directory; give a directory, a hub id or synthetic:N")
+    return _from_hub(source)
+
+
+def add_reasoner_tokens(tokenizer: PreTrainedTokenizerFast) -> ReasonerTokens:
+    """Finds the latent tokens by name; adds those that are missing, in the order start, end, latent.
+
+    So GPT-2 gets 50257..50259 and Llama-3 128256..128258. All three become special tokens, and a missing pad token
+    becomes eos. The tokenizer is changed in place; a second call changes nothing.
+
+    Args:
+      tokenizer: the base model's or the reasoner's tokenizer.
+
+    Returns:
+      The ids.
+
+    Raises:
+      UserError: the tokenizer has no eos token.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+    names = (START_LATENT, END_LATENT, LATENT)
+    # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    start, end, latent = tokenizer.convert_tokens_to_ids(list(names))
+    return ReasonerTokens(start, end, latent, tokenizer.eos_token_id, tokenizer.pad_token_id)
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
+    """The bytes that each id stands for, for the device verifier.
+
+    For byte-level BPE the concatenation over a sequence is exactly the UTF-8 text that `decode(ids,
+    skip_special_tokens=True)` gives (which shows bytes that are no UTF-8 as U+FFFD). For word-level tokenizers every
+    token is a space and its word, so that there the concatenation has one more space, at the beginning. Special
+    tokens, and ids that no token has, are empty.
+
+    Args:
+      tokenizer: a fast tokenizer, with all its tokens added.
+
+    Returns:
+      A list with an entry for every id from 0 to the largest.
+
+    Raises:
+      UserError: the tokenizer's decoder isn't one of those two kinds.
+    """
+    backend = tokenizer.backend_tokenizer
+    by_id = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
+    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    if isinstance(backend.decoder, decoders.ByteLevel):
+        to_bytes = _byte_level_bytes
+    elif isinstance(backend.model, models.WordLevel) and backend.decoder is None:
+        to_bytes = _word_level_bytes
+    else:
+        kind = f"{type(backend.model).__name__} with decoder {type(backend.decoder).__name__}"
+        raise UserError(f"tokenizer: {kind} can't be mapped to bytes; use a byte-level BPE or a word-level tokenizer")
+    ids = range(max(by_id) + 1)
+    return [to_bytes(by_id[index]) if index in by_id and index not in special else b"" for index in ids]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte, as in GPT-2.
+
+    Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 and up.
+    """
+    visible: Iterable[int] = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + rank): byte for rank, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    # As the library's decoder does: a token with any character outside the alphabet is plain text.
+    if all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    return token.encode()
+
+
+def _word_level_bytes(token: str) -> bytes:
+    return b" " + token.encode()
+
+
+def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
+    has = {name: (directory / name).is_file() for name in
+           ("tokenizer.json", "tokenizer_config.json", "config.json", "vocab.json", "merges.txt")}  # fmt: skip
+    try:
+        if has["tokenizer.json"] and (has["tokenizer_config.json"] or has["config.json"]):
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+        elif has["tokenizer.json"]:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+        elif has["vocab.json"] and has["merges.txt"]:
+            tokenizer = GPT2TokenizerFast.from_pretrained(directory)
+        else:
+            raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json and merges.txt; add them")
+    except UserError:
+        raise
+    except Exception as error:  # the library raises a bare Exception for a malformed file
+        raise UserError(f"tokenizer {directory}: can't be loaded ({_first_line(error)}); mend its files") from error
+    return _checked(tokenizer, str(directory))
+
+
+def _from_hub(hub_id: str) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(hub_id, local_files_only=not _hub_reachable())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"tokenizer {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
+            f"({_first_line(error)}); give a local directory or check the network"
+        ) from error
+    return _checked(tokenizer, hub_id)
+
+
+def _hub_reachable() -> bool:
+    """Whether asking the hub has a point; without a network the client would retry for most of a minute."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True  # the proxy resolves the name
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
+
+
+def _checked(tokenizer: object, source: str) -> PreTrainedTokenizerFast:
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(f"tokenizer {source}: is not a fast tokenizer; convert it to tokenizer.json")
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
