@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# One process that drives every GPU of this machine (4 in the paper).
+#
+#   launch/one_machine.sh --config=configs/coconut_gpt2.py --workdir=runs/coconut [--config.key=value ...]
+#
+# Arguments go to slpo_jax.main as they are. The same command again goes on from the workdir's last checkpoint.
+# Environment:
+#   DRY_RUN=1                       print what would run, and stop
+#   PYTHON                          the interpreter (default: python)
+#   CUDA_VISIBLE_DEVICES            a choice of GPUs (default: all)
+#   JAX_COMPILATION_CACHE_DIR       compiled programs, kept between runs (default: below the user's cache folder)
+#   XLA_PYTHON_CLIENT_MEM_FRACTION  share of each GPU's memory taken at the start (default: .92, jax's own is .75)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/slpo_jax/xla}"
+# The run has the GPUs to itself; memory taken at once does not fragment as memory taken piece by piece does.
+export XLA_PYTHON_CLIENT_PREALLOCATE="${XLA_PYTHON_CLIENT_PREALLOCATE:-true}"
+export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-.92}"
+# Metrics and progress reach a log file as they are printed.
+export PYTHONUNBUFFERED=1
+
+command=("${PYTHON:-python}" -m slpo_jax.main "$@")
+if [[ ${DRY_RUN:-0} != 0 ]]; then
+    for name in JAX_COMPILATION_CACHE_DIR XLA_PYTHON_CLIENT_PREALLOCATE XLA_PYTHON_CLIENT_MEM_FRACTION; do
+        printf '%s=%q ' "$name" "${!name}"
+    done
+    printf '%q ' "${command[@]}"
+    printf '\n'
+    exit
+fi
+mkdir -p "$JAX_COMPILATION_CACHE_DIR"
+# exec: signals from the shell or the scheduler reach the program itself.
+exec "${command[@]}"

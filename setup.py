@@ -1,0 +1,60 @@
+"""Packaging of slpo_jax. `configs/`, `launch/` and `benchmarks/` are used from the checkout and are not installed."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+README = Path(__file__).parent / "README.md"
+
+REQUIREMENTS = [
+    "absl-py>=2.3.1",
+    "chex>=0.1.92",
+    "datasets>=4.4.0",
+    "flax>=0.12.7",
+    "jax>=0.10",
+    "matplotlib>=3.10.0",
+    "ml_collections>=1.1.0",
+    "numpy>=2.1.0",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.0",
+    "scipy>=1.14.1",
+    "tensorboardX>=2.6.4",
+    "tokenizers>=0.22.1",
+    "tqdm>=4.67.0",
+    "transformers>=5.5",
+]
+
+EXTRAS = {
+    "test": [
+        "hypothesis>=6.130",
+        "pytest>=8.4",
+        "pytest-timeout>=2.4",
+        "pytest-xdist>=3.8",
+    ],
+    # Oracles that compare against torch; tests skip without it, and nothing needs it at run time.
+    "parity": ["torch==2.13.0"],
+    "dev": ["mypy==2.4.1", "pre-commit>=4.0", "ruff==0.17.5"],
+    # CUDA 12 wheels run on any driver since 525; newer drivers may prefer jax's own "cuda13" extra.
+    "gpu": ["jax[cuda12]>=0.10"],
+}
+
+setup(
+    name="slpo_jax",
+    version="0.1.0",
+    description="SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    author="The slpo_jax authors",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["slpo_jax", "slpo_jax.*"]),
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
+    classifiers=[
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

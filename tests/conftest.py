@@ -1,0 +1,77 @@
+"""What every test runs under. pytest imports this file before any test module, and so before jax starts a backend."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+
+def _default(variable: str, value: str) -> None:
+    """Sets what the user's environment leaves open.
+
+    pytest-xdist's workers inherit what was set here in the process that started them, and must set their own.
+    """
+    ours = os.environ.get("SLPO_TEST_DEFAULTS", "").split()
+    if variable not in os.environ or variable in ours:
+        os.environ[variable] = value
+        os.environ["SLPO_TEST_DEFAULTS"] = " ".join(dict.fromkeys([*ours, variable]))
+
+
+def _limit_threads() -> None:
+    """Shares the cores out between pytest-xdist's workers; jax, torch and the tests' subprocesses read these."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    cores = str(max(1, (os.cpu_count() or 1) // workers))
+    for variable in ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        _default(variable, cores)
+    _default("TOKENIZERS_PARALLELISM", "false")
+
+
+def _compilation_cache() -> Path:
+    """A cache of compiled programs that later runs of the tests, and the programs that they start, find again.
+
+    One for each worker, since jax writes entries in place and a reader could meet half of one; one for each kind of
+    processor, since a compiled program may use instructions that another lacks. SLPO_TEST_CACHE puts it elsewhere.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    digest = hashlib.sha256(instructions.encode()).hexdigest()[:8]
+    default = Path(tempfile.gettempdir()) / f"slpo_jax-tests-{os.getuid()}-{digest}"
+    return Path(os.environ.get("SLPO_TEST_CACHE") or default) / os.environ.get("PYTEST_XDIST_WORKER", "main")
+
+
+_limit_threads()
+# The tests are about numbers, so they run on the CPU unless asked otherwise, with JAX_PLATFORMS=cuda,cpu for instance.
+_default("JAX_PLATFORMS", "cpu")
+_default("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
+_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+import jax  # noqa: E402 - after the variables that it reads on import
+
+CPU_DEVICES = 4
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    # In this process alone: programs that the tests start see one device, unless a test asks for more.
+    jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
+
+
+@pytest.fixture(scope="session")
+def cpu_devices() -> list[jax.Device]:
+    """Four CPU devices, beside an accelerator too where JAX_PLATFORMS lists both."""
+    try:
+        devices = jax.devices("cpu")
+    except RuntimeError:
+        pytest.skip("JAX_PLATFORMS leaves no CPU backend")
+    if len(devices) < CPU_DEVICES:
+        pytest.skip(f"XLA_FLAGS leaves {len(devices)} of {CPU_DEVICES} CPU devices")
+    return devices[:CPU_DEVICES]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets beside the checkout, which a clone elsewhere may not have."""
+    path = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"no {path}")
+    return path

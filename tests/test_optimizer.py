@@ -1,0 +1,272 @@
+"""The optimizers against the Hugging Face trainer's, torch's, and Adafactor's equations written out in numpy."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slpo_jax.errors import UserError
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+
+STEPS = 20
+SHAPES = {
+    "embedding": (160, 130),  # both axes above optax's default threshold for factoring
+    "kernel": (24, 40),  # below it
+    "tall": (150, 6),  # one axis below it
+    "head": (16, 1),  # the gate's
+    "bias": (40,),
+    "scale": (),
+}
+
+
+def _problem(seed: int = 0) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """Parameters, and 20 steps of gradients of very different sizes, some of them below the clip and most above."""
+    rng = np.random.default_rng(seed)
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    sizes = {name: 10.0 ** rng.uniform(-3, 0) for name in SHAPES}
+    gradients = []
+    for _ in range(STEPS):
+        size = 10.0 ** rng.uniform(-3, 1)
+        step = {name: rng.normal(size=shape) * np.exp(rng.normal(size=shape)) for name, shape in SHAPES.items()}
+        gradients.append({name: (size * sizes[name] * g).astype(np.float32) for name, g in step.items()})
+    norms = [np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in step.values())) for step in gradients]
+    assert min(norms) < 1 < max(norms), "both sides of the clip must be tried"
+    return params, gradients
+
+
+def _run(
+    optimizer: optax.GradientTransformation, params: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]
+) -> list[dict[str, np.ndarray]]:
+    """The parameters after each step."""
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    current = jax.tree.map(jnp.asarray, params)
+    state = optimizer.init(current)
+    path = []
+    for gradient in gradients:
+        current, state = step(current, state, gradient)
+        path.append(jax.tree.map(np.asarray, current))
+    return path
+
+
+def _numpy_adafactor(
+    params: dict[str, np.ndarray],
+    gradients: list[dict[str, np.ndarray]],
+    rates: list[float],
+    clip_norm: float = math.inf,
+    weight_decay: float = 0.0,
+) -> list[dict[str, np.ndarray]]:
+    """Adafactor in float64: Shazeer & Stern 2018, algorithms 4 and 5, with an external rate and no momentum."""
+    params = {name: value.astype(np.float64) for name, value in params.items()}
+    moments: dict[str, list[np.ndarray]] = {}
+    path = []
+    for count, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        norm = math.sqrt(sum(float(np.sum(g.astype(np.float64) ** 2)) for g in gradient.values()))
+        beta2 = 1 - count**-0.8
+        for name, g in gradient.items():
+            g = g.astype(np.float64) * min(1.0, clip_norm / norm)
+            square = g**2 + 1e-30
+            fresh = [square.sum(axis=1), square.sum(axis=0)] if g.ndim == 2 else [square]
+            old = moments.get(name, [np.zeros_like(f) for f in fresh])
+            moments[name] = [beta2 * o + (1 - beta2) * f for o, f in zip(old, fresh, strict=True)]
+            if g.ndim == 2:
+                row, column = moments[name]
+                second = np.outer(row, column) / row.sum()
+            else:
+                (second,) = moments[name]
+            update = g / np.sqrt(second)
+            update = update / max(1.0, math.sqrt(np.mean(update**2)))
+            decay = weight_decay if g.ndim == 2 else 0.0
+            params[name] = params[name] - rate * update - rate * decay * params[name]
+        path.append(dict(params))
+    return path
+
+
+def _assert_paths_equal(actual, expected, start, rtol=2e-5):
+    """Equal in what was added to the start, which is small beside the start itself."""
+    for count, (a, e) in enumerate(zip(actual, expected, strict=True), start=1):
+        for name in SHAPES:
+            moved = np.asarray(e[name], np.float64) - start[name]
+            # The tolerance is a share of how far the array has moved; 2e-7 is float32's rounding of the sum.
+            scale = np.abs(moved).max()
+            worst = np.abs(np.asarray(a[name], np.float64) - start[name] - moved).max()
+            rounding = 2e-7 * count * max(1.0, np.abs(start[name]).max())
+            assert worst <= rtol * scale + rounding, f"{name} after {count} steps: off by {worst:.1e}"
+
+
+def _torch_path(optimizer_of, params, gradients, clip_norm, rates):
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
+    optimizer = optimizer_of(tensors)
+    path = []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(tensors.values(), clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        path.append({name: tensor.detach().numpy().copy() for name, tensor in tensors.items()})
+    return path
+
+
+def _groups(tensors, weight_decay):
+    """Matrices are decayed, vectors are not: the two groups that the Hugging Face trainer makes."""
+    return [
+        {"params": [t for t in tensors.values() if t.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [t for t in tensors.values() if t.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _hugging_face_adafactor(params, gradients, clip_norm, rates, weight_decay=0.0):
+    optimization = pytest.importorskip("transformers.optimization")
+
+    def build(tensors):
+        return optimization.Adafactor(
+            _groups(tensors, weight_decay), lr=1.0, scale_parameter=False, relative_step=False, clip_threshold=1.0
+        )
+
+    return _torch_path(build, params, gradients, clip_norm, rates)
+
+
+def _config(**changes) -> OptimizerConfig:
+    return OptimizerConfig(**({"name": "adafactor", "learning_rate": 0.02, "warmup_steps": 4} | changes))
+
+
+def _rates(config: OptimizerConfig) -> list[float]:
+    schedule = make_schedule(config)
+    return [float(schedule(step)) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("clip_norm", [1.0, 0.05, None])
+def test_adafactor_follows_its_equations(clip_norm, weight_decay):
+    params, gradients = _problem()
+    config = _config(clip_norm=clip_norm, weight_decay=weight_decay)
+    expected = _numpy_adafactor(params, gradients, _rates(config), clip_norm or math.inf, weight_decay)
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_adafactor_is_the_hugging_face_trainers(weight_decay):
+    pytest.importorskip("torch")
+    params, gradients = _problem(seed=1)
+    config = _config(weight_decay=weight_decay)
+    expected = _hugging_face_adafactor(params, gradients, 1.0, _rates(config), weight_decay)
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        # optax's default; one column, as the head's, is the same factored or not
+        ({"min_dim_size_to_factor": 128}, {"kernel", "tall"}),
+        ({"multiply_by_parameter_scale": True}, set(SHAPES)),
+        ({"clipping_threshold": None}, {"embedding", "kernel", "tall", "head", "bias"}),
+        ({"decay_rate": 0.7}, {"embedding", "kernel", "tall", "head", "bias"}),
+        ({"decay_offset": -1}, set(SHAPES)),
+    ],
+)
+def test_the_tolerance_tells_other_settings_apart(change, wrong):
+    params, gradients = _problem()
+    config = _config(clip_norm=None)
+    settings = {"min_dim_size_to_factor": 1, "multiply_by_parameter_scale": False} | change
+    other = _run(optax.adafactor(make_schedule(config), **settings), params, gradients)
+    expected = _numpy_adafactor(params, gradients, _rates(config))
+    for name in wrong:
+        with pytest.raises(AssertionError, match=rf"^{name} after"):
+            _assert_paths_equal([{**e, name: o[name]} for e, o in zip(expected, other, strict=True)], expected, params)
+
+
+@pytest.mark.parametrize("decay_vectors", [False, True])
+def test_adamw_is_torchs(decay_vectors):
+    torch = pytest.importorskip("torch")
+    params, gradients = _problem(seed=2)
+    config = _config(name="adamw", weight_decay=0.1, b1=0.8, b2=0.95, decay_vectors=decay_vectors)
+
+    def build(tensors):
+        groups = tensors.values() if decay_vectors else _groups(tensors, 0.1)
+        return torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.95), weight_decay=0.1)
+
+    expected = _torch_path(build, params, gradients, 1.0, _rates(config))
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
+
+
+def test_zero_gradient_moves_nothing():
+    params = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0))
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    assert all(np.all(np.asarray(u) == 0) for u in jax.tree.leaves(updates))
+
+
+def test_adafactor_refuses_what_it_would_factor_otherwise():
+    with pytest.raises(ValueError, match=r"block/kernel: .* not shape \(5, 2, 3\)"):
+        make_optimizer(OptimizerConfig()).init({"block": {"kernel": jnp.zeros((5, 2, 3))}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"warmup_steps": 4}, {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 2.0, 1000: 2.0}),
+        ({"warmup_steps": 0}, {0: 2.0, 7: 2.0}),
+        (
+            {"schedule": "linear", "warmup_steps": 4, "total_steps": 12},
+            {0: 0.0, 3: 1.5, 4: 2.0, 6: 1.5, 8: 1.0, 12: 0.0, 50: 0.0},
+        ),
+        (
+            {"schedule": "linear", "warmup_steps": 0, "total_steps": 8, "final_fraction": 0.2},
+            {0: 2.0, 2: 1.6, 4: 1.2, 8: 0.4, 9: 0.4},
+        ),
+    ],
+)
+def test_schedule_by_hand(changes, expected):
+    schedule = make_schedule(_config(learning_rate=2.0, **changes))
+    for step, rate in expected.items():
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-6, abs=1e-9), step
+
+
+def test_the_papers_warmup_counts_optimizer_steps():
+    """2,000 steps up to 1e-6; the rate is read off what the optimizer really does, step by step."""
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-6, warmup_steps=2000))
+    params = {"bias": jnp.zeros(1)}
+    update = jax.jit(optimizer.update)
+    state, seen = optimizer.init(params), []
+    for _ in range(2003):
+        updates, state = update({"bias": jnp.ones(1)}, state, params)
+        seen.append(-float(updates["bias"][0]))  # a constant gradient has an update of RMS 1
+    assert seen[0] == 0
+    np.testing.assert_allclose([seen[1], seen[500], seen[1999]], [5e-10, 2.5e-7, 9.995e-7], rtol=1e-5)
+    np.testing.assert_allclose(seen[2000:], 1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "sgd"}, "name"),
+        ({"schedule": "cosine"}, "schedule"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": "1e-6"}, "learning_rate"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"warmup_steps": 2.5}, "warmup_steps"),
+        ({"schedule": "linear"}, "total_steps"),
+        ({"schedule": "linear", "total_steps": 4}, "total_steps"),
+        ({"final_fraction": 1.5}, "final_fraction"),
+        ({"clip_norm": 0}, "clip_norm"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"b1": 1.0}, "b1"),
+        ({"b2": True}, "b2"),
+    ],
+)
+def test_bad_values_name_their_key(changes, field):
+    with pytest.raises(UserError, match=re.escape(f"config.slpo.optimizer.{field}: ")) as error:
+        _config(**changes, key="config.slpo.optimizer")
+    assert "\n" not in str(error.value)
