@@ -12,7 +12,7 @@ class KVCache:
     """Keys and values of the slots that later positions may attend to; an argument and a return value, never a variable.
 
     Attributes:
-        keys, values: one array [B, S, H, Dh] a layer.
+        keys, values: one array [B, H, S, Dh] a layer (heads before slots: no attention product needs a transpose).
         valid: bool [B, S]. Used as a prefix, a cache of B rows may serve B*R rows (R in a row for each of its own);
             `valid` may then have B*R rows, so that each sees a part of its own.
     """
@@ -28,7 +28,7 @@ class KVCache:
 
 def empty_cache(layers: int, rows: int, slots: int, heads: int, head_width: int, dtype) -> KVCache:
     """A cache of zeros in which no slot is valid yet."""
-    zeros = tuple(jnp.zeros((rows, slots, heads, head_width), dtype) for _ in range(layers))
+    zeros = tuple(jnp.zeros((rows, heads, slots, head_width), dtype) for _ in range(layers))
     return KVCache(zeros, zeros, jnp.zeros((rows, slots), bool))
 
 
@@ -36,16 +36,20 @@ def join(first: KVCache, second: KVCache) -> KVCache:
     """One cache whose slots are those of `first`, then those of `second`."""
 
     def along_slots(a, b):
-        return jnp.concatenate([a, b], axis=1)
+        return jnp.concatenate([a, b], axis=-2)
 
-    return jax.tree.map(along_slots, first, second)
+    return KVCache(
+        jax.tree.map(along_slots, first.keys, second.keys),
+        jax.tree.map(along_slots, first.values, second.values),
+        jnp.concatenate([first.valid, second.valid], axis=1),
+    )
 
 
-def write(cache: KVCache, layer: int, k_BLHD: jax.Array, v_BLHD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
-    """The layer's keys and values [B, S, H, Dh] with slots start .. start+L-1 replaced."""
+def write(cache: KVCache, layer: int, k_BHLD: jax.Array, v_BHLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
+    """The layer's keys and values [B, H, S, Dh] with slots start .. start+L-1 replaced."""
     return (
-        jax.lax.dynamic_update_slice_in_dim(cache.keys[layer], k_BLHD, start, axis=1),
-        jax.lax.dynamic_update_slice_in_dim(cache.values[layer], v_BLHD, start, axis=1),
+        jax.lax.dynamic_update_slice_in_dim(cache.keys[layer], k_BHLD, start, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(cache.values[layer], v_BHLD, start, axis=2),
     )
 
 
@@ -56,31 +60,37 @@ def own_mask(valid_BS: jax.Array, length: int, start) -> jax.Array:
     return causal_LS[None] & valid_BS[:, None, :]
 
 
-def attend(q_BLHD, k_BSHD, v_BSHD, mask_BLS, prefix=None) -> jax.Array:
+def attend(q_BHLD, k_BHSD, v_BHSD, mask_BLS, prefix=None) -> jax.Array:
     """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
 
     Args:
-        q_BLHD: queries of B = C*R rows.
-        k_BSHD, v_BSHD: own keys and values.
+        q_BHLD: queries of B = C*R rows.
+        k_BHSD, v_BHSD: own keys and values.
         mask_BLS: bool, see `own_mask`. A query that sees nothing gets a finite, meaningless result.
-        prefix: None or (keys [C, U, H, Dh], values [C, U, H, Dh], valid [C or B, U]).
+        prefix: None or (keys [C, H, U, Dh], values [C, H, U, Dh], valid [C or B, U]).
     Returns:
-        [B, L, H, Dh], in the dtype of the values; scores and softmax in float32.
+        [B, H, L, Dh], in the dtype of the values; scores and softmax in float32.
     """
-    rows, length, heads, head_width = q_BLHD.shape
-    q_BLHD = q_BLHD * head_width**-0.5
-    scores = jnp.einsum("blhd,bshd->bhls", q_BLHD, k_BSHD, preferred_element_type=jnp.float32)
+    q_BHLD = q_BHLD * q_BHLD.shape[-1] ** -0.5
+    scores = jnp.einsum("bhld,bhsd->bhls", q_BHLD, k_BHSD, preferred_element_type=jnp.float32)
     scores = jnp.where(mask_BLS[:, None], scores, MASKED)
     if prefix is None:
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BSHD.dtype)
-        return jnp.einsum("bhls,bshd->blhd", weights, v_BSHD)
-    k_CUHD, v_CUHD, valid_U = prefix
-    shared, width = k_CUHD.shape[:2]
-    q_CRLHD = q_BLHD.reshape(shared, -1, length, heads, head_width)
-    before = jnp.einsum("crlhd,cuhd->crhlu", q_CRLHD, k_CUHD, preferred_element_type=jnp.float32)
-    before = jnp.where(valid_U.reshape(shared, -1, 1, 1, width), before, MASKED)
-    before = before.reshape(rows, heads, length, width)
-    weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BSHD.dtype)
-    weights_CRHLU = weights[..., :width].reshape(shared, -1, heads, length, width)
-    out = jnp.einsum("crhlu,cuhd->crlhd", weights_CRHLU, v_CUHD).reshape(q_BLHD.shape)
-    return out + jnp.einsum("bhls,bshd->blhd", weights[..., width:], v_BSHD)
+        weights = jax.nn.softmax(scores, axis=-1).astype(v_BHSD.dtype)
+        return jnp.einsum("bhls,bhsd->bhld", weights, v_BHSD)
+    k_CHUD, v_CHUD, valid_U = prefix
+    (rows, heads, length, head_width), (shared, _, width, _) = q_BHLD.shape, k_CHUD.shape
+
+    def grouped(x):  # [B, H, L, .] -> [C, H, R*L, .]: the rows that share a prefix become one matrix
+        x = x.reshape(shared, -1, heads, length, x.shape[-1]).swapaxes(1, 2)
+        return x.reshape(shared, heads, -1, x.shape[-1])
+
+    def ungrouped(x):
+        x = x.reshape(shared, heads, -1, length, x.shape[-1]).swapaxes(1, 2)
+        return x.reshape(rows, heads, length, x.shape[-1])
+
+    before = jnp.einsum("chqd,chud->chqu", grouped(q_BHLD), k_CHUD, preferred_element_type=jnp.float32)
+    seen = jnp.broadcast_to(valid_U.reshape(shared, -1, width), (shared, rows // shared, width))
+    before = jnp.where(seen.reshape(rows, 1, 1, width), ungrouped(before), MASKED)
+    weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BHSD.dtype)
+    out = jnp.einsum("chqu,chud->chqd", grouped(weights[..., :width]), v_CHUD)
+    return ungrouped(out) + jnp.einsum("bhls,bhsd->bhld", weights[..., width:], v_BHSD)

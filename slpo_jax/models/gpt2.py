@@ -47,13 +47,12 @@ class Attention(nn.Module):
     def __call__(self, x_BLD, mask_BLS, prefix, cache, start):
         c = self.config
         shape = (*x_BLD.shape[:2], c.n_head, c.n_embd // c.n_head)
-        q, k, v = (
-            part.reshape(shape) for part in jnp.split(_dense(c, 3 * c.n_embd, "c_attn")(x_BLD), 3, axis=-1)
-        )
+        parts = jnp.split(_dense(c, 3 * c.n_embd, "c_attn")(x_BLD), 3, axis=-1)
+        q, k, v = (part.reshape(shape).swapaxes(1, 2) for part in parts)
         if cache is not None:
             k, v = write(cache, self.layer, k, v, start)
         before = None if prefix is None else (prefix.keys[self.layer], prefix.values[self.layer], prefix.valid)
-        out_BLD = attend(q, k, v, mask_BLS, before).reshape(x_BLD.shape)
+        out_BLD = attend(q, k, v, mask_BLS, before).swapaxes(1, 2).reshape(x_BLD.shape)
         return _dense(c, c.n_embd, "c_proj", residual=True)(out_BLD), (k, v)
 
 
