@@ -135,7 +135,7 @@ def _text(where: str, record: Record, field: str) -> str:
 def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
     records = _parse_json(_read_text(path), str(path), line=None)
     if not isinstance(records, list):
-        raise UserError(f"{path}: not a list of problems; write [{{\"question\": ..., \"answer\": ...}}, ...]")
+        raise UserError(f'{path}: not a list of problems; write [{{"question": ..., "answer": ...}}, ...]')
     for number, record in enumerate(records, start=1):
         yield f"{path}, record {number}", record
 

@@ -182,7 +182,7 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
         elif has["vocab.json"] and has["merges.txt"]:
             tokenizer = GPT2TokenizerFast.from_pretrained(directory)
         else:
-            raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json and merges.txt; add them")
+            raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json + merges.txt; add them")
     except UserError:
         raise
     except Exception as error:  # the library raises a bare Exception for a malformed file

@@ -1,0 +1,65 @@
+"""COCONUT's prompt and suffix, token by token."""
+
+import pytest
+from tokenizers import processors
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.templates import coconut_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+
+QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
+
+
+def _tokens(template, ids):
+    return template.tokenizer.convert_ids_to_tokens(ids)
+
+
+def test_coconut_prompt_and_suffix():
+    template = coconut_template(arithmetic_tokenizer(30))
+    assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
+    first, second = "5 + 3 = 8", "8 x 2 = 16"
+    expected = ["<|end-latent|>", *first.split(), "\n", *second.split(), "\n", "###", "16", "<eos>"]
+    assert _tokens(template, template.suffix([first, second], "16")) == expected
+    assert _tokens(template, template.suffix([], "16")) == ["<|end-latent|>", "###", "16", "<eos>"]
+
+
+def test_ids_and_style():
+    tokenizer = arithmetic_tokenizer(30)
+    template = coconut_template(tokenizer)
+    names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
+    expected = tokenizer.convert_tokens_to_ids(names)
+    assert [template.start_id, template.end_id, template.latent_id, template.eos_id, template.pad_id] == expected
+    assert template.answer_style == "coconut"
+    assert template.answer_text("72") == "### 72"
+
+
+def test_question_is_not_stripped():
+    template = coconut_template(arithmetic_tokenizer(30))
+    assert template.question_text(" Two  spaces ") == " Two  spaces \n"
+
+
+def test_many_at_once_equal_one_by_one():
+    template = coconut_template(arithmetic_tokenizer(30))
+    questions = [QUESTION, "Mia has 7 pens .", QUESTION]
+    together = template.prompts(questions)
+    assert together == [template.prompt(question) for question in questions]
+    together[0].append(0)  # equal texts must not share one list
+    assert together[2] == template.prompt(QUESTION)
+
+
+def test_begin_of_text_goes_before_the_prompt_alone():
+    tokenizer = arithmetic_tokenizer(30)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 0)]
+    )  # <pad> plays Llama's begin-of-text
+    template = coconut_template(tokenizer)
+    assert _tokens(template, template.prompt("He buys")) == ["<pad>", "He", "buys", "\n", "<|start-latent|>"]
+    assert _tokens(template, template.suffix(["5"], "6")) == ["<|end-latent|>", "5", "\n", "###", "6", "<eos>"]
+
+
+def test_words_that_have_no_token_are_an_error():
+    template = coconut_template(arithmetic_tokenizer(30))
+    with pytest.raises(UserError, match="'Tom has 31 apples': has a word or number that the tokenizer doesn't know"):
+        template.prompt("Tom has 31 apples")
+    with pytest.raises(UserError, match="### 72"):
+        template.suffix([], "72")
