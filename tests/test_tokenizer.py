@@ -168,6 +168,9 @@ def test_bare_vocabulary_and_merges_load(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("ab a")["input_ids"] == [256, vocab["\u0120"], vocab["a"]]
     assert add_reasoner_tokens(tokenizer) == (258, 259, 260, 257, 257)
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    with pytest.raises(UserError, match="isn't GPT-2's"):
+        load_tokenizer(str(tmp_path))
 
 
 def test_gpt2(shared_data):

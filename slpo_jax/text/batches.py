@@ -26,7 +26,7 @@ class PromptBatch(NamedTuple):
 
     tokens: np.ndarray
     valid: np.ndarray
-    index: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
 class SuffixBatch(NamedTuple):

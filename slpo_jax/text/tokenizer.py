@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.text import synthetic
@@ -22,6 +22,7 @@ END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
 ANSWER_MARK = "###"
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+GPT2_EOS = "<|endoftext|>"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -112,7 +113,8 @@ def add_reasoner_tokens(tokenizer: PreTrainedTokenizerFast) -> ReasonerTokens:
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    start, end, latent = tokenizer.convert_tokens_to_ids(list(names))
+    ids = tokenizer.get_vocab()
+    start, end, latent = (ids[name] for name in names)
     return ReasonerTokens(start, end, latent, tokenizer.eos_token_id, tokenizer.pad_token_id)
 
 
@@ -180,7 +182,7 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
         elif has["tokenizer.json"]:
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
         elif has["vocab.json"] and has["merges.txt"]:
-            tokenizer = GPT2TokenizerFast.from_pretrained(directory)
+            tokenizer = _gpt2(directory)
         else:
             raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json + merges.txt; add them")
     except UserError:
@@ -188,6 +190,17 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # the library raises a bare Exception for a malformed file
         raise UserError(f"tokenizer {directory}: can't be loaded ({_first_line(error)}); mend its files") from error
     return _checked(tokenizer, str(directory))
+
+
+def _gpt2(directory: Path) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    if backend.token_to_id(GPT2_EOS) is None:
+        raise UserError(f"tokenizer {directory}: vocab.json has no {GPT2_EOS}, so isn't GPT-2's; give a tokenizer.json")
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=GPT2_EOS, eos_token=GPT2_EOS, unk_token=GPT2_EOS, model_max_length=1024
+    )
 
 
 def _from_hub(hub_id: str) -> PreTrainedTokenizerFast:
