@@ -1,0 +1,229 @@
+"""What one evaluation leaves behind: a JSON line a problem, and the same as arrays.
+
+A workdir holds `eval/ROW/NAME.jsonl`: ROW is the checkpoint row of the report, NAME the data set.
+Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slpo_jax.errors import UserError
+
+ROW_LABELS = {
+    "imitate": "imitation, own length",
+    "imitate_fixed_tmax": "imitation, fixed T_max",
+    "imitate_control": "imitation control",
+    "cold_start": "cold gate",
+    "slpo": "SLPO",
+}
+ROWS = tuple(ROW_LABELS)
+_AGAIN = "delete the file and run the evaluate stage again"
+
+
+@dataclass(frozen=True)
+class EvalRecords:
+    """One data set evaluated with one checkpoint row.
+
+    Attributes:
+        index: [N] int, the problem's place in its data set.
+        references: N reference answers.
+        answers: N canonical decimals of the clean greedy rollout, None where it gave no number.
+        correct: [N] bool, the clean greedy rollout was right.
+        latent_steps: [N] int, latents of the clean greedy rollout.
+        problem_steps: [N] float, annotated steps of the problem, NaN where there are none.
+        seeds: [S] int, dropout seeds in the order they were drawn.
+        sample_correct: [S, N, M] bool.
+        sample_latent_steps: [S, N, M] int.
+        sample_answers: [S, N, M] object, canonical decimal or None.
+    """
+
+    index: np.ndarray
+    references: tuple[str, ...]
+    answers: tuple[str | None, ...]
+    correct: np.ndarray
+    latent_steps: np.ndarray
+    problem_steps: np.ndarray
+    seeds: np.ndarray
+    sample_correct: np.ndarray
+    sample_latent_steps: np.ndarray
+    sample_answers: np.ndarray
+
+    def same_problems(self, other: "EvalRecords") -> bool:
+        """Whether both hold the same problems in the same order, so that they can be paired."""
+        return np.array_equal(self.index, other.index) and self.references == other.references
+
+
+Evals = dict[str, dict[str, EvalRecords]]
+"""row -> data set -> records, as `read_evals` returns them."""
+
+
+def is_gated(row: str) -> bool:
+    """Whether a row lets the gate choose its length; the three imitation rows don't."""
+    return not row.startswith("imitate")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a whole file or nothing: readers and interrupted runs never see half of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp makes it private
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one JSON line a problem, atomically (temporary file, then rename).
+
+    Args:
+        path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
+        rows: objects with the keys that `read_records` reads; others are kept as they are.
+
+    Raises:
+        ValueError: a row holds NaN or an infinity, which JSON has no word for.
+    """
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+
+def read_records(path: str | Path) -> EvalRecords:
+    """Reads what `write_records` wrote.
+
+    Every problem must have the same seeds and the same number of samples a seed (none at all is fine: S = M = 0).
+
+    Raises:
+        UserError: missing, empty or malformed file, with the number of the line at fault.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}); run the evaluate stage first") from error
+    rows = [(number, _parse(path, number, line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not rows:
+        raise UserError(f"{path}: holds no problems; {_AGAIN}")
+    seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0][1]["samples"]))
+    per_seed = len(rows[0][1]["samples"]) // max(len(seeds), 1)
+    grids = [_by_seed(path, number, row, seeds, per_seed) for number, row in rows]
+
+    def samples(key: str, dtype: Any) -> np.ndarray:
+        nsm = [[[sample.get(key) for sample in line] for line in grid] for grid in grids]
+        out = np.array(nsm, dtype=dtype).reshape(len(rows), len(seeds), per_seed)
+        return np.swapaxes(out, 0, 1)
+
+    def column(key: str, dtype: Any) -> np.ndarray:
+        return np.array([row.get(key) for _, row in rows], dtype=dtype)
+
+    return EvalRecords(
+        index=column("index", np.int64),
+        references=tuple(str(row["reference"]) for _, row in rows),
+        answers=tuple(row.get("answer") for _, row in rows),
+        correct=column("correct", bool),
+        latent_steps=column("latent_steps", np.int64),
+        problem_steps=column("problem_steps", np.float64),  # None becomes NaN
+        seeds=np.array(seeds, dtype=np.int64),
+        sample_correct=samples("correct", bool),
+        sample_latent_steps=samples("latent_steps", np.int64),
+        sample_answers=samples("answer", object),
+    )
+
+
+def read_evals(workdir: str | Path) -> Evals:
+    """Reads every `eval/ROW/NAME.jsonl` of a workdir.
+
+    Returns:
+        row -> set -> records; the rows of the report first and in its order, then any others; sets by name.
+
+    Raises:
+        UserError: there is no such file, or one is malformed.
+    """
+    folder = Path(workdir) / "eval"
+    files = sorted(folder.glob("*/*.jsonl"))
+    if not files:
+        raise UserError(f"{folder}: no ROW/NAME.jsonl files; run the evaluate stage first")
+    found = {file.parent.name for file in files}
+    order = [row for row in ROWS if row in found] + sorted(found.difference(ROWS))
+    return {row: {f.stem: read_records(f) for f in files if f.parent.name == row} for row in order}
+
+
+def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Reads `metrics.jsonl`, in order of step, and notes on what is wrong with it.
+
+    A run that was interrupted and went on logs some steps twice: the last row of a (stage, step) counts. A line torn
+    by the interruption is left out and noted.
+    """
+    path = Path(path)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    torn = 0
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rows[str(row["stage"]), int(row["step"])] = row
+        except (ValueError, TypeError, KeyError):
+            torn += 1
+    notes = [f"{path.name}: {torn} unreadable line(s) left out of the figures."] if torn else []
+    return sorted(rows.values(), key=lambda row: row["step"]), notes
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object of the workdir; {} where there is no such file.
+
+    Raises:
+        UserError: the file is no JSON object.
+    """
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON; delete it and run the command again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not an object; delete it and run the command again")
+    return value
+
+
+def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} line {number}: not JSON ({error.msg}); {_AGAIN}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{path} line {number}: not an object; {_AGAIN}")
+    row.setdefault("samples", [])
+    for key, kinds in (("index", int), ("reference", (str, int, float)), ("correct", bool), ("latent_steps", int)):
+        _check(path, number, row, key, kinds)
+    for sample in row["samples"]:
+        for key, kinds in (("seed", int), ("correct", bool), ("latent_steps", int)):
+            _check(path, number, sample, key, kinds)
+    return row
+
+
+def _check(path: Path, number: int, row: Mapping[str, Any], key: str, kinds: Any) -> None:
+    if not isinstance(row.get(key), kinds):
+        raise UserError(f"{path} line {number}: '{key}' is missing or of the wrong type; {_AGAIN}")
+
+
+def _by_seed(path: Path, number: int, row: Mapping[str, Any], seeds: list[int], per_seed: int) -> list[list[Any]]:
+    """Samples of one problem as a list a seed, in the order of `seeds`."""
+    groups: dict[int, list[Any]] = {seed: [] for seed in seeds}
+    for sample in row["samples"]:
+        groups.setdefault(sample["seed"], []).append(sample)
+    if len(groups) != len(seeds) or any(len(group) != per_seed for group in groups.values()):
+        counts = {seed: len(group) for seed, group in groups.items()}
+        raise UserError(
+            f"{path} line {number}: samples a seed are {counts}, expected {per_seed} for each of {seeds}; {_AGAIN}"
+        )
+    return list(groups.values())
