@@ -1,0 +1,279 @@
+"""Evaluation statistics against numbers derived by hand, enumeration over subsets, scipy and exact resampling laws."""
+
+import itertools
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from slpo_jax.evaluation import statistics
+from slpo_jax.evaluation.records import EvalRecords
+
+
+def make_records(correct, latent_steps, problem_steps, sample_correct, sample_answers=None, sample_latent_steps=None):
+    sample_correct = np.array(sample_correct, bool)
+    n = len(correct)
+    if sample_answers is None:
+        sample_answers = np.where(sample_correct, "1", "2").astype(object)
+    if sample_latent_steps is None:
+        sample_latent_steps = np.full(sample_correct.shape, 2)
+    return EvalRecords(
+        index=np.arange(n),
+        references=("1",) * n,
+        answers=("1",) * n,
+        correct=np.array(correct, bool),
+        latent_steps=np.array(latent_steps),
+        problem_steps=np.array(problem_steps, float),
+        seeds=np.arange(sample_correct.shape[0]),
+        sample_correct=sample_correct,
+        sample_latent_steps=np.array(sample_latent_steps),
+        sample_answers=np.array(sample_answers, object),
+    )
+
+
+def test_proportion_se_by_hand():
+    assert statistics.proportion_se(0.2, 100) == pytest.approx(0.04)
+    assert statistics.proportion_se(0.5, 4) == pytest.approx(0.25)
+
+
+def test_mean_se_by_hand():
+    # mean 2, squared deviations 1 + 0 + 1, s = 1
+    assert statistics.mean_se(np.array([1.0, 2.0, 3.0])) == pytest.approx(1 / math.sqrt(3))
+    assert statistics.mean_se(np.array([1.0])) is None
+
+
+def test_pass_at_k_direct_by_hand():
+    # two seeds, three problems, three samples; k=2 looks at the first two of each seed
+    correct = np.array(
+        [[[0, 1, 0], [0, 0, 1], [1, 1, 1]], [[0, 0, 1], [0, 0, 0], [0, 1, 1]]],
+        bool,
+    )
+    result = statistics.pass_at_k_direct(correct, 2)
+    # seed 0 solves problems 0 and 2, seed 1 problem 2 alone
+    assert result.mean == pytest.approx(0.5)
+    # per-problem means .5, 0, 1: s = .5; per-seed means 2/3, 1/3: s = (1/3)/sqrt(2)
+    assert result.se == pytest.approx(0.5 / math.sqrt(3))
+    assert result.seed_se == pytest.approx(1 / 6)
+    assert statistics.pass_at_k_direct(correct, 3).mean == pytest.approx((3 + 2) / 6)
+
+
+def test_pass_at_k_direct_one_seed_has_no_seed_error():
+    assert statistics.pass_at_k_direct(np.ones((1, 4, 2), bool), 1).seed_se is None
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_k_beyond_the_samples_is_refused(k):
+    correct = np.ones((1, 2, 2), bool)
+    with pytest.raises(ValueError, match="k="):
+        statistics.solved_within(correct, k)
+    with pytest.raises(ValueError, match="k="):
+        statistics.majority_correct(correct.astype(object), correct, k)
+    with pytest.raises(ValueError, match="k="):
+        statistics.pass_at_k_unbiased(np.array([1]), 2, k)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_unbiased_pass_at_k_is_the_share_of_subsets(n):
+    for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+        subsets = list(itertools.combinations(range(n), k))
+        share = sum(any(member < c for member in subset) for subset in subsets) / len(subsets)
+        assert statistics.pass_at_k_unbiased(np.array([c]), n, k)[0] == pytest.approx(share, abs=1e-12)
+
+
+def test_unbiased_pass_at_k_large_n_against_exact_binomials():
+    n, k, c = 5000, 300, np.array([0, 1, 17, 4700, 4701, 5000])
+    exact = [1 - math.comb(n - int(x), k) / math.comb(n, k) for x in c]
+    np.testing.assert_allclose(statistics.pass_at_k_unbiased(c, n, k), exact, atol=1e-12)
+
+
+def test_majority_vote_by_hand():
+    answers = np.array(
+        [
+            [
+                ["7", "3", "3", "7"],  # tie: 7 was seen first, and is right
+                ["3", "7", "3", "7"],  # tie: 3 first, wrong
+                [None, None, None, "7"],  # one vote beats three abstentions
+                [None, None, None, None],  # nobody votes
+                ["3", "7", "7", "3"],  # first three samples: 7 wins 2 to 1; of all four a tie that 3 wins
+            ]
+        ],
+        object,
+    )
+    correct = answers == "7"
+    assert statistics.majority_correct(answers, correct, 4).tolist() == [[True, False, True, False, False]]
+    assert statistics.majority_correct(answers, correct, 3).tolist() == [[False, False, False, False, True]]
+
+
+def test_pearson_against_scipy_and_its_t_test():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=40)
+    y = 0.4 * x + rng.normal(size=40)
+    x[[3, 9]] = np.nan
+    keep = np.isfinite(x)
+    r, p, n = statistics.pearson(x, y)
+    expected = stats.pearsonr(x[keep], y[keep])
+    assert (r, p, n) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue), 38)
+    assert r is not None
+    t = r * math.sqrt((n - 2) / (1 - r * r))
+    assert p == pytest.approx(2 * stats.t.sf(abs(t), n - 2))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "n"),
+    [([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 3), ([1.0, 2.0, 3.0], [4.0, 4.0, 4.0], 3), ([1.0, np.nan, 2.0], [1, 2, 3], 2)],
+)
+def test_pearson_of_a_constant_or_too_few_is_none_without_warning(x, y, n):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert statistics.pearson(np.array(x), np.array(y)) == (None, None, n)
+
+
+def test_paired_bootstrap_against_the_exact_binomial_law():
+    # 100 problems, a better on 30, equal on 70: a draw's mean is Binomial(100, .3) / 100
+    a, b = np.zeros(100), np.zeros(100)
+    a[:30] = 1
+    result = statistics.paired_bootstrap(a, b, n_boot=20_000, seed=1)
+    assert result.mean == pytest.approx(0.3)
+    low, high = stats.binom(100, 0.3).ppf([0.025, 0.975]) / 100
+    assert result.low == pytest.approx(low, abs=0.0101)
+    assert result.high == pytest.approx(high, abs=0.0101)
+
+
+def test_paired_bootstrap_uses_the_pairing():
+    # equal rows differ by nothing however much the problems vary
+    a = np.random.default_rng(0).random(50)
+    assert statistics.paired_bootstrap(a + 0.1, a) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
+
+
+def test_bootstrap_is_a_pure_function_of_its_seed():
+    a, b = np.random.default_rng(0).random((2, 30))
+    assert statistics.paired_bootstrap(a, b, 500, seed=3) == statistics.paired_bootstrap(a, b, 500, seed=3)
+    assert statistics.paired_bootstrap(a, b, 500, seed=3) != statistics.paired_bootstrap(a, b, 500, seed=4)
+
+
+def test_bootstrap_in_chunks_has_the_standard_error_of_the_mean():
+    diff = np.random.default_rng(2).normal(size=(1, 4000, 2))  # 2e6 // 4000 = 500 draws a chunk: several chunks
+    draws = statistics.bootstrap_draws(diff, n_boot=1999)
+    assert draws.shape == (1999, 2)
+    np.testing.assert_allclose(draws.mean(axis=0), diff[0].mean(axis=0), atol=0.002)
+    np.testing.assert_allclose(draws.std(axis=0), diff[0].std(axis=0) / math.sqrt(4000), rtol=0.06)
+
+
+def test_two_level_bootstrap_resamples_the_runs():
+    # two runs, each with one difference on all problems: a draw is 0, .5 or 1 with chance 1/4, 1/2, 1/4
+    diff = np.repeat([[0.0], [1.0]], 20, axis=1)
+    draws = statistics.bootstrap_draws(diff[:, :, None], n_boot=8000)[:, 0]
+    values, counts = np.unique(np.round(draws, 9), return_counts=True)
+    assert values.tolist() == [0.0, 0.5, 1.0]
+    np.testing.assert_allclose(counts / 8000, [0.25, 0.5, 0.25], atol=0.02)
+    assert statistics.two_level_bootstrap(diff, np.zeros_like(diff)) == (0.5, 0.0, 1.0)
+
+
+def test_two_level_bootstrap_variance_is_the_crossed_sum():
+    # difference = run effect + problem effect: variances of the two means add up
+    rng = np.random.default_rng(5)
+    run, problem = rng.normal(size=5), rng.normal(size=200)
+    diff = run[:, None] + problem[None]
+    draws = statistics.bootstrap_draws(diff[:, :, None], n_boot=20_000)[:, 0]
+    assert draws.var() == pytest.approx(run.var() / 5 + problem.var() / 200, rel=0.05)
+
+
+def test_streams_share_runs_but_not_problems():
+    rng = np.random.default_rng(0)
+    by_run = np.repeat(rng.normal(size=(3, 1)), 40, axis=1)[:, :, None]
+    by_problem = np.repeat(rng.normal(size=(1, 40)), 3, axis=0)[:, :, None]
+
+    def corr(diff):
+        draws = [statistics.bootstrap_draws(diff, 4000, stream=s)[:, 0] for s in (0, 1)]
+        return np.corrcoef(*draws)[0, 1]
+
+    assert corr(by_run) == pytest.approx(1.0)
+    assert abs(corr(by_problem)) < 0.1
+
+
+def test_difficulty_is_the_share_of_failing_samples():
+    records = make_records([1, 1], [1, 2], [1, 2], [[[1, 0], [1, 1]], [[0, 0], [1, 0]]])
+    assert statistics.difficulty(records).tolist() == [0.75, 0.25]
+
+
+def test_summarise_by_hand():
+    sample_correct = [[[1, 0], [0, 0], [1, 1]], [[0, 0], [0, 1], [1, 1]]]  # S=2, N=3, M=2
+    lengths = [[[1, 2], [3, 3], [6, 6]], [[1, 2], [3, 3], [6, 6]]]
+    records = make_records([1, 0, 1], [2, 3, 7], [1, 2, 4], sample_correct, sample_latent_steps=lengths)
+    out = statistics.summarise(records)
+    assert (out["n"], out["seeds"], out["samples_per_seed"]) == (3, 2, 2)
+    assert out["acc"] == pytest.approx(2 / 3)
+    assert out["acc_se"] == pytest.approx(math.sqrt(2 / 9 / 3))
+    assert out["pass@1"] == pytest.approx((2 + 1) / 6)
+    assert out["pass@2"] == pytest.approx((2 + 2) / 6)
+    assert out["pass@2_seed_se"] == 0.0
+    # 4 samples a problem with 1, 1, 4 right: k=2 misses with C(3,2)/C(4,2) = 1/2, 1/2, 0
+    assert out["pass@1_unbiased"] == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
+    assert out["pass@2_unbiased"] == pytest.approx((1 / 2 + 1 / 2 + 1) / 3)
+    assert "pass@4_unbiased" not in out  # 4 samples are not more than k = 4
+    assert "pass@4" not in out
+    assert "maj@8" not in out
+    assert out["latent_steps"] == pytest.approx(4)
+    assert out["sample_latent_steps"] == pytest.approx((1.5 + 3 + 6) / 3)
+    assert out["pearson_steps_r"] == pytest.approx(stats.pearsonr([1, 2, 4], [2, 3, 7]).statistic)
+    assert out["pearson_difficulty_r"] == pytest.approx(stats.pearsonr([0.75, 0.75, 0], [2, 3, 7]).statistic)
+
+
+def test_summarise_without_samples_is_valid_json_and_leaves_their_keys_out():
+    records = make_records([1, 1], [3, 3], [np.nan, np.nan], np.zeros((0, 2, 0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = statistics.summarise(records)
+    json.dumps(out, allow_nan=False)
+    assert not [key for key in out if key.startswith(("pass@", "maj@", "sample_latent"))]
+    assert out["pearson_steps_r"] is None
+    assert out["pearson_difficulty_r"] is None
+
+
+def test_summarise_majority_of_sixteen():
+    answers = np.full((1, 2, 16), "2", object)
+    answers[0, 0, :9] = "1"  # 9 of 16 right: wins; of the first 8 all are right
+    answers[0, 1, :4] = "1"  # 4 right, 12 wrong: loses; of the first 8 a tie that the right one, seen first, wins
+    records = make_records([1, 1], [1, 1], [1, 1], answers == "1", sample_answers=answers)
+    out = statistics.summarise(records)
+    assert out["maj@16"] == pytest.approx(0.5)
+    assert out["maj@8"] == pytest.approx(1.0)
+
+
+def test_compare_rows_takes_the_better_fixed_row_by_metric():
+    def run(imitate, fixed, slpo):
+        def records(c):
+            return {"s": make_records(c, [1] * 4, [1] * 4, np.array(c)[None, :, None])}
+
+        return {"imitate": records(imitate), "imitate_fixed_tmax": records(fixed), "slpo": records(slpo)}
+
+    entries, notes = statistics.compare_rows([run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])], n_boot=100)
+    assert notes == []
+    (acc,) = [e for e in entries if e["metric"] == "acc"]
+    assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "imitate_best_fixed", "imitate_fixed_tmax")
+    assert acc["difference"] == pytest.approx(0.25)
+    assert not [e for e in entries if "latent" in e["metric"]]
+
+
+def test_compare_rows_averages_over_sets_and_runs():
+    def run(gain_x, gain_y):
+        def records(right):
+            return make_records(np.arange(100) < right, [1] * 100, [1] * 100, np.zeros((0, 100, 0)))
+
+        return {
+            "cold_start": {"x": records(20), "y": records(40)},
+            "slpo": {"x": records(20 + gain_x), "y": records(40 + gain_y)},
+        }
+
+    entries, _ = statistics.compare_rows([run(20, 10), run(40, 10)], n_boot=4000)
+    found = {e["set"]: e for e in entries if e["metric"] == "acc"}
+    assert found["x"]["per_run"] == pytest.approx([0.2, 0.4])
+    assert found["average"]["difference"] == pytest.approx((0.3 + 0.1) / 2)
+    assert found["average"]["per_run"] == pytest.approx([0.15, 0.25])
+    assert (found["average"]["n"], found["average"]["runs"]) == (200, 2)
+    assert found["average"]["excludes_zero"]
+    # independent problems: averaging two sets makes the interval narrower than the wider one's
+    assert found["average"]["high"] - found["average"]["low"] < found["x"]["high"] - found["x"]["low"]
