@@ -43,8 +43,13 @@ def test_many_at_once_equal_one_by_one():
     questions = [QUESTION, "Mia has 7 pens .", QUESTION]
     together = template.prompts(questions)
     assert together == [template.prompt(question) for question in questions]
-    together[0].append(0)  # equal texts must not share one list
-    assert together[2] == template.prompt(QUESTION)
+
+
+def test_equal_texts_share_no_list():
+    template = coconut_template(arithmetic_tokenizer(30))
+    first, second = template.answer_ids(["7", "7"])
+    first.append(0)
+    assert second == template.answer_ids(["7"])[0]
 
 
 def test_begin_of_text_goes_before_the_prompt_alone():
