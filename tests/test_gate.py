@@ -1,0 +1,149 @@
+"""The gate's head against numpy, and the first-stop law against its enumeration."""
+
+import itertools
+
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_gate
+
+STEPS, WIDTH = 6, 8
+logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))
+few = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+law = jax.jit(first_stop_log_probs, static_argnames="forced")
+loss_and_gradient = jax.jit(jax.value_and_grad(stop_set_loss), static_argnames="forced")
+
+
+def _paths(logits, forced: bool) -> np.ndarray:
+    """P(tau = t), t = 1..T, by going through every outcome of all T decisions to stop (1) or go on (0)."""
+    rho = special.expit(np.asarray(logits, np.float64))
+    probs = np.zeros(len(rho))
+    for decisions in itertools.product((0, 1), repeat=len(rho)):
+        probability = np.prod(np.where(decisions, rho, 1 - rho))
+        if any(decisions):
+            probs[decisions.index(1)] += probability
+        elif forced:
+            probs[-1] += probability
+    return probs
+
+
+def _hidden(seed=0):
+    return jax.random.normal(jax.random.key(seed), (3, 5, WIDTH))
+
+
+def test_linear_head_is_a_linear_map():
+    gate = stopping_gate(WIDTH)
+    params = gate.init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == {"out": {"kernel": (WIDTH, 1), "bias": (1,)}}
+    params["out"]["bias"] = jnp.array([0.7])
+    expected = np.asarray(_hidden()) @ np.asarray(params["out"]["kernel"])[:, 0] + 0.7
+    np.testing.assert_allclose(gate.logits(params, _hidden()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_layer():
+    gate = stopping_gate(WIDTH, hidden=4)
+    params = gate.init(jax.random.key(0))
+    hidden, out = (jax.tree.map(np.asarray, params[name]) for name in ("hidden", "out"))
+    x = np.asarray(_hidden()) @ hidden["kernel"] + hidden["bias"]
+    x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    expected = (x @ out["kernel"] + out["bias"])[..., 0]
+    np.testing.assert_allclose(gate.logits(params, _hidden()), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_gradient_reaches_the_latents_only_if_asked(detached):
+    gate = stopping_gate(WIDTH, detached=detached)
+    params = gate.init(jax.random.key(0))
+    to_latents = jax.grad(lambda h: gate.logits(params, h).sum())(_hidden())
+    expected = np.broadcast_to(0 if detached else np.asarray(params["out"]["kernel"])[:, 0], to_latents.shape)
+    np.testing.assert_allclose(to_latents, expected, rtol=1e-6)
+    to_params = jax.grad(lambda params: gate.logits(params, _hidden()).sum())(params)
+    np.testing.assert_allclose(to_params["out"]["kernel"][:, 0], _hidden().sum((0, 1)), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_comes_before_the_linear_map_and_logits_are_float32():
+    gate = stopping_gate(WIDTH)
+    params = gate.init(jax.random.key(0))
+    noise = Dropout(jax.random.split(jax.random.key(1), (3, 5)), jnp.ones((3, 5), bool), 0.5)
+    noisy = gate.logits(params, _hidden(), noise)
+    np.testing.assert_allclose(noisy, gate.logits(params, drop(_hidden(), noise, 0)), rtol=1e-6)
+    assert np.abs(noisy - gate.logits(params, _hidden())).max() > 0.01
+    assert gate.logits(params, _hidden().astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+@few
+@hypothesis.given(logits_lists)
+def test_forced_law_sums_to_one(logits):
+    assert special.logsumexp(law(logits, forced=True)) == pytest.approx(0, abs=2e-5)
+
+
+@few
+@hypothesis.given(logits_lists, st.booleans())
+def test_law_is_the_enumeration_of_all_stop_paths(logits, forced):
+    np.testing.assert_allclose(np.exp(law(logits, forced=forced)), _paths(logits, forced), rtol=1e-3, atol=1e-7)
+
+
+def test_law_by_hand():
+    logits = special.logit(np.array([0.5, 0.25, 0.1]))
+    np.testing.assert_allclose(np.exp(law(logits, forced=False)), [0.5, 0.125, 0.0375], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(law(logits, forced=True)), [0.5, 0.125, 0.375], rtol=1e-5)
+
+
+def test_forced_stop_sends_no_gradient_to_the_last_decision():
+    logits = jnp.linspace(-1, 1, STEPS)
+    gradient = jax.grad(lambda x: first_stop_log_probs(x, True)[-1])(logits)
+    np.testing.assert_allclose(gradient, [*(-special.expit(logits[:-1])), 0], rtol=1e-5)
+    gradient = jax.grad(lambda x: first_stop_log_probs(x, False)[2])(logits)
+    np.testing.assert_allclose(gradient, [*(-special.expit(logits[:2])), special.expit(-logits[2]), 0, 0, 0], atol=1e-6)
+
+
+@few
+@hypothesis.given(logits_lists, st.integers(1, 2**STEPS - 1), st.booleans())
+def test_stop_set_loss_by_enumeration(logits, bits, forced):
+    in_set = np.array([bits >> t & 1 for t in range(STEPS)], bool)
+    loss, gradient = loss_and_gradient(logits, in_set, forced=forced)
+    rho = np.asarray(logits, np.float64)
+    before = np.concatenate([[0], np.cumsum(special.log_expit(-rho))[:-1]])
+    last = special.log_expit(rho)
+    if forced:
+        last[-1] = 0
+    np.testing.assert_allclose(loss, -special.logsumexp((before + last)[in_set]), rtol=1e-4, atol=1e-5)
+    assert np.isfinite(gradient).all()
+    if np.abs(logits).max() < 5:
+        assert -np.log(_paths(logits, forced)[in_set].sum()) == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
+
+
+def test_stop_set_loss_gradient_is_the_posterior_s():
+    """d/d logit of -log P(V) = E[d/d logit of -log P(tau)] under P(tau | tau in V)."""
+    logits, in_set = jnp.array([0.3, -1.0, 0.5, 2.0, -0.5, 0.1]), np.array([0, 1, 0, 1, 1, 0], bool)
+    _, gradient = loss_and_gradient(logits, in_set, forced=False)
+    probs = np.where(in_set, _paths(logits, False), 0)
+    posterior = probs / probs.sum()
+    rho = special.expit(np.asarray(logits))
+    scores = np.stack([np.where(np.arange(STEPS) < t, -rho, 0) + (np.arange(STEPS) == t) * (1 - rho) for t in range(6)])
+    np.testing.assert_allclose(gradient, -posterior @ scores, rtol=1e-4, atol=1e-6)
+
+
+def test_empty_set_gives_nothing():
+    for logits in (np.zeros(STEPS, np.float32), np.full(STEPS, 80, np.float32), np.full(STEPS, -80, np.float32)):
+        loss, gradient = loss_and_gradient(logits, np.zeros(STEPS, bool), forced=False)
+        assert loss == 0
+        np.testing.assert_array_equal(gradient, np.zeros(STEPS))
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_large_logits_stay_finite(forced):
+    for signs in itertools.product((-80.0, 0.0, 80.0), repeat=3):
+        logits = np.array([*signs, *signs], np.float32)
+        assert np.isfinite(law(logits, forced=forced)).all()
+        for in_set in np.eye(STEPS, dtype=bool):
+            loss, gradient = loss_and_gradient(logits, in_set, forced=forced)
+            assert np.isfinite(loss)
+            assert np.isfinite(gradient).all()

@@ -1,0 +1,204 @@
+"""A tiny COCONUT with random weights, and a slow oracle of it on transformers' GPT-2.
+
+The oracle runs one row at a time, without padding, cache or batching: every step is a fresh full forward, and the
+noise of a position is multiplied in where transformers has its dropout layers. It shares nothing with the package but
+the keys of the positions and the map from a key to a mask (test_dropout.py tests both); where noise is on is said
+here again.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.gate import stopping_gate
+from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout
+
+END, EOS, PAD = 58, 59, 60
+CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
+NOISY = dataclasses.replace(CONFIG, dropout_sites=("attention", "mlp", "embedding"))
+REASONER = coconut_gpt2(CONFIG)
+GATE = stopping_gate(CONFIG.n_embd)
+ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_id=EOS, pad_id=PAD)
+
+run_rollout = jax.jit(functools.partial(rollout, REASONER, GATE), static_argnames="config")
+
+
+@functools.cache
+def random_params(seed: int = 0):
+    """Parameters of the reasoner in which everything matters: biases and norms too, and no near-zero kernel."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name, values = path[-1].key, rng.normal(size=leaf.shape)
+        if name == "kernel":
+            values *= 1.2 / np.sqrt(leaf.shape[0])
+        elif name == "wte":
+            values *= 0.4
+            values[EOS] *= 2.0  # a likely token, so that answers end early too
+        else:
+            values = (name == "scale") + 0.2 * values
+        return jnp.asarray(values, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(REASONER.init, jax.random.key(0)))
+
+
+@functools.cache
+def random_gate(seed: int = 0, bias: float = -1.0):
+    """The gate's parameters, with stop probabilities spread over (0, 1)."""
+    kernel = 0.5 * np.random.default_rng(seed).normal(size=(CONFIG.n_embd, 1))
+    return {"out": {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.full(1, bias)}}
+
+
+def both_params(seed: int = 0, bias: float = -1.0):
+    return {"reasoner": random_params(seed), "gate": random_gate(seed, bias)}
+
+
+def random_prompts(lengths, slots: int, seed: int = 0) -> Prompts:
+    """Left-padded prompts of these lengths; the pads hold random tokens, which must not matter."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, END, size=length) for length in lengths]
+    return pad_left(rows, slots, rng)
+
+
+def pad_left(rows, slots: int, rng=None) -> Prompts:
+    rng = rng or np.random.default_rng(99)
+    tokens = rng.integers(0, END, size=(len(rows), slots))
+    valid = np.zeros((len(rows), slots), bool)
+    for i, row in enumerate(rows):
+        tokens[i, slots - len(row) :] = row
+        valid[i, slots - len(row) :] = True
+    return Prompts(jnp.asarray(tokens, jnp.int32), jnp.asarray(valid))
+
+
+def real_tokens(prompts: Prompts, row: int) -> np.ndarray:
+    return np.asarray(prompts.tokens[row])[np.asarray(prompts.valid[row])]
+
+
+def take_rows(prompts: Prompts, rows) -> Prompts:
+    return jax.tree.map(lambda x: x[jnp.asarray(rows)], prompts)
+
+
+def keys_of(rows: int, seed: int = 0) -> jax.Array:
+    return noise.row_keys(jax.random.key(seed), jnp.arange(rows))
+
+
+def load_hf(params, config: GPT2Config = CONFIG):
+    """transformers' GPT2LMHeadModel with our parameters, copied by hand (its Conv1D has Dense's [in, out])."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon")
+    hf_config = transformers.GPT2Config(**{name: getattr(config, name) for name in names}, use_cache=False)
+    hf_config._attn_implementation = "eager"
+    ours = jax.tree.map(np.asarray, params["backbone"])
+    state = {"transformer.wte.weight": ours["wte"], "transformer.wpe.weight": ours["wpe"]}
+
+    def copy(name, module):
+        state[f"transformer.{name}.weight"] = module.get("kernel", module.get("scale"))
+        state[f"transformer.{name}.bias"] = module["bias"]
+
+    for layer in range(config.n_layer):
+        block = ours[f"h_{layer}"]
+        for name in ("ln_1", "ln_2"):
+            copy(f"h.{layer}.{name}", block[name])
+        for name, child in (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj")):
+            copy(f"h.{layer}.{name}.{child}", block[name][child])
+    copy("ln_f", ours["ln_f"])
+    state["lm_head.weight"] = ours["wte"]
+    model = transformers.GPT2LMHeadModel(hf_config).eval()
+    missing, unexpected = model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
+    assert not unexpected
+    assert not missing
+    return model
+
+
+class SlowReasoner:
+    """COCONUT, one unpadded row at a time."""
+
+    def __init__(self, params, config: GPT2Config = CONFIG):
+        self.torch = pytest.importorskip("torch")
+        self.config = config
+        self.hf = load_hf(params, config)
+        self.factors = {}
+        transformer = self.hf.transformer
+        for layer, block in enumerate(transformer.h):
+            if "attention" in config.dropout_sites:
+                block.attn.resid_dropout = self._noise_layer(site_number(layer, "attention"))
+            if "mlp" in config.dropout_sites:
+                block.mlp.dropout = self._noise_layer(site_number(layer, "mlp"))
+        if "embedding" in config.dropout_sites:
+            transformer.drop = self._noise_layer(site_number(0, "embedding"))
+
+    def _noise_layer(self, site):
+        slow = self
+
+        class Multiply(self.torch.nn.Module):
+            def forward(self, x):
+                return x * slow.factors[site][: x.shape[1]] if slow.factors else x
+
+        return Multiply()
+
+    def embed(self, tokens) -> np.ndarray:
+        return self.hf.transformer.wte.weight.detach().numpy()[np.asarray(tokens, int)]
+
+    def set_noise(self, dropout: Dropout | None):
+        """Fix the masks of the positions of one row (0, 1, 2, .. from the first real token)."""
+        self.factors = {}
+        if dropout is not None:
+            ones = jnp.ones((*dropout.keys_BL.shape, self.config.n_embd))
+            for site in range(3 * self.config.n_layer):
+                self.factors[site] = self.torch.tensor(np.asarray(drop(ones, dropout, site))[0])
+
+    def hidden(self, inputs_LD) -> np.ndarray:
+        """Hidden states [L, D] after the final norm of a fresh full forward."""
+        with self.torch.no_grad():
+            inputs = self.torch.tensor(np.asarray(inputs_LD, np.float32))[None]
+            return self.hf.transformer(inputs_embeds=inputs).last_hidden_state[0].numpy()
+
+    def logits(self, hidden_LD) -> np.ndarray:
+        return hidden_LD @ self.hf.lm_head.weight.detach().numpy().T
+
+    def think(self, prompt, length: int) -> np.ndarray:
+        """h_1 .. h_tau [tau, D] under the noise that was set."""
+        inputs = self.embed(prompt)
+        for _ in range(length):
+            inputs = np.concatenate([inputs, self.hidden(inputs)[-1:]])
+        return inputs[len(prompt) :]
+
+    def answer(self, prompt, latents, config: RolloutConfig) -> list[int]:
+        """Greedy tokens up to and including eos, then pad."""
+        tokens = []
+        while len(tokens) < config.answer_slots and EOS not in tokens:
+            inputs = np.concatenate([self.embed(prompt), latents, self.embed([END, *tokens])])
+            tokens.append(int(self.logits(self.hidden(inputs)[-1:]).argmax()))
+        return tokens + [PAD] * (config.answer_slots - len(tokens))
+
+
+def slow_noise(prompt_key, key, prompt: int, length: int, config: RolloutConfig) -> Dropout | None:
+    """The noise of one unpadded row: `prompt` positions, tau latents, end marker and answer (SPEC section 3, row 2).
+
+    Where dropout is on is decided here, apart from the package.
+    """
+    rate, where = config.dropout_rate, config.dropout_where
+    if rate == 0.0:
+        return None
+    steps, slots = jnp.arange(1, length + 1), jnp.arange(config.answer_slots)
+    parts = (
+        noise.prompt_dropout(prompt_key[None], jnp.ones((1, prompt), bool), rate, "thought"),
+        noise.latent_dropout(key[None], steps, jnp.ones((1, length), bool), rate),
+        noise.answer_dropout(key[None], slots, rate, "all"),
+    )
+    on = {
+        "thought": [1] * prompt + [1] * (length - 1) + [0] + [0] * config.answer_slots,
+        "latents": [0] * prompt + [1] * (length - 1) + [0] + [0] * config.answer_slots,
+        "all": [1] * (prompt + length + config.answer_slots),
+    }[where]
+    keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
+    return Dropout(keys, jnp.asarray(on, bool)[None], rate)
