@@ -9,7 +9,7 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 
 @struct.dataclass
 class KVCache:
-    """Keys and values of the slots that later positions may attend to; an argument and a return value, never a variable.
+    """Keys and values of slots that later positions may attend to; an argument and a return value, never a variable.
 
     Attributes:
         keys, values: one array [B, H, S, Dh] a layer (heads before slots: no attention product needs a transpose).
@@ -78,7 +78,7 @@ def attend(q_BHLD, k_BHSD, v_BHSD, mask_BLS, prefix=None) -> jax.Array:
         weights = jax.nn.softmax(scores, axis=-1).astype(v_BHSD.dtype)
         return jnp.einsum("bhls,bhsd->bhld", weights, v_BHSD)
     k_CHUD, v_CHUD, valid_U = prefix
-    (rows, heads, length, head_width), (shared, _, width, _) = q_BHLD.shape, k_CHUD.shape
+    (rows, heads, length, _), (shared, _, width, _) = q_BHLD.shape, k_CHUD.shape
 
     def grouped(x):  # [B, H, L, .] -> [C, H, R*L, .]: the rows that share a prefix become one matrix
         x = x.reshape(shared, -1, heads, length, x.shape[-1]).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Where randomness comes from: keys folded from (step, example, rollout, position), never from a device or a batch slot.
+"""Where randomness comes from: keys folded from (step, example, rollout, position), never from a device or a row.
 
 A site's number is folded in last, inside `models.dropout`. So the same trajectories come out of 1 device or 4, in any
 batch order and, because a prompt's positions are counted back from its end, in any padding.
@@ -15,7 +15,7 @@ DropoutWhere = Literal["thought", "latents", "all"]
 """Where dropout is on: every forward up to the one that produces the last latent ("thought", the default), the same
 without the prompt ("latents"), or every position ("all")."""
 
-STREAMS = {"rollout": 0, "score": 1, "imitate": 2, "cold_start": 3, "evaluate": 4}
+STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "slpo", "evaluate"))}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN = (kind << 20 for kind in range(5))
 
 

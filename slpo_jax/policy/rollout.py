@@ -140,12 +140,14 @@ def think(
         cache=reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
         latents_NTD=jnp.zeros((rows, config.max_latents, reasoner.width), h_ND.dtype),
         lengths_N=jnp.zeros(rows, jnp.int32),
-        active_N=jnp.ones(rows, bool),
+        active_N=jnp.full(rows, config.max_latents > 0),
     )
 
     def step(thought):
         return _latent_step(reasoner, gate, params, prefix, prompts.lengths, keys_N, config, stop_rule, thought)
 
+    if config.max_latents == 0:
+        return thought, prefix
     if differentiable:
         thought, _ = jax.lax.scan(lambda carry, _: (step(carry), None), thought, length=config.max_latents)
     else:

@@ -1,0 +1,193 @@
+"""Every key of a run's config, its default and its meaning; `configs/*.py` change what they need.
+
+The defaults are the paper's (appendix A) and SPEC section 3's. A key that is not here is an error.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from slpo_jax.errors import UserError
+
+STAGES = ("imitate", "cold_start", "slpo", "evaluate")
+
+
+def _optimizer(name: str, learning_rate: float, warmup_steps: int = 0, schedule: str = "constant") -> ConfigDict:
+    """See `training.optimizer.OptimizerConfig`."""
+    return ConfigDict(
+        dict(
+            name=name,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            schedule=schedule,
+            final_fraction=0.0,
+            clip_norm=1.0,
+            weight_decay=0.0,
+        )
+    )
+
+
+def default_config() -> ConfigDict:
+    """The paper's settings, without data: `configs/` say what to train on."""
+    config = ConfigDict()
+    config.stages = STAGES  # run in this order
+    config.seed = 0  # of initialisation, input order and all noise
+    config.init = ""  # where the first stage's weights come from: "" (random) or an Orbax checkpoint of this project
+    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.experiment.REASONERS`
+    config.tokenizer = "synthetic:30"  # "synthetic:LARGEST_NUMBER", a directory or a hub id
+    config.model = ConfigDict(
+        dict(
+            n_layer=12,
+            n_head=12,
+            n_embd=768,
+            n_positions=1024,
+            dropout_sites=("attention", "mlp"),  # also "embedding"
+            dtype="float32",  # of activations; "bfloat16" on accelerators
+            remat=False,  # recompute activations in the backward pass
+        )
+    )
+    config.max_latents = 12  # T
+    config.min_latents = 3  # T_min, of the cold start's candidate lengths
+    config.prompt_slots = (128, 256)  # P: buckets, one compiled program each
+    config.max_answer_tokens = 16  # A, the end-of-sequence token included
+    config.dropout = ConfigDict(dict(rate=0.1, where="thought"))  # of rollouts and scoring; see `policy.noise`
+    config.data = ConfigDict(
+        dict(
+            train="",
+            valid="",
+            eval=ConfigDict(),  # NAME = source
+            # The synthetic sets: `text.synthetic.SyntheticConfig`.
+            synthetic=dict(
+                max_value=30,
+                max_steps=3,
+                train_size=30_000,
+                valid_size=500,
+                test_size=1_000,
+                small_share=0.8,
+                puzzle_share=0.2,
+                long_puzzle_share=0.1,
+                seed=0,
+            ),
+        )
+    )
+    # False: no gate, always T latents. hidden: 0 is a linear head. detached: keep its gradient from the latents.
+    config.gate = ConfigDict(dict(enabled=True, hidden=0, dropout=0.1, detached=True))
+    config.imitate = ConfigDict(
+        dict(
+            batch_size=128,
+            micro_batches=1,  # gradient accumulation
+            c_thought=2,  # latents that replace one step; 0 is iCoT's no-thought setting
+            max_latent_stage=3,
+            cot_steps=10_000,  # optimizer steps of CoT-SFT
+            stage_steps=5_000,  # of each stage 1 .. max_latent_stage
+            final_steps=10_000,  # of the last stage, where all steps have become latents
+            final_latents="published",  # c_thought * max_latent_stage, or "random": from a problem's steps to T
+            dropout=0.0,  # at every position, while imitating
+            reset_optimizer=True,  # at the beginning of every stage
+            control=False,  # also imitate on for as many steps as slpo takes, as its control
+            optimizer=_optimizer("adamw", 1e-4),
+        )
+    )
+    config.cold_start = ConfigDict(
+        dict(
+            batch_size=256,
+            micro_batches=2,
+            steps=20_000,
+            trajectories=4,  # N
+            train_backbone=False,
+            forced_stop=False,  # the law of a stop at T; False is as printed
+            evaluate_every=500,  # keeps the gate with the best validation accuracy
+            patience=20,  # evaluations without a better one before it stops
+            optimizer=_optimizer("adafactor", 1e-4),
+        )
+    )
+    config.slpo = ConfigDict(
+        dict(
+            batch_size=64,  # prompts, over all devices
+            micro_batches=1,
+            steps=40_000,
+            group=8,  # G
+            passes=4,  # K
+            advantage="rloo",  # or "grpo"
+            temperature=0.0,  # of the answers in training rollouts; 0 is greedy
+            stopping="sample",  # Bernoulli(rho_t), or "threshold" (at 0.5)
+            answer_passes="mean",  # log-likelihood of the answer: mean over the K passes, or one "clean" pass
+            # `policy.objective.ObjectiveConfig`.
+            objective=dict(
+                latent_reduction="sum",
+                latent_weight=1.0,
+                answer_weight=1.0,
+                stop_weight=1.0,
+                detach_variance=False,
+                forced_stop=True,
+                epsilon=1e-6,
+            ),
+            optimizer=_optimizer("adafactor", 1e-6, warmup_steps=2_000),
+        )
+    )
+    config.evaluate = ConfigDict(
+        dict(
+            datasets=placeholder(tuple),  # names under data.eval; None is all
+            limit=0,  # problems a set; 0 is all
+            batch_size=512,  # rollouts at a time
+            samples=16,  # k of Pass@k; 0 for Acc alone
+            seeds=3,
+            max_answer_tokens=placeholder(int),  # None: as config.max_answer_tokens
+            thresholds=(0.5, 0.6, 0.7, 0.8, 0.9),  # swept on the validation split
+            save_latents=False,
+        )
+    )
+    config.log_every = 10
+    config.checkpoint_every = 500
+    config.cpu_devices = 1  # shards of the batch where there is no accelerator; the results don't depend on it
+    return config
+
+
+def check(config: ConfigDict) -> None:
+    """Fail early on values that no stage could use.
+
+    Raises:
+        UserError: one line with the key and the remedy.
+    """
+
+    def need(ok, message):
+        if not ok:
+            raise UserError(f"config.{message}")
+
+    unknown = [stage for stage in config.stages if stage not in STAGES]
+    need(config.stages and not unknown, f"stages: {unknown or 'none given'}; choose from {', '.join(STAGES)}")
+    need(config.max_latents >= 1, "max_latents: a latent reasoner needs at least 1")
+    need(
+        1 <= config.min_latents <= config.max_latents,
+        f"min_latents: {config.min_latents} is not within 1..max_latents ({config.max_latents}); lower it",
+    )
+    need(config.max_answer_tokens >= 1, "max_answer_tokens: give at least 1")
+    need(
+        len(config.prompt_slots) > 0 and min(config.prompt_slots) >= 1,
+        "prompt_slots: give at least one bucket of 1 or more, e.g. (128,)",
+    )
+    need(0.0 <= config.dropout.rate < 1.0, f"dropout.rate: {config.dropout.rate} is not within [0, 1)")
+    need(config.dropout.where in ("thought", "latents", "all"), "dropout.where: use thought, latents or all")
+    need(config.model.n_embd % config.model.n_head == 0, "model.n_embd: must be a multiple of model.n_head")
+    need(config.model.dtype in ("float32", "bfloat16"), "model.dtype: use float32 or bfloat16")
+    need(config.imitate.final_latents in ("published", "random"), "imitate.final_latents: use published or random")
+    own = config.imitate.c_thought * config.imitate.max_latent_stage
+    need(
+        "imitate" not in config.stages or own <= config.max_latents,
+        f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
+    )
+    need(config.slpo.group >= 2, f"slpo.group: G = {config.slpo.group} gives no baseline; use 2 or more")
+    need(config.slpo.passes >= 1, "slpo.passes: K must be 1 or more")
+    need(config.slpo.advantage in ("rloo", "grpo"), "slpo.advantage: use rloo or grpo")
+    need(config.slpo.answer_passes in ("mean", "clean"), "slpo.answer_passes: use mean or clean")
+    need(config.slpo.stopping in ("sample", "threshold"), "slpo.stopping: use sample or threshold")
+    need(config.slpo.objective.latent_reduction in ("sum", "mean"), "slpo.objective.latent_reduction: use sum or mean")
+    need(
+        config.gate.enabled or "cold_start" not in config.stages,
+        "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",
+    )
+    need(
+        not (config.cold_start.train_backbone and config.gate.detached),
+        "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
+    )
+    for name in config.evaluate.datasets or ():
+        need(name in config.data.eval, f"evaluate.datasets: {name!r} is not under config.data.eval")

@@ -1,0 +1,240 @@
+"""Batched evaluation of one checkpoint on one problem set: greedy accuracy and MC-dropout samples (SPEC section 4)."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout
+from slpo_jax.text.answers import completion_text, parse_completion
+from slpo_jax.text.batches import EncodedProblems, pad_prompts, padded_chunks
+from slpo_jax.text.tokenizer import token_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Completions:
+    """Rollouts of a problem set, in its order.
+
+    Attributes:
+        tokens: int32 [N, A].
+        latent_steps: int32 [N].
+        latents: float32 [N, T, D], or None if not asked for.
+    """
+
+    tokens: np.ndarray
+    latent_steps: np.ndarray
+    latents: np.ndarray | None = None
+
+
+class Evaluator:
+    """Jitted rollouts over whole problem sets; one compiled program a bucket and mode.
+
+    Args:
+        config: slots, ids, dropout rate and sites of the sampled rollouts; stopping is "threshold" or "length".
+        mesh: rows are spread over its axis "data".
+        batch_size: rollouts at a time, over all devices.
+        prompt_slots: buckets.
+        key: base key of the dropout noise.
+    """
+
+    def __init__(
+        self,
+        reasoner: Reasoner,
+        gate: Gate,
+        config: RolloutConfig,
+        mesh: Mesh,
+        batch_size: int,
+        prompt_slots: Sequence[int],
+        key: jax.Array,
+    ):
+        self.reasoner, self.gate, self.config, self.mesh = reasoner, gate, config, mesh
+        self.batch_size = -(-batch_size // mesh.size) * mesh.size
+        self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
+        self._programs: dict[tuple[bool, str, bool], Callable] = {}
+
+    def _program(self, noisy: bool, stopping: str, keep_latents: bool) -> Callable:
+        """(params, prompts, index_N, sample_N, key, rule_N) -> (tokens, lengths, latents or None)."""
+        mode = (noisy, stopping, keep_latents)
+        if mode in self._programs:
+            return self._programs[mode]
+        rate = self.config.dropout_rate if noisy else 0.0
+        config = dataclasses.replace(self.config, dropout_rate=rate, stopping=stopping)
+
+        def local(params, prompts, index_N, sample_N, key, rule_N):
+            keys_N = noise.row_keys(key, index_N, sample_N)
+            out = rollout(self.reasoner, self.gate, params, prompts, keys_N, config, rule_N)
+            return out.tokens, out.lengths, out.latents.astype(jnp.float32) if keep_latents else None
+
+        rows, everywhere = PartitionSpec("data"), PartitionSpec()
+        self._programs[mode] = jax.jit(
+            jax.shard_map(
+                local,
+                mesh=self.mesh,
+                in_specs=(everywhere, rows, rows, rows, everywhere, rows),
+                out_specs=rows,
+                check_vma=False,
+            )
+        )
+        return self._programs[mode]
+
+    def _chunks(self, problems: EncodedProblems, index: np.ndarray) -> Iterator[tuple[Prompts, np.ndarray, np.ndarray]]:
+        """(prompts, places in `index`, real) a batch, bucket by bucket."""
+        lengths = np.array([len(problems.prompts[i]) for i in index])
+        buckets = np.searchsorted(self.prompt_slots, lengths)
+        # A prompt that is too long for every bucket goes into the last, where padding it raises the error.
+        buckets = np.minimum(buckets, len(self.prompt_slots) - 1)
+        for bucket, slots in enumerate(self.prompt_slots):
+            places = np.flatnonzero(buckets == bucket)
+            distinct, inverse = np.unique(index[places], return_inverse=True)
+            if not len(places):
+                continue
+            padded = pad_prompts([problems.prompts[i] for i in distinct], (slots,), distinct, problems.template.pad_id)
+            for chunk, real in padded_chunks(len(places), self.batch_size):
+                rows = inverse[chunk]
+                yield Prompts(padded.tokens[rows], padded.valid[rows]), places[chunk], real
+
+    def run(
+        self,
+        params: Any,
+        problems: EncodedProblems,
+        stopping: str,
+        rule: float | int,
+        seed: int | None = None,
+        samples: int = 1,
+        limit: int = 0,
+        keep_latents: bool = False,
+        label: str = "",
+    ) -> Completions:
+        """Roll out every problem `samples` times.
+
+        Args:
+            params: {"reasoner": ..., "gate": ...}.
+            stopping: "threshold" or "length".
+            rule: the threshold, or the number of latents.
+            seed: dropout seed; None is the deterministic pass.
+            limit: only the first problems of the set; 0 is all.
+            label: of the progress bar.
+        Returns:
+            rows in the order problem 0 sample 0, problem 0 sample 1, ...
+        """
+        count = min(limit or len(problems), len(problems))
+        index_N = np.repeat(np.arange(count, dtype=np.int32), samples)
+        sample_N = np.tile(np.arange(samples, dtype=np.int32), count)
+        program = self._program(seed is not None, stopping, keep_latents)
+        key = noise.stream_key(self.key, "evaluate", seed or 0)
+        sharding = NamedSharding(self.mesh, PartitionSpec("data"))
+        results = []
+        total = -(-len(index_N) // self.batch_size)
+        chunks = tqdm(
+            self._chunks(problems, index_N), total=total, desc=label, unit="batch", leave=False, mininterval=1
+        )
+        for prompts, places, real in chunks:
+            rule_N = np.full(len(places), rule, np.float32 if stopping == "threshold" else np.int32)
+            rows = jax.device_put((prompts, index_N[places], sample_N[places]), sharding)
+            out = program(params, *rows, key, jax.device_put(rule_N, sharding))
+            results.append((places[real], real, out))
+            if len(results) > 1:  # wait for the batch before, so that one is always under way
+                jax.block_until_ready(results[-2][2])
+        return _in_order(results, len(index_N))
+
+
+def _in_order(results, rows: int) -> Completions:
+    merged: list[np.ndarray | None] = []
+    for part in range(3):
+        if results[0][2][part] is None:
+            merged.append(None)
+            continue
+        first = np.asarray(results[0][2][part])
+        whole = np.zeros((rows, *first.shape[1:]), first.dtype)
+        for places, real, out in results:
+            whole[places] = np.asarray(out[part])[real]
+        merged.append(whole)
+    tokens, lengths, latents = merged
+    assert tokens is not None and lengths is not None
+    return Completions(tokens, lengths, latents)
+
+
+class Reader:
+    """Turns answer tokens into texts and numbers, each distinct completion once.
+
+    Args:
+        problems: gives the template, its tokenizer and answer style.
+    """
+
+    def __init__(self, template):
+        self._bytes = token_bytes(template.tokenizer)
+        self._template = template
+        self._seen: dict[bytes, tuple[list[int], str, str | None]] = {}
+
+    def read(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None]:
+        """(token ids up to and including eos, text, canonical answer or None) of one completion."""
+        identity = tokens_A.tobytes()
+        if identity not in self._seen:
+            self._seen[identity] = self._read(tokens_A.tolist())
+        return self._seen[identity]
+
+    def _read(self, ids: list[int]) -> tuple[list[int], str, str | None]:
+        eos = self._template.eos_id
+        if eos in ids:
+            ids = ids[: ids.index(eos) + 1]
+        text = completion_text(ids, self._bytes, eos)
+        if text is None:  # no eos within the budget: no answer, but the text is worth showing
+            shown = completion_text([*ids, eos], self._bytes, eos) or ""
+            return ids, shown, None
+        return ids, text, parse_completion(text, self._template.answer_style)
+
+
+def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions) -> float:
+    """Share of problems (one completion each, from the first on) whose answer is right."""
+    right = [
+        reader.read(tokens)[2] == problem.answer
+        for tokens, problem in zip(completions.tokens, problems.problems, strict=False)
+    ]
+    return float(np.mean(right))
+
+
+def record_rows(
+    reader: Reader, problems: EncodedProblems, greedy: Completions, sampled: dict[int, Completions], samples: int
+) -> Iterator[dict[str, Any]]:
+    """The JSON rows of `eval/NAME.jsonl` (SPEC section 7).
+
+    Args:
+        greedy: the deterministic rollouts.
+        sampled: by dropout seed, `samples` rollouts a problem.
+    """
+    for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
+        problem = problems.problems[index]
+        ids, text, answer = reader.read(tokens)
+        drawn = []
+        for seed, completions in sampled.items():
+            for row in range(index * samples, (index + 1) * samples):
+                _, sample_text, sample_answer = reader.read(completions.tokens[row])
+                drawn.append(
+                    {
+                        "seed": seed,
+                        "completion": sample_text,
+                        "answer": sample_answer,
+                        "latent_steps": int(completions.latent_steps[row]),
+                        "correct": sample_answer == problem.answer,
+                    }
+                )
+        yield {
+            "index": index,
+            "question": problem.question,
+            "reference": problem.answer,
+            "completion": text,
+            "completion_tokens": ids,
+            "answer": answer,
+            "latent_steps": int(steps),
+            "correct": answer == problem.answer,
+            "problem_steps": len(problem.steps) or None,
+            "samples": drawn,
+        }

@@ -1,0 +1,62 @@
+"""`python -m slpo_jax.main --config=configs/NAME.py [--workdir=DIR] [--config.key=value ...]`: run `config.stages`.
+
+Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from slpo_jax import config as configs
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.records import write_text
+from slpo_jax.experiment import build
+from slpo_jax.rows import run_evaluate
+from slpo_jax.stages import run_cold_start, run_imitate, run_slpo
+
+RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "evaluate": run_evaluate}
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
+_DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks.")
+
+
+def main(_: list[str]) -> None:
+    logging.set_verbosity(logging.WARNING)
+    config = _CONFIG.value
+    configs.check(config)
+    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
+    name = Path(flags.FLAGS["config"].config_filename).stem
+    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
+    experiment = build(config, workdir)
+    for stage in config.stages:
+        RUN[stage](experiment)
+    experiment.log.close()
+    if (workdir / "report.md").exists():
+        print(f"report: {workdir / 'report.md'}")
+
+
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
+    try:
+        app.run(main, flags_parser=lambda argv: flags.FLAGS(argv))
+    except UserError as error:
+        if flags.FLAGS.is_parsed() and _DEBUG.value:
+            raise
+        sys.exit(_fail(str(error)))
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,110 @@
+"""The evaluate stage: every row of the report on every data set, then the report itself."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from slpo_jax.evaluation.evaluate import record_rows
+from slpo_jax.evaluation.records import write_records, write_text
+from slpo_jax.evaluation.report import write_report
+from slpo_jax.experiment import Experiment
+from slpo_jax.stages import choose, has_checkpoint, stage_params, starting_params
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the report: a checkpoint and how its rollouts end.
+
+    Attributes:
+        name: of the row and of its folder in eval/.
+        stage: whose checkpoint, "" for `config.init`.
+        stopping: "threshold" or "length".
+        rules: to choose from on the validation split.
+    """
+
+    name: str
+    stage: str
+    stopping: str
+    rules: tuple
+
+
+def rows(experiment: Experiment) -> list[Row]:
+    """The rows that the finished stages of this workdir allow, in the report's order."""
+    config = experiment.config
+    total = config.max_latents
+    own = min(total, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+    gated = ("threshold", tuple(config.evaluate.thresholds)) if config.gate.enabled else ("length", (total,))
+    found = []
+    if has_checkpoint(experiment, "imitate"):
+        found += [Row("imitate", "imitate", "length", (own,))]
+        found += [Row("imitate_fixed_tmax", "imitate", "length", (total,))]
+    if has_checkpoint(experiment, "imitate_control"):
+        found += [Row("imitate_control", "imitate_control", "length", (own, total))]
+    found += [Row(stage, stage, *gated) for stage in ("cold_start", "slpo") if has_checkpoint(experiment, stage)]
+    if not found:  # evaluation of given weights
+        found = [Row("slpo" if config.gate.enabled else "imitate", "", *gated)]
+    return found
+
+
+def run_evaluate(experiment: Experiment) -> None:
+    """Evaluate all rows and write eval/, report.json, report.md and figures/. What is there already is kept."""
+    config = experiment.config
+    names = config.evaluate.datasets or tuple(config.data.eval)
+    table = rows(experiment)
+    for row in table:
+        params = stage_params(experiment, row.stage) if row.stage else starting_params(experiment, ())
+        rule = None
+        for name in names:
+            folder = experiment.workdir / "eval" / row.name
+            stamp = _stamp(experiment, row, name)
+            if not _is_current(folder / f"{name}.stamp", stamp):
+                if rule is None:
+                    rule = row.rules[0]
+                    if len(row.rules) > 1:
+                        rule = choose(experiment, row.name, params, row.stopping, list(row.rules))
+                _evaluate_set(experiment, row, rule, params, name, folder)
+                write_text(folder / f"{name}.stamp", stamp)
+            if row is table[-1]:
+                for suffix in (".jsonl", ".latents.npz"):
+                    if (folder / (name + suffix)).exists():
+                        (folder.parent / (name + suffix)).write_bytes((folder / (name + suffix)).read_bytes())
+    write_report(experiment.workdir)
+
+
+def _evaluate_set(experiment: Experiment, row: Row, rule, params, name: str, folder: Path) -> None:
+    config, problems = experiment.config.evaluate, experiment.test_set(name)
+    label = f"{row.name} on {name}"
+    evaluate, limit = experiment.evaluator.run, config.limit
+    greedy = evaluate(params, problems, row.stopping, rule, limit=limit, keep_latents=config.save_latents, label=label)
+    sampled = {}
+    if config.samples:
+        for seed in range(config.seeds):
+            sampled[seed] = evaluate(
+                params, problems, row.stopping, rule, seed, config.samples, limit, label=f"{label}, seed {seed}"
+            )
+    write_records(folder / f"{name}.jsonl", record_rows(experiment.reader, problems, greedy, sampled, config.samples))
+    if greedy.latents is not None:
+        np.savez_compressed(folder / f"{name}.latents.npz", latents=greedy.latents, latent_steps=greedy.latent_steps)
+
+
+def _stamp(experiment: Experiment, row: Row, name: str) -> str:
+    """What the results of a row on a set depend on, as a digest."""
+    config = experiment.config
+    finished = experiment.workdir / "checkpoints" / (row.stage or "-") / "finished"
+    facts = [
+        dataclasses.asdict(row),
+        config.evaluate.to_dict() | {"datasets": None},
+        config.data.eval[name],
+        config.data.synthetic.to_dict(),
+        config.dropout.to_dict(),
+        config.init,
+        finished.read_text() if finished.exists() else "",
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest() + "\n"
+
+
+def _is_current(path: Path, stamp: str) -> bool:
+    return path.exists() and path.read_text() == stamp

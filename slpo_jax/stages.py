@@ -1,0 +1,244 @@
+"""The stages of a run: imitate, cold_start, slpo (evaluate is in `slpo_jax.rows`). Each goes on where it was."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import accuracy
+from slpo_jax.evaluation.records import write_text
+from slpo_jax.experiment import Experiment
+from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.training import cold_start, imitate, slpo
+from slpo_jax.training.checkpoint import StageCheckpoints, load_params
+from slpo_jax.training.loop import StageRun
+from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.state import TrainState, init_state, make_train_step, shard_rows
+
+Params = dict[str, Any]
+
+
+def checkpoint_dir(experiment: Experiment, stage: str) -> Path:
+    return experiment.workdir / "checkpoints" / stage
+
+
+def has_checkpoint(experiment: Experiment, stage: str) -> bool:
+    """Whether the stage (or its control) was run to its end in this workdir."""
+    return (checkpoint_dir(experiment, stage) / "finished").exists()
+
+
+def stage_params(experiment: Experiment, stage: str) -> Params:
+    """The parameters that a finished stage left."""
+    return load_params(checkpoint_dir(experiment, stage), experiment.initial_params())
+
+
+def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
+    """Where a stage starts: the last of the stages `before` it that was run, else `config.init`, else random."""
+    for stage in reversed(before):
+        if has_checkpoint(experiment, stage):
+            return stage_params(experiment, stage)
+    if experiment.config.init:
+        return load_params(Path(experiment.config.init).expanduser(), experiment.initial_params())
+    return experiment.initial_params()
+
+
+def _open(experiment: Experiment, stage: str, state: TrainState, total: int) -> tuple[StageRun, TrainState, dict]:
+    """The stage's run, at its newest checkpoint if there is one."""
+    config = experiment.config
+    checkpoints = StageCheckpoints(checkpoint_dir(experiment, stage))
+    extra: dict[str, Any] = {}
+    if checkpoints.latest_step is not None:
+        state, extra = checkpoints.restore(state)
+    experiment.log.rewind(stage, int(state.step))
+    run = StageRun(
+        stage, total, int(state.step), experiment.log, checkpoints, config.log_every, config.checkpoint_every
+    )
+    return run, state, extra
+
+
+def _close(experiment: Experiment, stage: str, run: StageRun, state: TrainState, extra: dict | None = None) -> None:
+    run.finish(state, extra)
+    write_text(checkpoint_dir(experiment, stage) / "finished", f"{int(state.step)}\n")
+
+
+def _check_batch(experiment: Experiment, stage: str) -> None:
+    config, devices = experiment.config[stage], experiment.mesh.size
+    if config.batch_size % (devices * config.micro_batches):
+        raise UserError(
+            f"config.{stage}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
+            f"{config.micro_batches} micro-batches; change one of them"
+        )
+
+
+def run_imitate(experiment: Experiment) -> None:
+    """CoT-SFT and the COCONUT curriculum, then, if asked for, the control's further steps."""
+    config = experiment.config.imitate
+    _check_batch(experiment, "imitate")
+    plan = imitate.phases(
+        config.cot_steps,
+        config.stage_steps,
+        config.final_steps,
+        config.c_thought,
+        config.max_latent_stage,
+        config.final_latents,
+        experiment.config.max_latents,
+    )
+    if not plan:
+        raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    if not has_checkpoint(experiment, "imitate"):
+        _imitate(experiment, "imitate", plan, plan[-1].end)
+    if config.control and not has_checkpoint(experiment, "imitate_control"):
+        _imitate(experiment, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
+
+
+def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], until: int) -> None:
+    """Run the phases up to step `until`; the last goes on beyond its end for the control."""
+    config, trained = experiment.config.imitate, ("reasoner",)
+    optimizers = [make_optimizer(experiment.optimizer_config("imitate", phase.end - phase.start)) for phase in plan]
+    state = init_state(starting_params(experiment, ()), trained, optimizers[0], experiment.key, experiment.mesh)
+    if stage == "imitate_control":
+        before = StageCheckpoints(checkpoint_dir(experiment, "imitate"))
+        state, _ = before.restore(state)
+        before.close()
+    run, state, _ = _open(experiment, stage, state, until)
+    problems, seed = experiment.train, experiment.config.seed
+    plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
+    for phase, optimizer in zip(plan, optimizers, strict=True):
+        if int(state.step) >= phase.end:
+            continue
+        if int(state.step) == phase.start and config.reset_optimizer:
+            state = state.replace(opt_state=optimizer.init({name: state.params[name] for name in trained}))
+        layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
+        loss_fn = imitate.make_loss(experiment.reasoner, experiment.gate, layout)
+        step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
+        slots = imitate.suffix_slots(problems, phase)
+
+        def batch(step, phase=phase, slots=slots):
+            made = imitate.make_batch(
+                problems, phase, step, seed, config.batch_size, experiment.config.prompt_slots, slots
+            )
+            return shard_rows(made, experiment.mesh)
+
+        state = run.advance(state, step_fn, batch, phase.end)
+    _close(experiment, stage, run, state)
+
+
+def _prompted(experiment: Experiment, batch_size: int):
+    """step -> the sharded batch of prompts and references."""
+
+    def batch(step: int):
+        made = slpo.make_batch(
+            experiment.train,
+            step,
+            experiment.config.seed,
+            batch_size,
+            experiment.config.prompt_slots,
+            experiment.reference_width,
+        )
+        return shard_rows(made, experiment.mesh)
+
+    return batch
+
+
+def run_cold_start(experiment: Experiment) -> None:
+    """Train the gate; keep the one with the best validation accuracy, then sweep its threshold."""
+    if has_checkpoint(experiment, "cold_start"):
+        return
+    config, stage = experiment.config.cold_start, "cold_start"
+    _check_batch(experiment, stage)
+    trained = ("reasoner", "gate") if config.train_backbone else ("gate",)
+    optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
+    state = init_state(starting_params(experiment, ("imitate",)), trained, optimizer, experiment.key, experiment.mesh)
+    settings = cold_start.ColdStartConfig(
+        config.trajectories,
+        experiment.config.min_latents,
+        experiment.config.gate.dropout,
+        config.train_backbone,
+        config.forced_stop,
+    )
+    loss_fn = cold_start.make_loss(
+        experiment.reasoner, experiment.gate, experiment.reward, experiment.rollout, settings
+    )
+    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
+    run, state, best = _open(experiment, stage, state, config.steps)
+    best = best or {"accuracy": -1.0, "step": 0}
+    best_dir = checkpoint_dir(experiment, "cold_start_best")
+    while int(state.step) < config.steps:
+        until = min(config.steps, (int(state.step) // config.evaluate_every + 1) * config.evaluate_every)
+        state = run.advance(state, step_fn, _prompted(experiment, config.batch_size), until, lambda: best)
+        found = validation_accuracy(experiment, state.params, "threshold", 0.5)
+        experiment.log.write(stage, until, {"valid_accuracy": found})
+        if found > best["accuracy"]:
+            best = {"accuracy": found, "step": until}
+            keeper = StageCheckpoints(best_dir)
+            keeper.save(state)
+            keeper.close()
+        if until - best["step"] >= config.patience * config.evaluate_every:
+            break
+    state = state.replace(params=load_params(best_dir, state.params))
+    _close(experiment, stage, run, state, best)
+
+
+def run_slpo(experiment: Experiment) -> None:
+    """Surrogate latent policy optimization of reasoner, answers and gate."""
+    if has_checkpoint(experiment, "slpo"):
+        return
+    config, stage = experiment.config.slpo, "slpo"
+    _check_batch(experiment, stage)
+    gated = experiment.config.gate.enabled
+    trained = ("reasoner", "gate") if gated else ("reasoner",)
+    optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
+    state = init_state(
+        starting_params(experiment, ("imitate", "cold_start")), trained, optimizer, experiment.key, experiment.mesh
+    )
+    step_fn = make_train_step(
+        slpo.make_loss(make_slpo(experiment)), optimizer, trained, experiment.mesh, stage, config.micro_batches
+    )
+    run, state, _ = _open(experiment, stage, state, config.steps)
+    state = run.advance(state, step_fn, _prompted(experiment, config.batch_size), config.steps)
+    _close(experiment, stage, run, state)
+
+
+def make_slpo(experiment: Experiment) -> slpo.Slpo:
+    """The parts of the SLPO step that the config describes."""
+    config, gated = experiment.config.slpo, experiment.config.gate.enabled
+    objective = ObjectiveConfig(**config.objective.to_dict())
+    if not gated:
+        objective = dataclasses.replace(objective, stop_weight=0.0)
+    if objective.latent_weight == objective.answer_weight == objective.stop_weight == 0.0:
+        raise UserError("config.slpo.objective: all three weights are 0, so there is nothing to train; set one")
+    stopping = config.stopping if gated else "length"
+    return slpo.Slpo(
+        experiment.reasoner,
+        experiment.gate,
+        experiment.reward,
+        dataclasses.replace(experiment.rollout, stopping=stopping, temperature=config.temperature),
+        objective,
+        slpo.SlpoConfig(config.group, config.passes, config.advantage, config.answer_passes),
+    )
+
+
+def validation_accuracy(experiment: Experiment, params: Params, stopping: str, rule: float | int) -> float:
+    """Acc on the validation split, where all choices are made."""
+    valid = experiment.valid
+    done = experiment.evaluator.run(
+        params, valid, stopping, rule, limit=experiment.config.evaluate.limit, label="validation"
+    )
+    return accuracy(experiment.reader, valid, done)
+
+
+def choose(experiment: Experiment, name: str, params: Params, stopping: str, rules: list) -> float | int:
+    """The rule (threshold or number of latents) with the best validation Acc, ties to the smaller.
+
+    The sweep is kept in `thresholds.json` under `name`.
+    """
+    path = experiment.workdir / "thresholds.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    found = {str(rule): validation_accuracy(experiment, params, stopping, rule) for rule in sorted(rules)}
+    best = sorted(rules)[int(np.argmax(list(found.values())))]
+    known[name] = found | {"chosen": best}
+    write_text(path, json.dumps(known, indent=1) + "\n")
+    return best

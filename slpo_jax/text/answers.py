@@ -1,0 +1,130 @@
+"""Answers on the host: what a completion says, and when it says the reference's number.
+
+One grammar serves rewards, evaluation and reports. `slpo_jax.text.verifier` implements it a second time, inside jit;
+the two agree on every input.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from slpo_jax.errors import UserError
+
+AnswerStyle = Literal["coconut", "codi"]
+
+# [0-9], not \d: other scripts' digits and signs are no part of the grammar.
+_NUMBER = re.compile(r"-?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?")
+_REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+# str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
+_WHITESPACE = " \t\n\r\v\f"
+# An exponent is written out as zeros. float64 needs at most 324.
+_MAX_EXPONENT = 1000
+
+
+def canonical_decimal(text: str) -> str:
+    """Writes a reference answer as its canonical decimal, exactly, whatever its length.
+
+    The canonical decimal has no commas, no exponent, no `+`, no leading zeros but one before the point, no trailing
+    zeros after it, and no sign on zero: two numbers are equal if and only if these strings are.
+
+    Args:
+        text: a number: optional sign, digits with optional thousands commas, optional fraction, optional exponent; one
+            of the parts before and after the point may be empty. Surrounding ASCII whitespace is ignored.
+
+    Returns:
+        The canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".
+
+    Raises:
+        UserError: `text` is no number, or its exponent is beyond +-1000.
+    """
+    match = _REFERENCE.fullmatch(text.strip(_WHITESPACE))
+    if match is None or not (match[2] or match[3]):
+        raise UserError(f"answer {_excerpt(text)} is no number; write it as 72, -1,450.5 or 2.01e-06")
+    sign, whole, fraction, exponent = match[1], match[2].replace(",", ""), match[3] or "", match[4] or ""
+    # The length first: int() refuses thousands of digits with an error of its own.
+    magnitude = exponent.lstrip("+-0") or "0"
+    if len(magnitude) > len(str(_MAX_EXPONENT)) or int(magnitude) > _MAX_EXPONENT:
+        raise UserError(f"answer {_excerpt(text)} has an exponent beyond +-{_MAX_EXPONENT}; write it in range")
+    shift = -int(magnitude) if exponent.startswith("-") else int(magnitude)
+    digits, point = whole + fraction, len(whole) + shift
+    digits, point = "0" * max(0, -point) + digits, max(0, point)
+    digits = digits.ljust(point, "0")
+    return _compose(sign == "-", digits[:point], digits[point:])
+
+
+def parse_completion(text: str, style: AnswerStyle) -> str | None:
+    r"""Reads the number that a completion gives as its answer.
+
+    NUMBER is `-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?` over ASCII.
+
+    Args:
+        text: the completion, without the end-of-text token.
+        style: "coconut": what follows the last `#` (all of it, if there is none), stripped of ASCII whitespace, has to
+            be one NUMBER from end to end. "codi": the last of the NUMBERs that a scan from left to right finds, each
+            the longest at the first place where one starts, none overlapping (`re.finditer`). A minus belongs to the
+            digits that it touches, whatever is before it: "5-3" ends with -3. A comma that doesn't start a group of
+            three ends the number: "1,45" ends with 45, "1234,567" with 567, "1,2345" (1,234 then 5) with 5.
+
+    Returns:
+        The canonical decimal, or None where there is no number.
+
+    Raises:
+        UserError: unknown style.
+    """
+    if style == "coconut":
+        match = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+    elif style == "codi":
+        match = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    else:
+        raise UserError(f"answer style {style!r} is unknown; use 'coconut' or 'codi'")
+    if match is None:
+        return None
+    whole, _, fraction = match[0].lstrip("-").replace(",", "").partition(".")
+    return _compose(match[0].startswith("-"), whole, fraction)
+
+
+def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:
+    """Tells whether a completion's answer is the reference's number.
+
+    Args:
+        text: the completion, or None for one that didn't end within its budget (`completion_text`), which is wrong.
+        reference_canonical: the reference as `canonical_decimal` writes it.
+        style: how to read the completion, see `parse_completion`.
+
+    Returns:
+        True if both are the same decimal.
+    """
+    return text is not None and parse_completion(text, style) == reference_canonical
+
+
+def completion_text(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_id: int) -> str | None:
+    """Writes out the tokens before the first end-of-text token.
+
+    Args:
+        token_ids: generated ids. Ids outside the table, which a padded vocabulary can produce, write nothing.
+        token_bytes: the bytes of each token; b"" for special tokens.
+        eos_id: id of the end-of-text token.
+
+    Returns:
+        The text, with U+FFFD for bytes that aren't UTF-8, or None if the end-of-text token is missing.
+    """
+    pieces: list[bytes] = []
+    for token_id in token_ids:
+        if token_id == eos_id:
+            return b"".join(pieces).decode("utf-8", "replace")
+        if 0 <= token_id < len(token_bytes):
+            pieces.append(token_bytes[token_id])
+    return None
+
+
+def _compose(negative: bool, whole: str, fraction: str) -> str:
+    """Joins the digits before and after the point into the canonical decimal."""
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    canonical = f"{whole}.{fraction}" if fraction else whole
+    return f"-{canonical}" if negative and canonical != "0" else canonical
+
+
+def _excerpt(text: str) -> str:
+    """Quotes user input on one line, shortened."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")

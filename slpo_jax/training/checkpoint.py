@@ -1,0 +1,107 @@
+"""Orbax checkpoints of a stage's whole state, so that the same command goes on bit-exactly where it was."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from slpo_jax.errors import UserError
+from slpo_jax.training.state import TrainState
+
+# Orbax tells of every save; what went wrong comes as an exception or a warning.
+logging.getLogger("absl").setLevel(logging.WARNING)
+
+
+class StageCheckpoints:
+    """The checkpoints of one stage, `DIR/STEP/{params,rest,extra}`; the newest is kept.
+
+    Args:
+        directory: `WORKDIR/checkpoints/STAGE`.
+    """
+
+    def __init__(self, directory: Path):
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest checkpoint's step, None without one."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
+        """Save in the background; a checkpoint appears whole or not at all.
+
+        Args:
+            extra: JSON-able facts that the stage needs to go on.
+        """
+        step = int(state.step)
+        if step == self.latest_step:
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(state.params),
+                rest=ocp.args.StandardSave(_rest(state)),
+                extra=ocp.args.JsonSave(extra or {}),
+            ),
+        )
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The newest checkpoint, with the shapes, types and sharding of `like`."""
+        found = self._manager.restore(
+            self.latest_step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(_abstract(like.params)),
+                rest=ocp.args.StandardRestore(_abstract(_rest(like))),
+                extra=ocp.args.JsonRestore(),
+            ),
+        )
+        rest = found["rest"]
+        key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
+        return like.replace(step=rest["step"], params=found["params"], opt_state=rest["opt_state"], key=key), found[
+            "extra"
+        ]
+
+    def close(self) -> None:
+        """Wait for saves under way."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def load_params(directory: Path, like: Any) -> Any:
+    """The parameters of a stage's newest checkpoint.
+
+    Args:
+        directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
+        like: parameters of the same shapes.
+    Raises:
+        UserError: no checkpoint there, or one of another model.
+    """
+    directory = directory.absolute()
+    if (directory / "params").is_dir():
+        path = directory / "params"
+    else:
+        steps = [int(p.name) for p in directory.glob("*") if p.name.isdigit() and (p / "params").is_dir()]
+        if not steps:
+            raise UserError(
+                f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE"
+            )
+        path = directory / str(max(steps)) / "params"
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            return checkpointer.restore(path, _abstract(like))
+        except (ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{path}: does not fit this config's model ({reason}); set config.model as it was"
+            ) from None
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "opt_state": state.opt_state, "key": jax.random.key_data(state.key)}
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)

@@ -1,0 +1,77 @@
+"""The stopping gate's cold start: supervise the first stop with correctness at every candidate length (section 4.1)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.dropout import Dropout
+from slpo_jax.models.gate import Gate, stop_set_loss
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import RolloutConfig, decode_candidates, replay_latents
+from slpo_jax.training.slpo import PromptedBatch, RewardFn, repeat_rows
+from slpo_jax.training.state import LossFn
+
+
+@dataclasses.dataclass(frozen=True)
+class ColdStartConfig:
+    """Settings of the cold start.
+
+    Attributes:
+        trajectories: N, sampled full-length trajectories a problem.
+        min_latents: T_min; candidate lengths are T_min..T.
+        gate_dropout: dropout of the gate head while it trains.
+        train_backbone: send the gate's gradient on, through the latents, into the reasoner.
+        forced_stop: the law of a stop at T, see `first_stop_log_probs`.
+    """
+
+    trajectories: int
+    min_latents: int
+    gate_dropout: float = 0.1
+    train_backbone: bool = False
+    forced_stop: bool = False
+
+
+def make_loss(
+    reasoner: Reasoner, gate: Gate, reward: RewardFn, rollout_config: RolloutConfig, config: ColdStartConfig
+) -> LossFn:
+    """L_stop of section 4.1, summed over the trajectories that have a valid length; the others are left out.
+
+    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `best_share`, problems' mean reward at the
+    candidate length that is right most often; `expected_length`, the mean of tau under the gate's law.
+    """
+    steps_T = jnp.arange(1, rollout_config.max_latents + 1)
+
+    def loss_fn(params, batch: PromptedBatch, key):
+        copies = config.trajectories
+        prompts, index_N, references = repeat_rows((batch.prompts, batch.index, batch.references), copies)
+        keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))
+        frozen = jax.lax.stop_gradient(params)
+        latents_NTD, tokens_NCA = decode_candidates(
+            reasoner, gate, frozen, prompts, keys_N, rollout_config, config.min_latents
+        )
+        rows, candidates, slots = tokens_NCA.shape
+        right_NC = reward(tokens_NCA.reshape(-1, slots), jnp.repeat(references, candidates, axis=0))
+        right_NC = right_NC.reshape(rows, candidates)
+        in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
+        if config.train_backbone:
+            lengths_N = jnp.full(rows, rollout_config.max_latents)
+            latents_NTD = replay_latents(reasoner, gate, params, prompts, keys_N, lengths_N, rollout_config)
+        gate_noise = None
+        if config.gate_dropout:
+            noise_keys = noise.latent_dropout(keys_N, steps_T, jnp.ones(in_set_NT.shape, bool), config.gate_dropout)
+            gate_noise = Dropout(noise_keys.keys_BL, noise_keys.active_BL, config.gate_dropout)
+        logits_NT = gate.logits(params["gate"], latents_NTD, gate_noise)
+        loss_N = jax.vmap(stop_set_loss, in_axes=(0, 0, None))(logits_NT, in_set_NT, config.forced_stop)
+        valid_N = in_set_NT.any(axis=1)
+        surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
+        count = jnp.float32(rows)
+        return loss_N.sum(), {
+            "loss": (loss_N.sum(), valid_N.sum().astype(jnp.float32)),
+            "valid_share": (valid_N.sum(), count),
+            "best_share": (right_NC.sum(axis=0).max().astype(jnp.float32), count),
+            "expected_length": (1.0 * rows + surviving_NT.sum(), count),
+        }
+
+    return loss_fn

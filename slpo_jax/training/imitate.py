@@ -1,0 +1,138 @@
+"""Imitation: CoT-SFT, then the COCONUT curriculum, in which latents replace written steps (Hao et al., 2024).
+
+Stage 0 writes every step out. Stage s feeds s * c_thought latents in place of the first s steps. In the last stage all
+steps are gone. With c_thought = 0 nothing replaces the steps: iCoT's no-thought setting.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, think
+from slpo_jax.policy.surrogate import token_log_probs
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.training.state import LossFn
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of imitation steps with one input format.
+
+    Attributes:
+        name: for logs.
+        start, end: steps [start, end) of the imitate stage.
+        dropped: leading steps of a problem that are not written; None drops all.
+        latents: number of latents, or None to draw it for each example between its number of steps and T.
+        latent_slots: T of this phase's layout.
+    """
+
+    name: str
+    start: int
+    end: int
+    dropped: int | None
+    latents: int | None
+    latent_slots: int
+
+
+@struct.dataclass
+class ImitationBatch:
+    """Prompts, the number of latents int [B] after each, the suffixes and the examples' global indices int [B]."""
+
+    prompts: Prompts
+    latents: np.ndarray
+    suffix: SuffixBatch
+    index: np.ndarray
+
+
+def phases(
+    cot_steps: int,
+    stage_steps: int,
+    final_steps: int,
+    c_thought: int,
+    max_latent_stage: int,
+    final_latents: Literal["published", "random"],
+    max_latents: int,
+) -> list[Phase]:
+    """The curriculum as consecutive phases; those of no steps are left out.
+
+    Args:
+        cot_steps, stage_steps, final_steps: optimizer steps of stage 0, of each of stages 1..max_latent_stage, and
+            of the last.
+        max_latents: T.
+    """
+    plans: list[tuple[str, int, int | None, int | None]] = [("cot", cot_steps, 0, 0)]
+    plans += [(f"stage_{s}", stage_steps, s, s * c_thought) for s in range(1, max_latent_stage + 1)]
+    random = final_latents == "random" and c_thought > 0
+    plans.append(("final", final_steps, None, None if random else c_thought * max_latent_stage))
+    out, start = [], 0
+    for name, steps, dropped, latents in plans:
+        if steps:
+            slots = max_latents if latents is None else latents
+            out.append(Phase(name, start, start + steps, dropped, latents, slots))
+            start += steps
+    return out
+
+
+def suffix_slots(problems: EncodedProblems, phase: Phase, multiple: int = 4) -> int:
+    """Answer slots that hold every suffix of a phase, rounded up so that few shapes are compiled."""
+    longest = max(len(problems.suffix(i, phase.dropped)) for i in range(len(problems))) - 1
+    return -(-longest // multiple) * multiple
+
+
+def make_batch(
+    problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int, prompt_slots, slots: int
+) -> ImitationBatch:
+    """The batch of one step; a pure function of its arguments."""
+    indices = batch_indices(seed, step, len(problems), batch_size)
+    prompts = problems.prompt_batch(indices, prompt_slots)
+    if phase.latents is None:
+        fewest = np.array([max(1, len(problems.steps[i])) for i in indices])
+        draw = np.random.default_rng([seed, step, 1]).random(batch_size)
+        most = np.maximum(fewest, phase.latent_slots)
+        latents = np.minimum(fewest + np.floor(draw * (most - fewest + 1)), phase.latent_slots).astype(np.int32)
+    else:
+        latents = np.full(batch_size, phase.latents, np.int32)
+    suffix = pad_suffixes([problems.suffix(i, phase.dropped) for i in indices], slots, problems.template.pad_id)
+    return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, prompts.index)
+
+
+def make_loss(reasoner: Reasoner, gate, config: RolloutConfig) -> LossFn:
+    """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
+
+    Args:
+        config: `max_latents` is the phase's latent slots; dropout, if any, is on at every position.
+    """
+
+    def loss_fn(params, batch: ImitationBatch, key):
+        keys_B = noise.row_keys(key, batch.index)
+        slots_A = jnp.arange(batch.suffix.tokens.shape[1])
+        layout = dataclasses.replace(config, stopping="length", dropout_where="all", answer_slots=len(slots_A))
+        thought, prefix = think(
+            reasoner, gate, params, batch.prompts, keys_B, layout, batch.latents, differentiable=True
+        )
+        before_B = batch.prompts.lengths + thought.lengths_N
+        hidden_BAD, _ = reasoner.forward(
+            params["reasoner"],
+            reasoner.embed(params["reasoner"], batch.suffix.tokens),
+            before_B[:, None] + slots_A,
+            batch.suffix.weights > 0,
+            prefix=prefix,
+            cache=thought.cache,
+            start=config.max_latents,
+            dropout=noise.answer_dropout(keys_B, slots_A, config.dropout_rate, "all"),
+        )
+        logits_BAV = reasoner.logits(params["reasoner"], hidden_BAD)
+        weights_BA = batch.suffix.weights
+        loss = -jnp.sum(token_log_probs(logits_BAV, batch.suffix.targets) * weights_BA)
+        right_B = jnp.all((jnp.argmax(logits_BAV, axis=-1) == batch.suffix.targets) | (weights_BA == 0), axis=1)
+        return loss, {
+            "loss": (loss, weights_BA.sum()),
+            "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0])),
+        }
+
+    return loss_fn

@@ -1,0 +1,116 @@
+"""The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.state import TrainState
+
+StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+
+
+class MetricsLog:
+    """`metrics.jsonl` and TensorBoard events of a workdir.
+
+    Args:
+        workdir: where they go.
+    """
+
+    def __init__(self, workdir: Path):
+        self.path = workdir / "metrics.jsonl"
+        self._events = SummaryWriter(str(workdir / "tensorboard"))
+
+    def rewind(self, stage: str, step: int) -> None:
+        """Forget rows of a stage after `step`: the steps are about to be done again."""
+        if self.path.exists():
+            rows = [json.loads(line) for line in self.path.read_text().splitlines()]
+            kept = [row for row in rows if row["stage"] != stage or row["step"] <= step]
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+    def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
+        """One row."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
+        for name, value in scalars.items():
+            self._events.add_scalar(f"{stage}/{name}", value, step)
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class StageRun:
+    """One stage's steps, possibly in several stretches with different programs.
+
+    Args:
+        name: the stage.
+        total: steps of the whole stage, for the progress bar.
+        start: steps already done.
+        log_every, checkpoint_every: in steps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        start: int,
+        log: MetricsLog,
+        checkpoints: StageCheckpoints,
+        log_every: int,
+        checkpoint_every: int,
+    ):
+        self.name, self.log, self.checkpoints = name, log, checkpoints
+        self.log_every, self.checkpoint_every = log_every, checkpoint_every
+        self.bar = tqdm(total=total, initial=start, desc=name, unit="step", mininterval=1.0, dynamic_ncols=True)
+        self._clock, self._clock_step = time.perf_counter(), start
+
+    def advance(
+        self,
+        state: TrainState,
+        step_fn: StepFn,
+        make_batch: Callable[[int], Any],
+        until: int,
+        extra: Callable[[], dict[str, Any]] = dict,
+    ) -> TrainState:
+        """Take steps up to `until`. The host reads a step's metrics while the next one runs."""
+        step, pending = int(state.step), None
+        batch = make_batch(step) if step < until else None
+        while step < until:
+            state, metrics = step_fn(state, batch)
+            step += 1
+            if step < until:
+                batch = make_batch(step)
+            if pending is not None:
+                self._report(*pending)
+            pending = (step, metrics)
+            if step % self.checkpoint_every == 0:
+                self.checkpoints.save(state, extra())
+        if pending is not None:
+            self._report(*pending)
+        return state
+
+    def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        self.bar.update(step - self.bar.n)
+        if step % self.log_every:
+            return
+        scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
+        self._clock, self._clock_step = now, step
+        self.log.write(self.name, step, scalars)
+        shown = {
+            name: f"{scalars[name]:.3g}" for name in ("loss", "accuracy", "reward", "latent_steps") if name in scalars
+        }
+        self.bar.set_postfix(shown, refresh=False)
+
+    def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
+        """Save the last state."""
+        self.checkpoints.save(state, extra)
+        self.checkpoints.close()
+        self.bar.close()
