@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import records, report
@@ -198,6 +199,28 @@ def test_compare_runs_by_hand(tmp_path):
     assert "imitate on alpha: left out" in notes
     assert "configurations differ in: lr." in notes
     assert "share config.seed" in notes
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [([2, 3, 5, 6], "more latents on"), ([6, 5, 3, 2], "no clear tie of latents to")]
+)
+def test_correlation_over_runs_is_told_only_if_all_agree(tmp_path, second, verdict):
+    for run, lengths in (("a", [1, 2, 3, 6]), ("b", second)):
+        write_eval(tmp_path / run, "slpo", "alpha", [1] * 4, lengths=lengths, steps=[1, 2, 3, 4])
+    out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    by_run = [stats.pearsonr([1, 2, 3, 4], lengths).statistic for lengths in ([1, 2, 3, 6], second)]
+    assert out["eval"]["slpo"]["alpha"]["pearson_steps_r"] == pytest.approx(np.mean(by_run))
+    text = (tmp_path / "all" / "report.md").read_text()
+    assert f"{verdict} problems with more steps (r = {np.mean(by_run):.2f}, by run {min(by_run):.2f} to" in text
+
+
+def test_mean_of_the_sets_by_hand(tmp_path):
+    write_eval(tmp_path, "slpo", "alpha", [1, 1, 1, 0])
+    write_eval(tmp_path, "slpo", "beta", [1, 0] * 8)
+    average = report.write_report(tmp_path)["average"]["slpo"]
+    assert average["acc"] == pytest.approx(0.625)
+    # errors sqrt(3/16/4) and sqrt(1/4/16), independent
+    assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
 
 
 def test_compare_one_run_is_its_own_report(workdir, tmp_path):
