@@ -93,7 +93,14 @@ def pass_at_k_figure(evals: Evals) -> Figure | None:
             mean, se = 100 * curves.mean(axis=1), np.array([100 * (mean_se(curve) or 0.0) for curve in curves])
             colour, marker, dash = _style(row)
             marks = [i for i, k in enumerate(ks) if k in _K_TICKS]  # a marker at each k would hide the lines
-            look = {"color": colour, "marker": marker, "ls": dash, "ms": 5, "lw": 1.6, "markevery": marks}
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "ls": dash,
+                "ms": 5,
+                "lw": 1.6,
+                "markevery": marks,
+            }
             axis.plot(ks, mean, label=_label(row), **look)
             axis.fill_between(ks, mean - se, mean + se, color=colour, alpha=0.12, lw=0)
         axis.set_xscale("log", base=2)
