@@ -64,7 +64,11 @@ def workdir(tmp_path):
     metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "latent_steps": 3.0, "loss": 0.1} for s in range(10)]
     metrics += [{"step": s, "stage": "imitate", "loss": 1.0 / (s + 1), "accuracy": 0.5} for s in range(60)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-    (tmp_path / "thresholds.json").write_text(json.dumps({"cold_start": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6}}))
+    sweeps = {
+        "cold_start": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6},
+        "imitate_control": {"12": 0.5, "3": 0.75, "chosen": 3},
+    }
+    (tmp_path / "thresholds.json").write_text(json.dumps(sweeps))
     (tmp_path / "config.json").write_text(json.dumps({"seed": 3, "evaluate": {"datasets": ["beta", "alpha"]}}))
     return tmp_path
 
@@ -106,7 +110,8 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "alpha: Acc +50.0" in slpo
     assert "Acc" not in control.replace("(Acc and P@k)", "")
     assert "SLPO on alpha: more latents on problems with more steps (r = 1.00, p < 0.001)" in text
-    assert "| cold gate | 25.0 | **50.0** |" in text
+    assert "| threshold | 0.5 | 0.6 |\n| --- | ---: | ---: |\n| cold gate: Acc | 25.0 | **50.0** |" in text
+    assert "| latents | 3 | 12 |\n| --- | ---: | ---: |\n| imitation control: Acc | **75.0** | 50.0 |" in text
     assert "`seed` = 3" in text
 
 

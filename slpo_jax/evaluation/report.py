@@ -193,7 +193,7 @@ def _markdown(report: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         ("Unbiased estimator", _result_tables(eval_, report[AVERAGE], unbiased) if unbiased else []),
         ("Differences, unbiased estimator", _difference_tables(entries, unbiased)),
         ("Latents against difficulty", [_gate_table(eval_)]),
-        ("Thresholds of the gate", [_threshold_table(report["thresholds"])]),
+        ("Choices on the validation split (percent, the chosen in bold)", _sweep_tables(report["thresholds"])),
         ("Figures", [f"![{Path(name).stem}]({name})" for name in report.get("figures", ())]),
         ("Definitions", [_DEFINITIONS.format(two_level=_TWO_LEVEL * (len(runs) > 1))]),
         ("Notes", ["\n".join(f"- {note}" for note in report["notes"])]),
@@ -356,25 +356,20 @@ def _gate_table(eval_: Mapping[str, Any]) -> str:
     return _table(["row", "set", "#L", "with number of steps", "with difficulty"], lines)
 
 
-def _threshold_table(thresholds: Mapping[str, Any]) -> str:
-    """Accuracy on the validation split by threshold: {row: {"0.5": acc, ..., "chosen": 0.5}}, or such by run."""
-    sweeps: dict[str, Mapping[str, Any]] = {}
+def _sweep_tables(node: Mapping[str, Any], name: str = "") -> list[str]:
+    """Accuracy on the validation split by threshold or, ungated, by number of latents, a table a sweep.
 
-    def collect(node: Mapping[str, Any], name: str) -> None:
-        for key, value in node.items():
-            if isinstance(value, Mapping):
-                sweeps[f"{name}{_label(key)}"] = value
-                collect(value, f"{name}{_label(key)}, ")
-
-    collect(thresholds, "")
-    sweeps = {name: sweep for name, sweep in sweeps.items() if "chosen" in sweep}
-    header = sorted({key for sweep in sweeps.values() for key in sweep if key != "chosen"}, key=float)
-    lines = []
-    for name, sweep in sweeps.items():
-        cells = ["–" if key not in sweep else f"{100 * sweep[key]:.1f}" for key in header]
-        chosen = [float(key) == float(sweep["chosen"]) for key in header]
-        lines.append([name, *(f"**{c}**" if this else c for c, this in zip(cells, chosen, strict=True))])
-    return _table(["validation Acc, chosen in bold", *header], lines)
+    Args:
+        node: {row: {"0.5": acc, ..., "chosen": 0.5}}, or such by run.
+        name: what the table is of.
+    """
+    if "chosen" not in node:
+        return [table for key, value in node.items() for table in _sweep_tables(value, f"{name}, {_label(key)}")]
+    rules = sorted((key for key in node if key != "chosen"), key=float)
+    cells = [f"{100 * node[key]:.1f}" for key in rules]
+    cells = [f"**{c}**" if float(k) == float(node["chosen"]) else c for k, c in zip(rules, cells, strict=True)]
+    what = "latents" if any(float(key) > 1 for key in rules) else "threshold"
+    return [_table([what, *rules], [[f"{name.removeprefix(', ')}: Acc", *cells]])]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
