@@ -21,7 +21,7 @@ RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
-_DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks.")
+flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
 
 def main(_: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(_: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
-    name = Path(flags.FLAGS["config"].config_filename).stem
+    name = Path(flags.FLAGS["config"].config_filename.partition(":")[0]).stem
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
@@ -43,19 +43,43 @@ def main(_: list[str]) -> None:
         print(f"report: {workdir / 'report.md'}")
 
 
+def _parse(argv: list[str]) -> list[str]:
+    """absl's flags, with what can be wrong in them said in one line."""
+    given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
+    path = given.get("config", "").partition(":")[0]
+    if not Path(path).is_file():
+        raise UserError(
+            f"--config={path}: no such file; give one of {', '.join(map(str, Path('configs').glob('*.py')))}"
+        )
+    try:
+        return flags.FLAGS(argv)
+    except UserError:
+        raise
+    except Exception as error:  # the config file is the user's code, and can raise anything
+        reason = " ".join(str(error).split())
+        unknown = [key for key in given if key.startswith("config.") and key.rpartition(".")[2] in reason]
+        if isinstance(error, AttributeError | KeyError) and unknown:
+            raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
+        raise UserError(f"{reason}; see slpo_jax/config.py for the keys and their types") from error
+
+
+def _neighbours(key: str) -> str:
+    """The keys that stand where an unknown one was given."""
+    node = configs.default_config()
+    for part in key.split(".")[1:-1]:
+        node = node.get(part) if hasattr(node, "get") else None
+    return f"use one of {', '.join(sorted(node))}" if node else "there is no such section"
+
+
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
     try:
-        app.run(main, flags_parser=lambda argv: flags.FLAGS(argv))
+        app.run(main, flags_parser=_parse)
     except UserError as error:
-        if flags.FLAGS.is_parsed() and _DEBUG.value:
+        if "--debug" in sys.argv:
             raise
-        sys.exit(_fail(str(error)))
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records, write_text
 from slpo_jax.evaluation.report import write_report
@@ -44,7 +45,9 @@ def rows(experiment: Experiment) -> list[Row]:
     if has_checkpoint(experiment, "imitate_control"):
         found += [Row("imitate_control", "imitate_control", "length", (own, total))]
     found += [Row(stage, stage, *gated) for stage in ("cold_start", "slpo") if has_checkpoint(experiment, stage)]
-    if not found:  # evaluation of given weights
+    if not found and not config.init:
+        raise UserError(f"config.init: {experiment.workdir} holds no finished stage to evaluate; give a checkpoint")
+    if not found:
         found = [Row("slpo" if config.gate.enabled else "imitate", "", *gated)]
     return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import accuracy
@@ -19,6 +20,11 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import TrainState, init_state, make_train_step, shard_rows
 
 Params = dict[str, Any]
+
+_SHARED_KEYS = (
+    "seed", "init", "reasoner", "tokenizer", "model", "max_latents", "min_latents", "max_answer_tokens", "prompt_slots",
+    "dropout", "gate",
+)  # fmt: skip
 
 
 def checkpoint_dir(experiment: Experiment, stage: str) -> Path:
@@ -43,6 +49,36 @@ def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
     if experiment.config.init:
         return load_params(Path(experiment.config.init).expanduser(), experiment.initial_params())
     return experiment.initial_params()
+
+
+def _claim(experiment: Experiment, stage: str) -> None:
+    """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
+
+    Raises:
+        UserError: the workdir holds the same stage of another config.
+    """
+    config, section = experiment.config, stage.removesuffix("_control")
+    facts = {key: config[key] for key in _SHARED_KEYS} | {section: config[section]}
+    facts["data"] = {key: config.data[key] for key in ("train", "valid", "synthetic")}
+    if stage == "imitate_control":
+        facts["slpo"] = {"steps": config.slpo.steps}
+    facts = json.loads(ConfigDict(facts).to_json_best_effort())
+    path = checkpoint_dir(experiment, stage) / "config.json"
+    if not path.exists():
+        write_text(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        return
+    changed = [key for key in _flat(facts) if _flat(facts)[key] != _flat(json.loads(path.read_text())).get(key)]
+    if changed:
+        raise UserError(
+            f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
+            "another --workdir"
+        )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix[:-1]: tree}
+    return {key: value for name, part in tree.items() for key, value in _flat(part, f"{prefix}{name}.").items()}
 
 
 def _open(experiment: Experiment, stage: str, state: TrainState, total: int) -> tuple[StageRun, TrainState, dict]:
@@ -88,9 +124,13 @@ def run_imitate(experiment: Experiment) -> None:
     )
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    _claim(experiment, "imitate")
     if not has_checkpoint(experiment, "imitate"):
         _imitate(experiment, "imitate", plan, plan[-1].end)
-    if config.control and not has_checkpoint(experiment, "imitate_control"):
+    if not config.control:
+        return
+    _claim(experiment, "imitate_control")
+    if not has_checkpoint(experiment, "imitate_control"):
         _imitate(experiment, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
 
 
@@ -145,6 +185,7 @@ def _prompted(experiment: Experiment, batch_size: int):
 
 def run_cold_start(experiment: Experiment) -> None:
     """Train the gate; keep the one with the best validation accuracy, then sweep its threshold."""
+    _claim(experiment, "cold_start")
     if has_checkpoint(experiment, "cold_start"):
         return
     config, stage = experiment.config.cold_start, "cold_start"
@@ -164,11 +205,12 @@ def run_cold_start(experiment: Experiment) -> None:
     )
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = _open(experiment, stage, state, config.steps)
+    batch = _prompted(experiment, config.batch_size)
     best = best or {"accuracy": -1.0, "step": 0}
     best_dir = checkpoint_dir(experiment, "cold_start_best")
     while int(state.step) < config.steps:
         until = min(config.steps, (int(state.step) // config.evaluate_every + 1) * config.evaluate_every)
-        state = run.advance(state, step_fn, _prompted(experiment, config.batch_size), until, lambda: best)
+        state = run.advance(state, step_fn, batch, until, lambda best=best: best)
         found = validation_accuracy(experiment, state.params, "threshold", 0.5)
         experiment.log.write(stage, until, {"valid_accuracy": found})
         if found > best["accuracy"]:
@@ -184,6 +226,7 @@ def run_cold_start(experiment: Experiment) -> None:
 
 def run_slpo(experiment: Experiment) -> None:
     """Surrogate latent policy optimization of reasoner, answers and gate."""
+    _claim(experiment, "slpo")
     if has_checkpoint(experiment, "slpo"):
         return
     config, stage = experiment.config.slpo, "slpo"

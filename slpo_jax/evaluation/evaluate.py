@@ -158,7 +158,8 @@ def _in_order(results, rows: int) -> Completions:
             whole[places] = np.asarray(out[part])[real]
         merged.append(whole)
     tokens, lengths, latents = merged
-    assert tokens is not None and lengths is not None
+    assert tokens is not None
+    assert lengths is not None
     return Completions(tokens, lengths, latents)
 
 

@@ -1,4 +1,4 @@
-"""The surrogate policy: K stochastic passes over realised trajectories and the Gaussian fitted to them (section 4.2)."""
+"""The surrogate policy: K stochastic passes over realised trajectories, and a Gaussian (paper section 4.2)."""
 
 import dataclasses
 import math

@@ -1,6 +1,8 @@
 """The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,8 @@ from tqdm import tqdm
 
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import TrainState
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
@@ -69,6 +73,13 @@ class StageRun:
         self.log_every, self.checkpoint_every = log_every, checkpoint_every
         self.bar = tqdm(total=total, initial=start, desc=name, unit="step", mininterval=1.0, dynamic_ncols=True)
         self._clock, self._clock_step = time.perf_counter(), start
+        self._signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._remember) for number in _STOPS}
+
+    def _remember(self, number: int, _frame: Any) -> None:
+        self._signal = number
 
     def advance(
         self,
@@ -78,7 +89,16 @@ class StageRun:
         until: int,
         extra: Callable[[], dict[str, Any]] = dict,
     ) -> TrainState:
-        """Take steps up to `until`. The host reads a step's metrics while the next one runs."""
+        """Take steps up to `until`. The host reads a step's metrics while the next one runs.
+
+        Args:
+            state: donated to the first step.
+            step_fn: see `make_train_step`.
+            make_batch: step -> batch.
+            extra: what to save beside the state, asked for at each checkpoint.
+        Raises:
+            SystemExit: after SIGINT or SIGTERM, once the state is saved.
+        """
         step, pending = int(state.step), None
         batch = make_batch(step) if step < until else None
         while step < until:
@@ -91,9 +111,17 @@ class StageRun:
             pending = (step, metrics)
             if step % self.checkpoint_every == 0:
                 self.checkpoints.save(state, extra())
+            if self._signal is not None:
+                self._leave(state, extra())
         if pending is not None:
             self._report(*pending)
         return state
+
+    def _leave(self, state: TrainState, extra: dict[str, Any]) -> None:
+        number = self._signal or 0
+        self.finish(state, extra)
+        print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
+        raise SystemExit(128 + number)
 
     def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self.bar.update(step - self.bar.n)
@@ -110,7 +138,9 @@ class StageRun:
         self.bar.set_postfix(shown, refresh=False)
 
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
-        """Save the last state."""
+        """Save the last state and let go of files and signals."""
         self.checkpoints.save(state, extra)
         self.checkpoints.close()
         self.bar.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
