@@ -1,6 +1,7 @@
 """The longer experiment on the synthetic task: imitation run to convergence, then does SLPO beat its controls?
 
-Numbers to 99 and up to four steps, which a small model still fails in part when imitation has converged.
+The same problems as the quick start with a reasoner of half its width, which still fails a part of them when imitation
+has converged.
 """
 
 from slpo_jax.config import default_config
@@ -8,13 +9,12 @@ from slpo_jax.config import default_config
 
 def get_config():
     config = default_config()
-    config.tokenizer = "synthetic:99"
-    config.model.update(n_layer=2, n_head=2, n_embd=64, n_positions=64)
-    config.max_latents = 8
+    config.tokenizer = "synthetic:30"
+    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
+    config.max_latents = 6
     config.min_latents = 1
-    config.prompt_slots = (28,)
+    config.prompt_slots = (24,)
     config.max_answer_tokens = 3
-    config.data.synthetic.update(max_value=99, max_steps=4)
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
     config.data.eval.same = "synthetic:test"
@@ -22,10 +22,10 @@ def get_config():
     config.data.eval.template = "synthetic:template"
 
     config.imitate.update(
-        batch_size=64, c_thought=1, max_latent_stage=4, cot_steps=1500, stage_steps=500, final_steps=8000,
+        batch_size=64, c_thought=1, max_latent_stage=3, cot_steps=1500, stage_steps=500, final_steps=8000,
         final_latents="random", control=True,
     )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.1)
     config.cold_start.update(batch_size=32, micro_batches=1, steps=300, evaluate_every=50, patience=6)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.slpo.update(batch_size=32, steps=400)
