@@ -1,0 +1,36 @@
+"""All four stages on the real GSM8K with GPT-2's tokenizer and a small GPT-2 from random weights, for an hour of CPU.
+
+`--config=configs/gsm8k_small.py:DIR` reads `gsm8k_train.jsonl`, `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json`,
+`multiarith.json` and `gpt2_tokenizer/` (vocab.json, merges.txt) from DIR; the default is `data`.
+"""
+
+from slpo_jax.config import default_config
+
+
+def get_config(folder: str = "data"):
+    config = default_config()
+    config.tokenizer = f"{folder}/gpt2_tokenizer"
+    config.model.update(n_layer=4, n_head=3, n_embd=96, n_positions=512)
+    config.max_latents = 6
+    config.min_latents = 1
+    config.prompt_slots = (64, 96, 224)
+    config.max_answer_tokens = 12
+    config.data.train = f"{folder}/gsm8k_train.jsonl"
+    config.data.valid = f"{folder}/gsm_valid.json"
+    config.data.eval.gsm8k = f"{folder}/gsm_test.json"
+    config.data.eval.gsm_hard = f"{folder}/gsm_hard.json"
+    config.data.eval.multiarith = f"{folder}/multiarith.json"
+
+    config.imitate.update(
+        batch_size=16, c_thought=1, max_latent_stage=3, cot_steps=500, stage_steps=100, final_steps=800,
+        final_latents="random", control=True,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
+    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
+    config.slpo.update(batch_size=8, steps=100)
+    config.slpo.objective.latent_reduction = "mean"
+    config.slpo.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
+    config.evaluate.update(batch_size=256, seeds=1)
+    config.checkpoint_every = 200
+    return config
