@@ -10,7 +10,7 @@ from slpo_jax.config import default_config
 def get_config(folder: str = "data"):
     config = default_config()
     config.tokenizer = f"{folder}/gpt2_tokenizer"
-    config.model.update(n_layer=4, n_head=3, n_embd=96, n_positions=512)
+    config.model.update(n_layer=4, n_head=2, n_embd=64, n_positions=512)
     config.max_latents = 6
     config.min_latents = 1
     config.prompt_slots = (64, 96, 224)
@@ -22,7 +22,7 @@ def get_config(folder: str = "data"):
     config.data.eval.multiarith = f"{folder}/multiarith.json"
 
     config.imitate.update(
-        batch_size=16, c_thought=1, max_latent_stage=3, cot_steps=500, stage_steps=100, final_steps=800,
+        batch_size=8, c_thought=1, max_latent_stage=3, cot_steps=300, stage_steps=60, final_steps=500,
         final_latents="random", control=True,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
