@@ -1,0 +1,185 @@
+"""The host parser against hand-derived verdicts and exact fractions."""
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.answers import canonical_decimal, completion_text, is_correct, parse_completion
+
+CANONICAL = {
+    "72": "72",
+    " 72\n": "72",
+    "072": "72",
+    "72.0": "72",
+    "72.": "72",
+    "+72": "72",
+    "-72.50": "-72.5",
+    "-0": "0",
+    "-0.000": "0",
+    "000": "0",
+    ".5": "0.5",
+    "-.5": "-0.5",
+    "1,450,000": "1450000",
+    "1,450.250": "1450.25",
+    "1E5": "100000",
+    "1.5e1": "15",
+    "1.25e1": "12.5",
+    "12e-1": "1.2",
+    "2.01e-06": "0.00000201",
+    "-2.01E+2": "-201",
+    "0e7": "0",
+    "5e-324": "0." + "0" * 323 + "5",
+    "3244047.0999999996": "3244047.0999999996",
+    "3244047.1": "3244047.1",
+    "9" * 6000: "9" * 6000,
+}
+
+
+@pytest.mark.parametrize("text", CANONICAL)
+def test_canonical_decimal_by_hand(text):
+    assert canonical_decimal(text) == CANONICAL[text]
+
+
+NO_NUMBERS = ["", " ", ".", "-", "+", "e5", "1e", "1e1.5", "--1", "1,45", "1234,567", "1,2345", ",123", "$72", "72%",
+              "7 2", "1.2.3", "nan", "inf", "0x10", "1_000", "٧٢", "−72", "72\u00a0", "72\x1f"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_canonical_decimal_rejects_what_is_no_number(text):
+    with pytest.raises(UserError, match="is no number") as error:
+        canonical_decimal(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e-1001", "0e1001", "1e" + "9" * 5000, "1e-0001001"])
+def test_canonical_decimal_refuses_to_write_out_absurd_exponents(text):
+    with pytest.raises(UserError, match=r"exponent beyond \+-1000") as error:
+        canonical_decimal(text)
+    assert len(str(error.value)) < 150
+
+
+def test_canonical_decimal_reads_a_long_exponent_of_small_value():
+    assert canonical_decimal("1e" + "0" * 5000 + "3") == "1000"
+
+
+_digits = st.text("0123456789", max_size=40)
+_references = st.builds(
+    lambda sign, whole, fraction, exponent: f"{sign}{whole}{fraction}{exponent}",
+    st.sampled_from(["", "-", "+"]),
+    st.text("0123456789", min_size=1, max_size=40),
+    st.one_of(st.just(""), _digits.map(".{}".format)),
+    st.one_of(st.just(""), st.integers(-50, 50).map("e{}".format)),
+)
+
+
+@given(_references, _references)
+def test_canonical_decimal_is_exact_and_unique(left, right):
+    canonical = canonical_decimal(left)
+    assert Fraction(canonical) == Fraction(left)
+    assert re.fullmatch(r"0|-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?", canonical)
+    assert canonical != "-0"
+    assert canonical_decimal(canonical) == canonical
+    assert (canonical == canonical_decimal(right)) == (Fraction(left) == Fraction(right))
+
+
+# Completion: what the coconut style reads, what the codi style reads.
+COMPLETIONS = {
+    "### 72": ("72", "72"),
+    "72": ("72", "72"),
+    "### 72.0\n": ("72", "72"),
+    "### 072": ("72", "72"),
+    "###\t\v\f\r 72 ": ("72", "72"),
+    "### 1,450,000": ("1450000", "1450000"),
+    "### -3.50": ("-3.5", "-3.5"),
+    "### -0.0": ("0", "0"),
+    "### 3244047.0999999996": ("3244047.0999999996", "3244047.0999999996"),
+    "The answer is: 72": (None, "72"),
+    "The answer is: 72.": (None, "72"),
+    "### 72 apples": (None, "72"),
+    "### $72": (None, "72"),
+    "### 72 # 5": ("5", "5"),
+    "72 #": (None, "72"),
+    "# 5 # x": (None, "5"),
+    "### +72": (None, "72"),
+    "### - 72": (None, "72"),
+    "### --72": (None, "-72"),
+    "### .5": (None, "5"),
+    "### 5.": (None, "5"),
+    "### 1e5": (None, "5"),
+    "### 7 2": (None, "2"),
+    "5-3": (None, "-3"),
+    "5 - 3": (None, "3"),
+    "5-": (None, "5"),
+    "1,45": (None, "45"),
+    "1,4x": (None, "4"),
+    "1,": (None, "1"),
+    "-1,45": (None, "45"),
+    "1234,567": (None, "567"),
+    "1,2345": (None, "5"),
+    "1,2345,678": (None, "5678"),
+    "1,234,56": (None, "56"),
+    "1,45,678": (None, "45678"),
+    "-1,234,567.25": ("-1234567.25", "-1234567.25"),
+    "1.5,300": (None, "300"),
+    "1.2.3": (None, "3"),
+    "1.2.3.4": (None, "3.4"),
+    "1,234.5.6": (None, "6"),
+    "1..5": (None, "5"),
+    "0,123": ("123", "123"),
+    "": (None, None),
+    "#": (None, None),
+    "no number": (None, None),
+    "-,.": (None, None),
+    "٧٢": (None, None),
+    "−72": (None, "72"),
+    "72\u00a0": (None, "72"),
+    "72\x1f": (None, "72"),
+    "72\x00": (None, "72"),
+    "72\ufffd": (None, "72"),
+}
+
+
+@pytest.mark.parametrize("text", COMPLETIONS)
+def test_parse_completion_by_hand(text):
+    assert (parse_completion(text, "coconut"), parse_completion(text, "codi")) == COMPLETIONS[text]
+
+
+@pytest.mark.parametrize("style", ["coconut", "codi"])
+def test_is_correct_compares_decimals_not_texts_or_floats(style):
+    assert is_correct("# 0072.00", "72", style)
+    assert not is_correct("# 72.01", "72", style)
+    assert not is_correct("# -72", "72", style)
+    assert float("3244047.09999999961") == float("3244047.0999999996")
+    assert not is_correct("# 3244047.09999999961", "3244047.0999999996", style)
+    assert not is_correct("# 3244047.0999999996", "3244047.1", style)
+    assert not is_correct("#", "0", style)
+    assert not is_correct(None, "72", style)
+
+
+@given(st.text("0123456789", min_size=1, max_size=60), _digits, st.booleans(), st.integers(0, 3))
+def test_parse_completion_keeps_the_value(whole, fraction, negative, zeros):
+    text = "-" * negative + whole + (f".{fraction}" if fraction else "")
+    grouped = "-" * negative + f"{int(whole):,}" + (f".{fraction}{'0' * zeros}" if fraction else "")
+    for written in (text, grouped):
+        for style in ("coconut", "codi"):
+            answer = parse_completion(f"so # {written}", style)
+            assert Fraction(answer) == Fraction(text)
+            assert answer == canonical_decimal(written)
+
+
+def test_unknown_style_is_an_error():
+    with pytest.raises(UserError, match="'boxed'"):
+        parse_completion("72", "boxed")
+
+
+def test_completion_text_stops_at_the_first_eos():
+    token_bytes = [b"7", b"2", b"ignored", "é".encode()[:1], b""]
+    assert completion_text([0, 4, 1, 2, 0, 2], token_bytes, eos_id=2) == "72"
+    assert completion_text([2], token_bytes, eos_id=2) == ""
+    assert completion_text([0, 3, 1, 2], token_bytes, eos_id=2) == "7\ufffd2"
+    assert completion_text([-1, 0, 99, 2], token_bytes, eos_id=2) == "7"
+    assert completion_text([0, 1], token_bytes, eos_id=2) is None

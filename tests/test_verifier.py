@@ -1,0 +1,299 @@
+"""The device verifier against the host parser: on every short string, on adversarial long ones, on the real answers."""
+
+import functools
+import itertools
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.answers import canonical_decimal, completion_text, is_correct, parse_completion
+from slpo_jax.text.verifier import ByteTable, byte_table, encode_references, reference_width, verify
+
+STYLES = ("coconut", "codi")
+EOS = 256
+
+jitted_verify = jax.jit(verify, static_argnames="style")
+
+
+def pad_tokens(rows, slots, fill):
+    """Stacks token rows of any length into int32 [B, slots]."""
+    padded = np.full((len(rows), slots), fill, np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+BYTE_LEVEL = byte_table([*(bytes([value]) for value in range(256)), b""])
+
+
+def verdicts(texts, references, style, slots):
+    """Verifies texts, given byte by byte and followed by eos."""
+    tokens = pad_tokens([[*text.encode(), EOS] for text in texts], slots, EOS)
+    encoded = encode_references(references, reference_width(references))
+    return jitted_verify(BYTE_LEVEL, tokens, encoded, EOS, style).tolist()
+
+
+# Completion, reference, verdict in the coconut style, verdict in the codi style; derived by hand from the grammar.
+VERDICTS = [
+    ("### 72", "72", True, True),
+    ("### 72.0", "72", True, True),
+    ("### 072", "72", True, True),
+    ("### 72.01", "72", False, False),
+    ("### 7", "72", False, False),
+    ("### 721", "72", False, False),
+    ("### 720", "72", False, False),
+    ("### 7.2", "72", False, False),
+    ("### -72", "72", False, False),
+    ("### 72", "-72", False, False),
+    ("### -72", "-72", True, True),
+    ("### 1,450,000", "1450000", True, True),
+    ("### 1,45,000", "145000", False, False),
+    ("### 3244047.0999999996", "3244047.1", False, False),
+    ("### 3244047.1", "3244047.0999999996", False, False),
+    ("### 3244047.0999999996", "3244047.0999999996", True, True),
+    ("### 0.00000201000", "0.00000201", True, True),
+    ("### -0.0", "0", True, True),
+    ("### 100", "10", False, False),
+    ("### 0.1", "0.01", False, False),
+    ("### 4294967368", "72", False, False),  # 2**32 + 72
+    ("### 16777217", "16777216", False, False),  # equal in float32
+    ("### 72 apples", "72", False, True),
+    ("### 72.", "72", False, True),
+    ("### $72", "72", False, True),
+    ("### --72", "-72", False, True),
+    ("# 5 # 72\n", "72", True, True),
+    ("72#", "72", False, True),
+    ("5-3", "-3", False, True),
+    ("5-3", "3", False, False),
+    ("1,45", "45", False, True),
+    ("1,2345", "5", False, True),
+    ("1.2.3.4", "3.4", False, True),
+    ("", "0", False, False),
+    ("###", "0", False, False),
+    ("nothing", "0", False, False),
+    ("72\u00a0", "72", False, True),
+]
+
+
+@pytest.mark.parametrize(("column", "style"), [(2, "coconut"), (3, "codi")])
+def test_verdicts_by_hand(column, style):
+    found = verdicts([row[0] for row in VERDICTS], [row[1] for row in VERDICTS], style, slots=32)
+    assert dict(zip(VERDICTS, found, strict=True)) == {row: row[column] for row in VERDICTS}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_no_eos_no_reward_and_nothing_counts_after_eos(style):
+    seven, two, junk = b"72x"
+    rows = [2 * [seven, two], [seven, two, EOS, junk], [seven, two, EOS, two], [seven, EOS, two, EOS], 4 * [EOS]]
+    references = encode_references(["7272", "72", "72", "72", "72"], 4)
+    found = jitted_verify(BYTE_LEVEL, np.array(rows, np.int32), references, EOS, style)
+    assert found.dtype == bool
+    assert found.tolist() == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_ids_outside_the_table_write_nothing(style):
+    token_bytes = [b"7", b"2", b"5", b""]
+    rows = [[-2, 0, 9, 1, 3], [0, -2, 1, 3, 0], [0, -3, 3, 3, 3], [9, 3, 3, 3, 3]]
+    found = jitted_verify(byte_table(token_bytes), np.array(rows, np.int32), encode_references(["72"] * 4, 2), 3, style)
+    expected = [is_correct(completion_text(row, token_bytes, 3), "72", style) for row in rows]
+    assert found.tolist() == expected == [True, True, False, False]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_padded_references_match_nothing(style):
+    tokens = pad_tokens([[*text, EOS] for text in (b"0", b"72", b"", b"# 0")], 5, EOS)
+    assert not jitted_verify(BYTE_LEVEL, tokens, np.zeros((4, 3), np.uint8), EOS, style).any()
+
+
+def assert_agree_on(texts, slots):
+    """Compares the verdicts on texts with the host's, under their own answers and under those of other texts."""
+    for style in STYLES:
+        answers = [parse_completion(text, style) for text in texts]
+        own = [answer or "1" for answer in answers]
+        assert verdicts(texts, own, style, slots) == [answer is not None for answer in answers]
+        other = own[7:] + own[:7]
+        expected = [answer == reference for answer, reference in zip(answers, other, strict=True)]
+        assert verdicts(texts, other, style, slots) == expected
+
+
+@pytest.mark.parametrize(("alphabet", "length"), [("1,.-", 8), ("15,", 9), ("10,.-# x", 5)])
+def test_agrees_with_the_host_on_every_short_string(alphabet, length):
+    texts = ["".join(letters) for size in range(length + 1) for letters in itertools.product(alphabet, repeat=size)]
+    assert_agree_on(texts, length + 1)
+
+
+# Pieces which the grammar treats each in its own way, and mixtures of them.
+_PIECES = [*"0123456789", *",.-# ", *",.-# ", ",123", ",000", ",45", ".5", "-7", "00", "000000", "12345678901234567890",
+           "##", "--", "..", ",,", " -", "- ", "\n", "\t", "\x0b", "\x0c", "\r", "x", " the", "é", "−", "٧", "\u00a0",
+           "\u2003", "\x1c", "\x00", "\x7f", "🙂", "e5", "+", "$", "%", "=-=-=-", "-----", " ... "]  # fmt: skip
+BATCH, SLOTS, WIDTH = 32, 48, 32
+_texts = st.lists(st.sampled_from(_PIECES), max_size=16).map("".join)
+# One drawn seed, not a draw a cut: those make examples too large for hypothesis now and then.
+SEEDED = st.randoms(use_true_random=True)
+_canonicals = st.builds(
+    lambda sign, whole, fraction: canonical_decimal(f"{sign}{whole}.{fraction}"),
+    st.sampled_from(["", "-"]),
+    st.text("0123456789", min_size=1, max_size=24),
+    st.text("05", max_size=3),
+)
+
+
+def mutate(canonical, rng):
+    """Writes the same number otherwise, or a near miss of it."""
+    sign, unsigned = ("-", canonical[1:]) if canonical.startswith("-") else ("", canonical)
+    whole, point, fraction = unsigned.partition(".")
+    near = list(unsigned)
+    near[rng.randrange(len(near))] = rng.choice("0123456789.,-")
+    written = rng.choice([
+        unsigned, "".join(near), f"00{unsigned}", f"{int(whole):,}{point}{fraction}", unsigned + ".0" * (not point),
+        unsigned + "0", f"0{unsigned}0", unsigned[:-1], whole, f"-{unsigned}", f"{whole},{unsigned}",
+    ])  # fmt: skip
+    return rng.choice(["# ", "#", "", "is: ", "3 # "]) + sign + written + rng.choice(["", "", " ", ".", "\n", "x"])
+
+
+def segment(data, rng):
+    """Cuts bytes anywhere (inside characters too) into fewer than SLOTS pieces of up to WIDTH bytes, some empty."""
+    anywhere = [rng.randint(0, len(data)) for _ in range(rng.randint(0, 32))]
+    cuts = sorted([*range(0, len(data), WIDTH), *anywhere, len(data)])
+    return [data[start:end] for start, end in itertools.pairwise(cuts)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_texts, max_size=BATCH // 2), st.lists(_canonicals, min_size=1, max_size=BATCH // 2), SEEDED)
+def test_agrees_with_the_host_on_adversarial_tokens(texts, canonicals, rng):
+    texts = texts + [mutate(canonical, rng) for canonical in canonicals]
+    # Half of the texts get their own answer in one of the styles; the others most likely don't match.
+    references = [
+        (parse_completion(text, rng.choice(STYLES)) if rng.random() < 0.5 else None) or rng.choice(canonicals)
+        for text in texts[: -len(canonicals)]
+    ] + canonicals
+    vocabulary, rows = [b""], []
+    for text in texts:
+        pieces = segment(text.encode(), rng)
+        rows.append([*range(len(vocabulary), len(vocabulary) + len(pieces)), *[0] * (rng.random() < 0.95)])
+        vocabulary.extend(pieces)
+    narrow = byte_table(vocabulary).bytes_VL
+    # One shape for all examples, so that verify is compiled once.
+    table = ByteTable(np.pad(narrow, ((0, BATCH * SLOTS - len(narrow)), (0, WIDTH - narrow.shape[1]))))
+    tokens = pad_tokens(rows + [[0]] * (BATCH - len(rows)), SLOTS, -1)
+    encoded = encode_references(references + ["0"] * (BATCH - len(rows)), 512)
+    for style in STYLES:
+        expected = [
+            is_correct(completion_text(row, vocabulary, 0), reference, style)
+            for row, reference in zip(rows, references, strict=True)
+        ]
+        assert jitted_verify(table, tokens, encoded, 0, style).tolist()[: len(rows)] == expected
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_numbers_of_any_length_are_compared_exactly(style):
+    rng = random.Random(0)
+    whole = "".join(rng.choice("0123456789") for _ in range(300)).lstrip("0") + "7"
+    number = whole + "." + "".join(rng.choice("0123456789") for _ in range(300)) + "3"
+    texts = [number, "000" + number + "000", f"{int(whole):,}.{number.partition('.')[2]}"]
+    for place in (0, 1, 100, 299, len(whole) + 1, len(number) - 1):
+        texts.append(number[:place] + str((int(number[place]) + 1) % 10) + number[place + 1 :])
+    assert verdicts(texts, [number] * len(texts), style, slots=1024) == [True] * 3 + [False] * 6
+
+
+def test_compressed_bytes_read_as_the_tokens_do():
+    pieces = ["".join(letters) for size in range(5) for letters in itertools.product("1,.-# x\t", repeat=size)]
+    compressed = [bytes(row).rstrip(b"\0").decode() for row in byte_table([p.encode() for p in pieces]).bytes_VL]
+    contexts = [("", ""), ("1", "1"), ("-", "1"), ("1", "11"), ("1,", "111"), ("1,1", "1"), ("1.", ".1"), (" ", "1 "),
+                ("# 1", " "), ("1,11", ",111"), ("1,111", "111"), ("x", "1"), ("1", "#1"), ("#", "-1"), ("1-", ",111")]
+    for (before, after), style in itertools.product(contexts, STYLES):
+        for piece, short in zip(pieces, compressed, strict=True):
+            expected = parse_completion(before + piece + after, style)
+            assert parse_completion(before + short + after, style) == expected
+
+
+def test_tables_stay_narrow_for_long_tokens():
+    long = [b"-" * 128, b" " * 90, b"=-" * 40, b"#" * 60, "é".encode() * 30, b"the, fox. - ", b"\xff" * 128, b""]
+    assert byte_table(long).bytes_VL.shape == (len(long), 2)
+    assert byte_table([b""]).bytes_VL.shape == (1, 1)
+    with pytest.raises(UserError, match="vocabulary is empty"):
+        byte_table([])
+
+
+def test_bytes_from_0x80_are_junk_whether_or_not_they_are_utf8():
+    assert all(byte_table([bytes([value])]).bytes_VL.tobytes() == b"x" for value in range(0x80, 0x100))
+
+
+def test_references_and_styles_are_checked():
+    assert reference_width(["72", "-0.25"]) == 5
+    assert reference_width([]) == 1
+    assert encode_references(["72", "-0.5"], 4).tolist() == [[0x37, 0x32, 0, 0], [0x2D, 0x30, 0x2E, 0x35]]
+    with pytest.raises(UserError, match="reference 1 has 4 characters, more than 3"):
+        encode_references(["72", "1450"], 3)
+    with pytest.raises(UserError, match="reference 0, '072', is not canonical"):
+        encode_references(["072"], 3)
+    with pytest.raises(UserError, match="'boxed'"):
+        verify(BYTE_LEVEL, np.full((1, 2), EOS, np.int32), encode_references(["1"], 1), EOS, "boxed")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_verifies_under_vmap_and_shard_map(style, cpu_devices):
+    texts = [row[0] for row in VERDICTS[:16]]
+    tokens = pad_tokens([[*text.encode(), EOS] for text in texts], 32, EOS)
+    references = encode_references([row[1] for row in VERDICTS[:16]], 24)
+    expected = [row[2 + STYLES.index(style)] for row in VERDICTS[:16]]
+    check = functools.partial(verify, BYTE_LEVEL, eos_id=jnp.int32(EOS), style=style)
+    nested = jax.vmap(check)(tokens.reshape(4, 4, -1), references.reshape(4, 4, -1))
+    assert nested.reshape(-1).tolist() == expected
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices[:4])
+    data = jax.sharding.PartitionSpec("data")
+    sharded = jax.jit(jax.shard_map(check, mesh=mesh, in_specs=(data, data), out_specs=data))
+    assert sharded(tokens, references).tolist() == expected
+
+
+def test_verifies_in_64_bit_mode():
+    with jax.enable_x64(True):
+        assert verdicts(["### 72", "### 73"], ["72", "72"], "coconut", slots=9) == [True, False]
+
+
+def real_answers(data):
+    """Reads every reference answer of the real sets, as written there."""
+    names = ("gsm_test", "gsm_valid", "gsm_hard", "multiarith")
+    answers = [str(row["answer"]) for name in names for row in json.loads((data / f"{name}.json").read_text())]
+    solutions = [json.loads(line)["answer"] for line in (data / "gsm8k_train.jsonl").read_text().splitlines()]
+    return answers + [solution.rpartition("#### ")[2] for solution in solutions]
+
+
+def gpt2_vocabulary(data):
+    """Loads GPT-2's tokenizer, and its tokens' bytes (each is written as a printable character of its own)."""
+    tokenizers = pytest.importorskip("tokenizers")
+    directory = data / "gpt2_tokenizer"
+    tokenizer = tokenizers.ByteLevelBPETokenizer(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    characters = {chr(value): value for value in printable}
+    characters |= {chr(256 + rank): value for rank, value in enumerate(sorted(set(range(256)) - printable))}
+    tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    eos = tokens.index("<|endoftext|>")
+    return tokenizer, [b"" if t == "<|endoftext|>" else bytes(characters[c] for c in t) for t in tokens], eos
+
+
+def test_every_real_answer_is_right_under_its_own_reference_alone(shared_data):
+    tokenizer, token_bytes, eos = gpt2_vocabulary(shared_data)
+    table = byte_table(token_bytes)
+    assert table.bytes_VL.shape[1] <= 17
+    answers = real_answers(shared_data)
+    assert len(answers) == 1319 + 500 + 1318 + 580 + 7473
+    references = [canonical_decimal(answer) for answer in answers]
+    neighbours = references[1:] + references[:1]
+    same, width = [a == b for a, b in zip(references, neighbours, strict=True)], reference_width(references)
+    assert sum(same) < 200
+    for style, form in (("coconut", "### {}"), ("codi", "The answer is: {}")):
+        rows = [[*tokenizer.encode(form.format(reference)).ids, eos] for reference in references]
+        assert all(b"".join(token_bytes[i] for i in row).decode() == form.format(reference)
+                   for row, reference in zip(rows, references, strict=True))  # fmt: skip
+        tokens = pad_tokens(rows, max(map(len, rows)), eos)
+        assert jitted_verify(table, tokens, encode_references(references, width), eos, style).all()
+        assert jitted_verify(table, tokens, encode_references(neighbours, width), eos, style).tolist() == same
