@@ -247,7 +247,8 @@ def decode_candidates(
     """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
-    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise, as its last latent.
+    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise (unless that is on everywhere),
+    as its last latent.
 
     Args:
         config: dropout rate and sites of the trajectories; its stopping rule is not used.
@@ -273,6 +274,8 @@ def decode_candidates(
     shared = shared.replace(valid=valid.reshape(rows * candidates, -1))
     last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
     before = (prompts.lengths[:, None] + lengths_C).reshape(-1)
+    noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")
+    dropout = noise.latent_dropout(keys_N, lengths_C, noisy_NC, config.dropout_rate)
     _, cache = reasoner.forward(
         params["reasoner"],
         last_h,
@@ -281,6 +284,7 @@ def decode_candidates(
         prefix=shared,
         cache=reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
         start=0,
+        dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )
     keys = jnp.repeat(keys_N, candidates)
     tokens = decode_answers(reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
