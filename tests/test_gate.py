@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+from tiny import compiled
 
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_gate
@@ -17,8 +18,8 @@ from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_g
 STEPS, WIDTH = 6, 8
 logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))
 few = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
-law = jax.jit(first_stop_log_probs, static_argnames="forced")
-loss_and_gradient = jax.jit(jax.value_and_grad(stop_set_loss), static_argnames="forced")
+law = compiled(first_stop_log_probs, static=("forced",))
+loss_and_gradient = compiled(jax.value_and_grad(stop_set_loss), static=("forced",))
 
 
 def _paths(logits, forced: bool) -> np.ndarray:
@@ -40,7 +41,7 @@ def _hidden(seed=0):
 
 def test_linear_head_is_a_linear_map():
     gate = stopping_gate(WIDTH)
-    params = gate.init(jax.random.key(0))
+    params = compiled(gate.init)(jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == {"out": {"kernel": (WIDTH, 1), "bias": (1,)}}
     params["out"]["bias"] = jnp.array([0.7])
     expected = np.asarray(_hidden()) @ np.asarray(params["out"]["kernel"])[:, 0] + 0.7
@@ -49,7 +50,7 @@ def test_linear_head_is_a_linear_map():
 
 def test_hidden_layer():
     gate = stopping_gate(WIDTH, hidden=4)
-    params = gate.init(jax.random.key(0))
+    params = compiled(gate.init)(jax.random.key(0))
     hidden, out = (jax.tree.map(np.asarray, params[name]) for name in ("hidden", "out"))
     x = np.asarray(_hidden()) @ hidden["kernel"] + hidden["bias"]
     x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
@@ -60,7 +61,7 @@ def test_hidden_layer():
 @pytest.mark.parametrize("detached", [True, False])
 def test_gradient_reaches_the_latents_only_if_asked(detached):
     gate = stopping_gate(WIDTH, detached=detached)
-    params = gate.init(jax.random.key(0))
+    params = compiled(gate.init)(jax.random.key(0))
     to_latents = jax.grad(lambda h: gate.logits(params, h).sum())(_hidden())
     expected = np.broadcast_to(0 if detached else np.asarray(params["out"]["kernel"])[:, 0], to_latents.shape)
     np.testing.assert_allclose(to_latents, expected, rtol=1e-6)
@@ -70,7 +71,7 @@ def test_gradient_reaches_the_latents_only_if_asked(detached):
 
 def test_dropout_comes_before_the_linear_map_and_logits_are_float32():
     gate = stopping_gate(WIDTH)
-    params = gate.init(jax.random.key(0))
+    params = compiled(gate.init)(jax.random.key(0))
     noise = Dropout(jax.random.split(jax.random.key(1), (3, 5)), jnp.ones((3, 5), bool), 0.5)
     noisy = gate.logits(params, _hidden(), noise)
     np.testing.assert_allclose(noisy, gate.logits(params, drop(_hidden(), noise, 0)), rtol=1e-6)
