@@ -3,6 +3,7 @@
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,9 +30,9 @@ def main(_: list[str]) -> None:
     config = _CONFIG.value
     configs.check(config)
     jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-    if not jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
-    name = Path(flags.FLAGS["config"].config_filename.partition(":")[0]).stem
+    name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
@@ -46,21 +47,23 @@ def main(_: list[str]) -> None:
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
-    path = given.get("config", "").partition(":")[0]
-    if not Path(path).is_file():
-        raise UserError(
-            f"--config={path}: no such file; give one of {', '.join(map(str, Path('configs').glob('*.py')))}"
-        )
+    known = ", ".join(sorted(map(str, Path("configs").glob("*.py"))))
     try:
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        missing = _CONFIG.value is None
     except UserError:
         raise
+    except OSError as error:  # ml_collections wraps what it met into a plain OSError
+        raise UserError(f"--config={given.get('config', '')}: no such file; give one of {known}") from error
     except Exception as error:  # the config file is the user's code, and can raise anything
         reason = " ".join(str(error).split())
         unknown = [key for key in given if key.startswith("config.") and key.rpartition(".")[2] in reason]
         if isinstance(error, AttributeError | KeyError) and unknown:
             raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
         raise UserError(f"{reason}; see slpo_jax/config.py for the keys and their types") from error
+    if missing:
+        raise UserError(f"--config: not given; give one of {known}")
+    return rest
 
 
 def _neighbours(key: str) -> str:

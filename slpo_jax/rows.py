@@ -12,6 +12,7 @@ from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records, write_text
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.experiment import Experiment
+from slpo_jax.policy.rollout import Stopping
 from slpo_jax.stages import choose, has_checkpoint, stage_params, starting_params
 
 
@@ -28,7 +29,7 @@ class Row:
 
     name: str
     stage: str
-    stopping: str
+    stopping: Stopping
     rules: tuple
 
 
@@ -37,7 +38,9 @@ def rows(experiment: Experiment) -> list[Row]:
     config = experiment.config
     total = config.max_latents
     own = min(total, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
-    gated = ("threshold", tuple(config.evaluate.thresholds)) if config.gate.enabled else ("length", (total,))
+    gated: tuple[Stopping, tuple] = ("length", (total,))
+    if config.gate.enabled:
+        gated = ("threshold", tuple(config.evaluate.thresholds))
     found = []
     if has_checkpoint(experiment, "imitate"):
         found += [Row("imitate", "imitate", "length", (own,))]

@@ -13,6 +13,7 @@ from slpo_jax.evaluation.evaluate import accuracy
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.experiment import Experiment
 from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.policy.rollout import Stopping
 from slpo_jax.training import cold_start, imitate, slpo
 from slpo_jax.training.checkpoint import StageCheckpoints, load_params
 from slpo_jax.training.loop import StageRun
@@ -150,7 +151,7 @@ def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], unti
         if int(state.step) >= phase.end:
             continue
         if int(state.step) == phase.start and config.reset_optimizer:
-            state = state.replace(opt_state=optimizer.init({name: state.params[name] for name in trained}))
+            state = dataclasses.replace(state, opt_state=optimizer.init({name: state.params[name] for name in trained}))
         layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
         loss_fn = imitate.make_loss(experiment.reasoner, experiment.gate, layout)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
@@ -205,23 +206,35 @@ def run_cold_start(experiment: Experiment) -> None:
     )
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = _open(experiment, stage, state, config.steps)
-    batch = _prompted(experiment, config.batch_size)
-    best = best or {"accuracy": -1.0, "step": 0}
-    best_dir = checkpoint_dir(experiment, "cold_start_best")
-    while int(state.step) < config.steps:
-        until = min(config.steps, (int(state.step) // config.evaluate_every + 1) * config.evaluate_every)
-        state = run.advance(state, step_fn, batch, until, lambda best=best: best)
-        found = validation_accuracy(experiment, state.params, "threshold", 0.5)
-        experiment.log.write(stage, until, {"valid_accuracy": found})
-        if found > best["accuracy"]:
-            best = {"accuracy": found, "step": until}
-            keeper = StageCheckpoints(best_dir)
-            keeper.save(state)
-            keeper.close()
-        if until - best["step"] >= config.patience * config.evaluate_every:
+    best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
+    batch, best_dir = _prompted(experiment, config.batch_size), checkpoint_dir(experiment, "cold_start_best")
+
+    def known() -> dict:
+        return best
+
+    while True:
+        step = int(state.step)
+        if best["evaluated"] < step and (step % config.evaluate_every == 0 or step == config.steps):
+            best = _keep_if_better(experiment, state, best, best_dir)
+        if step >= config.steps or step - best["step"] >= config.patience * config.evaluate_every:
             break
-    state = state.replace(params=load_params(best_dir, state.params))
+        until = min(config.steps, (step // config.evaluate_every + 1) * config.evaluate_every)
+        state = run.advance(state, step_fn, batch, until, known)
+    state = dataclasses.replace(state, params=load_params(best_dir, state.params))
     _close(experiment, stage, run, state, best)
+
+
+def _keep_if_better(experiment: Experiment, state: TrainState, best: dict, directory: Path) -> dict:
+    """Validate the gate, keep its checkpoint if none was better, and return what is known of the best now."""
+    step = int(state.step)
+    found = validation_accuracy(experiment, state.params, "threshold", 0.5)
+    experiment.log.write("cold_start", step, {"valid_accuracy": found})
+    if found <= best["accuracy"]:
+        return best | {"evaluated": step}
+    keeper = StageCheckpoints(directory)
+    keeper.save(state)
+    keeper.close()
+    return {"accuracy": found, "step": step, "evaluated": step}
 
 
 def run_slpo(experiment: Experiment) -> None:
@@ -253,7 +266,7 @@ def make_slpo(experiment: Experiment) -> slpo.Slpo:
         objective = dataclasses.replace(objective, stop_weight=0.0)
     if objective.latent_weight == objective.answer_weight == objective.stop_weight == 0.0:
         raise UserError("config.slpo.objective: all three weights are 0, so there is nothing to train; set one")
-    stopping = config.stopping if gated else "length"
+    stopping: Stopping = config.stopping if gated else "length"
     return slpo.Slpo(
         experiment.reasoner,
         experiment.gate,
@@ -264,7 +277,7 @@ def make_slpo(experiment: Experiment) -> slpo.Slpo:
     )
 
 
-def validation_accuracy(experiment: Experiment, params: Params, stopping: str, rule: float | int) -> float:
+def validation_accuracy(experiment: Experiment, params: Params, stopping: Stopping, rule: float | int) -> float:
     """Acc on the validation split, where all choices are made."""
     valid = experiment.valid
     done = experiment.evaluator.run(
@@ -273,7 +286,7 @@ def validation_accuracy(experiment: Experiment, params: Params, stopping: str, r
     return accuracy(experiment.reader, valid, done)
 
 
-def choose(experiment: Experiment, name: str, params: Params, stopping: str, rules: list) -> float | int:
+def choose(experiment: Experiment, name: str, params: Params, stopping: Stopping, rules: list) -> float | int:
     """The rule (threshold or number of latents) with the best validation Acc, ties to the smaller.
 
     The sweep is kept in `thresholds.json` under `name`.

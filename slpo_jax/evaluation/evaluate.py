@@ -13,7 +13,7 @@ from tqdm import tqdm
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, Stopping, rollout
 from slpo_jax.text.answers import completion_text, parse_completion
 from slpo_jax.text.batches import EncodedProblems, pad_prompts, padded_chunks
 from slpo_jax.text.tokenizer import token_bytes
@@ -58,9 +58,9 @@ class Evaluator:
         self.reasoner, self.gate, self.config, self.mesh = reasoner, gate, config, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, str, bool], Callable] = {}
+        self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
 
-    def _program(self, noisy: bool, stopping: str, keep_latents: bool) -> Callable:
+    def _program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
         """(params, prompts, index_N, sample_N, key, rule_N) -> (tokens, lengths, latents or None)."""
         mode = (noisy, stopping, keep_latents)
         if mode in self._programs:
@@ -105,7 +105,7 @@ class Evaluator:
         self,
         params: Any,
         problems: EncodedProblems,
-        stopping: str,
+        stopping: Stopping,
         rule: float | int,
         seed: int | None = None,
         samples: int = 1,

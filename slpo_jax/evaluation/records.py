@@ -7,7 +7,7 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,49 @@ class EvalRecords:
 
 Evals = dict[str, dict[str, EvalRecords]]
 """row -> data set -> records, as `read_evals` returns them."""
+
+
+def pool_runs(runs: Sequence[Evals]) -> Evals:
+    """The R runs' records end to end, so that each of the N problems comes R times; for means over runs.
+
+    Only rows and sets that every run has, on the same problems. Of the samples, as many seeds and as many a seed are
+    kept as every run has: samples of different runs stay different entries, since Pass@k is a figure of one model.
+
+    Returns:
+        row -> set -> records with R * N entries, the first run's first.
+    """
+    shared = {
+        row: [name for name in sets if all(name in run.get(row, {}) for run in runs)] for row, sets in runs[0].items()
+    }
+    parts = {row: {name: [run[row][name] for run in runs] for name in names} for row, names in shared.items()}
+    pooled = {
+        row: {
+            name: _concatenate(records) for name, records in sets.items() if all(map(records[0].same_problems, records))
+        }
+        for row, sets in parts.items()
+    }
+    return {row: sets for row, sets in pooled.items() if sets}
+
+
+def _concatenate(runs: Sequence[EvalRecords]) -> EvalRecords:
+    seeds, per_seed = (min(run.sample_correct.shape[axis] for run in runs) for axis in (0, 2))
+
+    def join(key: str, axis: int = 0) -> np.ndarray:
+        arrays = [getattr(run, key) for run in runs]
+        return np.concatenate([a[:seeds, :, :per_seed] if a.ndim == 3 else a for a in arrays], axis=axis)
+
+    return EvalRecords(
+        index=join("index"),
+        references=sum((run.references for run in runs), ()),
+        answers=sum((run.answers for run in runs), ()),
+        correct=join("correct"),
+        latent_steps=join("latent_steps"),
+        problem_steps=join("problem_steps"),
+        seeds=runs[0].seeds[:seeds],
+        sample_correct=join("sample_correct", 1),
+        sample_latent_steps=join("sample_latent_steps", 1),
+        sample_answers=join("sample_answers", 1),
+    )
 
 
 def is_gated(row: str) -> bool:
@@ -160,8 +203,8 @@ def read_evals(workdir: str | Path) -> Evals:
 def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Reads `metrics.jsonl`, in order of step, and notes on what is wrong with it.
 
-    A run that was interrupted and went on logs some steps twice: the last row of a (stage, step) counts. A line torn
-    by the interruption is left out and noted.
+    Several rows of one (stage, step) are one, in which the last value of a scalar counts. A line torn by an
+    interruption is left out and noted.
     """
     path = Path(path)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
@@ -171,7 +214,7 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             continue
         try:
             row = json.loads(line)
-            rows[str(row["stage"]), int(row["step"])] = row
+            rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
     notes = [f"{path.name}: {torn} unreadable line(s) left out of the figures."] if torn else []

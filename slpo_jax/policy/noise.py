@@ -4,6 +4,7 @@ A site's number is folded in last, inside `models.dropout`. So the same trajecto
 batch order and, because a prompt's positions are counted back from its end, in any padding.
 """
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -16,7 +17,7 @@ DropoutWhere = Literal["thought", "latents", "all"]
 without the prompt ("latents"), or every position ("all")."""
 
 STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "slpo", "evaluate"))}
-_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN = (kind << 20 for kind in range(5))
+_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE = (kind << 20 for kind in range(6))
 
 
 def stream_key(key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
@@ -55,6 +56,14 @@ def latent_dropout(keys_N, steps_T, active_NT, rate: float) -> Dropout | None:
     return Dropout(_position_keys(keys_N, _LATENT + steps_T), active_NT, rate)
 
 
+def gate_dropout(keys_N, steps_T, rate: float) -> Dropout | None:
+    """The noise of the gate head on latents h_t, t in steps_T: apart from that of the forwards that they are fed to."""
+    if rate == 0.0:
+        return None
+    active_NT = jnp.ones((keys_N.shape[0], steps_T.shape[0]), bool)
+    return Dropout(_position_keys(keys_N, _GATE + steps_T), active_NT, rate)
+
+
 def answer_dropout(keys_N, slots_A, rate: float, where: DropoutWhere) -> Dropout | None:
     """The noise of answer slots (the end marker is slot 0): none unless `where` is "all"."""
     if rate == 0.0 or where != "all":
@@ -67,7 +76,8 @@ def followed_by(first: Dropout | None, second: Dropout | None) -> Dropout | None
     """The noise of a pass over two stretches of positions; only the last stretch may be without noise."""
     if first is None or second is None:
         return first
-    return first.replace(
+    return dataclasses.replace(
+        first,
         keys_BL=jnp.concatenate([first.keys_BL, second.keys_BL], axis=1),
         active_BL=jnp.concatenate([first.active_BL, second.active_BL], axis=1),
     )

@@ -16,6 +16,8 @@ from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 
+Stopping = Literal["sample", "threshold", "length"]
+
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
@@ -39,16 +41,16 @@ class RolloutConfig:
     pad_id: int
     dropout_rate: float = 0.1
     dropout_where: noise.DropoutWhere = "thought"
-    stopping: Literal["sample", "threshold", "length"] = "sample"
+    stopping: Stopping = "sample"
     temperature: float = 0.0
 
 
 @struct.dataclass
 class Prompts:
-    """Left-padded prompts: tokens int [N, P], valid bool [N, P]."""
+    """Left-padded prompts: tokens int [N, P], valid bool [N, P]; of numpy on the host, of jax inside jit."""
 
-    tokens: jax.Array
-    valid: jax.Array
+    tokens: Any
+    valid: Any
 
     @property
     def lengths(self) -> jax.Array:
@@ -271,7 +273,7 @@ def decode_candidates(
         ],
         axis=2,
     )
-    shared = shared.replace(valid=valid.reshape(rows * candidates, -1))
+    shared = dataclasses.replace(shared, valid=valid.reshape(rows * candidates, -1))
     last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
     before = (prompts.lengths[:, None] + lengths_C).reshape(-1)
     noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
+from slpo_jax.text.answers import AnswerStyle
 from slpo_jax.text.tokenizer import ANSWER_MARK, add_reasoner_tokens
 
 Ids = list[int]
@@ -28,7 +29,7 @@ class Template:
       answer_text: canonical answer -> text, before eos.
     """
 
-    answer_style: str
+    answer_style: AnswerStyle
     start_id: int
     end_id: int
     latent_id: int

@@ -1,5 +1,6 @@
 """Orbax checkpoints of a stage's whole state, so that the same command goes on bit-exactly where it was."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ class StageCheckpoints:
                 extra=ocp.args.JsonSave(extra or {}),
             ),
         )
+        if jax.default_backend() == "cpu":
+            # There the copy being written may be the buffer itself, which the next step gives away.
+            self._manager.wait_until_finished()
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint, with the shapes, types and sharding of `like`."""
@@ -60,9 +64,10 @@ class StageCheckpoints:
         )
         rest = found["rest"]
         key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
-        return like.replace(step=rest["step"], params=found["params"], opt_state=rest["opt_state"], key=key), found[
-            "extra"
-        ]
+        state = dataclasses.replace(
+            like, step=rest["step"], params=found["params"], opt_state=rest["opt_state"], key=key
+        )
+        return state, found["extra"]
 
     def close(self) -> None:
         """Wait for saves under way."""

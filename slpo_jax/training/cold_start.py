@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import Gate, stop_set_loss
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
@@ -38,8 +37,8 @@ def make_loss(
 ) -> LossFn:
     """L_stop of section 4.1, summed over the trajectories that have a valid length; the others are left out.
 
-    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `best_share`, problems' mean reward at the
-    candidate length that is right most often; `expected_length`, the mean of tau under the gate's law.
+    Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the mean reward over all
+    candidate lengths; `expected_length`, the mean of tau under the gate's law.
     """
     steps_T = jnp.arange(1, rollout_config.max_latents + 1)
 
@@ -58,10 +57,7 @@ def make_loss(
         if config.train_backbone:
             lengths_N = jnp.full(rows, rollout_config.max_latents)
             latents_NTD = replay_latents(reasoner, gate, params, prompts, keys_N, lengths_N, rollout_config)
-        gate_noise = None
-        if config.gate_dropout:
-            noise_keys = noise.latent_dropout(keys_N, steps_T, jnp.ones(in_set_NT.shape, bool), config.gate_dropout)
-            gate_noise = Dropout(noise_keys.keys_BL, noise_keys.active_BL, config.gate_dropout)
+        gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = gate.logits(params["gate"], latents_NTD, gate_noise)
         loss_N = jax.vmap(stop_set_loss, in_axes=(0, 0, None))(logits_NT, in_set_NT, config.forced_stop)
         valid_N = in_set_NT.any(axis=1)
@@ -70,7 +66,7 @@ def make_loss(
         return loss_N.sum(), {
             "loss": (loss_N.sum(), valid_N.sum().astype(jnp.float32)),
             "valid_share": (valid_N.sum(), count),
-            "best_share": (right_NC.sum(axis=0).max().astype(jnp.float32), count),
+            "right_share": (right_NC.sum(), count * candidates),
             "expected_length": (1.0 * rows + surviving_NT.sum(), count),
         }
 

@@ -5,7 +5,7 @@ steps are gone. With c_thought = 0 nothing replaces the steps: iCoT's no-thought
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, think
 from slpo_jax.policy.surrogate import token_log_probs
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.text.batches import EncodedProblems, batch_indices, pad_suffixes
 from slpo_jax.training.state import LossFn
 
 
@@ -41,12 +41,12 @@ class Phase:
 
 @struct.dataclass
 class ImitationBatch:
-    """Prompts, the number of latents int [B] after each, the suffixes and the examples' global indices int [B]."""
+    """Prompts, the number of latents int [B] after each, a `SuffixBatch`, and global example indices int [B]."""
 
     prompts: Prompts
-    latents: np.ndarray
-    suffix: SuffixBatch
-    index: np.ndarray
+    latents: Any
+    suffix: Any
+    index: Any
 
 
 def phases(

@@ -112,6 +112,7 @@ class StageRun:
             if step % self.checkpoint_every == 0:
                 self.checkpoints.save(state, extra())
             if self._signal is not None:
+                self._report(*pending)
                 self._leave(state, extra())
         if pending is not None:
             self._report(*pending)

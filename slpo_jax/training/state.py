@@ -1,5 +1,6 @@
 """The state of a stage and its one train step: gradients summed over the `data` axis, then the optimizer."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,6 @@ def make_train_step(
         params = {**state.params, **optax.apply_updates(part, updates)}
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         metrics["grad_norm"] = optax.global_norm(grads)
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(train_step, donate_argnums=0)
