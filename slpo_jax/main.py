@@ -51,6 +51,7 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
+        _ = missing or _CONFIG.value.stages  # a file that could not be loaded raises only when it is looked into
     except UserError:
         raise
     except OSError as error:  # ml_collections wraps what it met into a plain OSError
