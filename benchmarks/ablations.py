@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.evaluation.report import compare_runs, write_report
 
@@ -35,7 +36,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "lr_x_3": {"slpo.optimizer.learning_rate": 3.0},
     "lr_x_10": {"slpo.optimizer.learning_rate": 10.0},
     "batch_x_1/4": {"slpo.batch_size": 1 / 4},
-    "imitation_dropout": {"imitate.dropout": 0.1},
+    "no_imitation_dropout": {"imitate.dropout": 0.0},
 }
 _SCALED = {"slpo.optimizer.learning_rate": float, "slpo.batch_size": int}
 """Keys whose values above are factors of the config's own."""
@@ -82,9 +83,7 @@ def variant(config: str, root: Path, name: str, seed: int) -> None:
 
 def entries(report: dict, b: str) -> dict[str, dict]:
     """metric -> SLPO minus row `b` on the mean of the sets."""
-    return {
-        e["metric"]: e for e in report["differences"] if e["a"] == "slpo" and e["b"] == b and e["set"] == "average"
-    }
+    return {e["metric"]: e for e in report["differences"] if e["a"] == "slpo" and e["b"] == b and e["set"] == AVERAGE}
 
 
 def table(root: Path) -> str:
