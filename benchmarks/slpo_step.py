@@ -43,7 +43,7 @@ rel.: median step over that of K, G = 4, 8; sur./step: median surrogate over med
 traj./s: prompts x G over the step's seconds
 tokens/s: (generated + scored) over the step's seconds; generated: latents and answer tokens of the rollouts, scored: \
 K x generated; prompt tokens and unused slots are not counted
-compile seconds: tracing, lowering and XLA, without a persistent cache
+compile seconds: tracing, lowering and XLA, without a persistent cache; rollouts of one G share a program
 weights: random; the gate's are 0, with a bias that makes the mean trajectory T/2 latents long (the paper's stop at \
 about 6 of 12; the longest of a batch ends the loop); eos is forced where a trained reasoner's answer ends, as random \
 weights never say it; every second reward is set to 1, as otherwise all gradients would be 0
@@ -59,24 +59,23 @@ class Candidate:
 
     implementation = "slpo_jax"
 
-    def __init__(self, work: Workload, passes: int, group: int):
-        self.passes, self.group, self.compile_seconds = passes, group, {}
-        slpo_config = dataclasses.replace(work.parts.config, passes=passes, group=group)
-        parts = dataclasses.replace(work.parts, config=slpo_config)
+    def __init__(self, work: Workload, passes: int, group: int, rollouts: dict[int, tuple[Any, float]]):
+        """Compiles; `rollouts` keeps the rollout program of each G and its seconds, as it does not depend on K."""
+        self.passes, self.group, seconds = passes, group, {}
+        parts = dataclasses.replace(
+            work.parts, config=dataclasses.replace(work.parts.config, passes=passes, group=group)
+        )
         rollout, surrogate, gradient = _part_programs(parts, work.mesh)
         step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo")
-        batch, key = work.batch(0), _step_key(work, 0)
-        self.rollout = self._compile("rollout", rollout, work.state.params, batch, key)
-        sampled = self.rollout(work.state.params, batch, key)
-        self.surrogate = self._compile("surrogate", surrogate, work.state.params, batch, *sampled, key)
-        self.gradient = self._compile("gradient", gradient, work.state.params, batch, *sampled, key)
-        self.step = self._compile("step", step, work.state, batch)
-
-    def _compile(self, name: str, function, *args):
-        start = time.perf_counter()
-        program = function.lower(*args).compile()
-        self.compile_seconds[name] = time.perf_counter() - start
-        return program
+        params, batch, key = work.state.params, work.batch(0), _step_key(work, 0)
+        if group not in rollouts:
+            rollouts[group] = _compiled(rollout, params, batch, key)
+        self.rollout, seconds["rollout"] = rollouts[group]
+        sampled = self.rollout(params, batch, key)
+        self.surrogate, seconds["surrogate"] = _compiled(surrogate, params, batch, *sampled, key)
+        self.gradient, seconds["gradient"] = _compiled(gradient, params, batch, *sampled, key)
+        self.step, seconds["step"] = _compiled(step, work.state, batch)
+        self.compile_seconds: dict[str, float] = seconds
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
@@ -100,6 +99,13 @@ class Candidate:
             "longest_latents": float(lengths.max()),
             "mean_answer_tokens": float(answers.mean()),
         }
+
+
+def _compiled(function, *args) -> tuple[Any, float]:
+    """The program for these arguments, and the seconds that it took to make."""
+    start = time.perf_counter()
+    program = function.lower(*args).compile()
+    return program, time.perf_counter() - start
 
 
 def _part_programs(parts: slpo.Slpo, mesh):
@@ -136,7 +142,8 @@ def measure(work: Workload, warmup: int, steps: int) -> list[dict[str, Any]]:
     """A row of numbers a configuration: medians, least, most and all values of what `Candidate.measure` gives."""
     quiet = not sys.stderr.isatty()
     pairs = tqdm(CONFIGURATIONS, "compile", disable=quiet)
-    candidates = [Candidate(work, passes, group) for passes, group in pairs]
+    rollouts: dict[int, tuple[Any, float]] = {}
+    candidates = [Candidate(work, passes, group, rollouts) for passes, group in pairs]
     measured: list[list[dict[str, float]]] = [[] for _ in candidates]
     for step in tqdm(range(warmup + steps), "measure", disable=quiet):
         for rows, candidate in zip(measured, candidates, strict=True):

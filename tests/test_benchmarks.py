@@ -53,7 +53,7 @@ def result(cpu_devices):
 
 
 def test_parts_are_the_train_steps_own_work(workload):
-    candidate, step = slpo_step.Candidate(workload, passes=2, group=2), 5
+    candidate, step = slpo_step.Candidate(workload, 2, 2, {}), 5
     batch, key, params = workload.batch(step), slpo_step._step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)
     assert rewards.shape == (PROMPTS, 2)
@@ -64,7 +64,7 @@ def test_parts_are_the_train_steps_own_work(workload):
 
     loss = candidate.surrogate(params, batch, trajectories, rewards, key)
     value, grads = candidate.gradient(params, batch, trajectories, rewards, key)
-    norm = float(optax.global_norm(grads)) / PROMPTS
+    norm = float(optax.tree.norm(grads)) / PROMPTS
     state = workload.state.replace(step=slpo_step.replicate(jnp.int32(step), workload.mesh))
     workload.state, metrics = candidate.step(state, batch)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
