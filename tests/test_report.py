@@ -1,53 +1,20 @@
 """The report from end to end on small made-up workdirs."""
 
+import itertools
 import json
+import shutil
 import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from eval_files import write_eval
 from scipy import stats
 
+from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import records, report
-
-
-def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, reference="7"):
-    """A row of eval/ROW/NAME.jsonl; sample_right: a list of hits for each seed."""
-    samples = [
-        {
-            "seed": 10 + s,
-            "completion": "",
-            "answer": "7" if hit else None,
-            "latent_steps": latent_steps,
-            "correct": bool(hit),
-        }
-        for s, hits in enumerate(sample_right)
-        for hit in hits
-    ]
-    return {
-        "index": index,
-        "question": "q",
-        "reference": reference,
-        "completion": "### 7",
-        "completion_tokens": 3,
-        "latent_steps": latent_steps,
-        "correct": bool(right),
-        "answer": "7" if right else None,
-        "problem_steps": problem_steps,
-        "samples": samples,
-    }
-
-
-def write_eval(workdir, row, name, right, hits=None, lengths=None, steps=None):
-    """N problems: right [N] of the clean rollout, hits [S, N, M] of the samples."""
-    n = len(right)
-    hits = np.zeros((0, n, 0)) if hits is None else np.asarray(hits)
-    lengths = [3] * n if lengths is None else lengths
-    steps = [2] * n if steps is None else steps
-    rows = [problem(i, right[i], hits[:, i], int(lengths[i]), steps[i]) for i in range(n)]
-    records.write_records(workdir / "eval" / row / f"{name}.jsonl", rows)
+from slpo_jax.evaluation import figures, markdown, records, report
 
 
 @pytest.fixture
@@ -115,6 +82,35 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "`seed` = 3" in text
 
 
+def test_every_table_says_of_how_many_problems(workdir):
+    (workdir / "thresholds.json").write_text(json.dumps({"slpo": {"0.5": 0.25, "chosen": 0.5, "problems": 1500}}))
+    write_eval(workdir, "imitate", "alpha", [1] * 20)  # fewer than the 40 of the other rows
+    report.write_report(workdir)
+    blocks = (workdir / "report.md").read_text().split("\n\n")
+    heads = [(block.split("\n")[0], before) for before, block in itertools.pairwise(blocks) if block[0] == "|"]
+    titles = [head if "problems)" in head else before for head, before in heads]
+    alpha, beta, mean = "### alpha (40 problems)", "### beta (40 problems)", "### mean of the sets (80 problems)"
+    mixed, mean_mixed = "### alpha (20 to 40 problems)", "### mean of the sets (60 to 80 problems)"
+    assert titles == [
+        *(beta, mixed, mean_mixed),  # results
+        *(beta, alpha, mean),  # differences, where rows on other problems are left out
+        *(beta, mixed, mean_mixed),  # results, unbiased
+        *(beta, alpha, mean),
+        "### beta (40 problems), alpha (40 problems)",  # latents against difficulty
+        "| threshold (1,500 problems) | 0.5 |",
+    ]
+
+
+def test_settings_are_keys_of_the_config(tmp_path):
+    write_eval(tmp_path, "slpo", "alpha", [1, 0])
+    config = default_config()
+    (tmp_path / "config.json").write_text(config.to_json_best_effort())
+    report.write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert [key for key in markdown.SETTINGS if f"`{key}` = " not in text] == []
+    assert f"`slpo.optimizer.learning_rate` = {config.slpo.optimizer.learning_rate}," in text
+
+
 def test_report_is_a_pure_function_of_the_workdir(workdir):
     report.write_report(workdir)
     first = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
@@ -169,18 +165,6 @@ def test_unknown_rows_are_reported_after_the_known(tmp_path):
     assert list(report.write_report(tmp_path)["eval"]) == ["slpo", "ablation"]
 
 
-def test_metrics_of_a_resumed_run(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"step": 2, "stage": "slpo", "reward": 0.1}\n{"step": 3, "stage": "slpo", "rew\n'
-        '{"step": 1, "stage": "slpo", "reward": 0.3}\n{"step": 2, "stage": "slpo", "reward": 0.2}\n'
-    )
-    rows, notes = records.read_metrics(path)
-    assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.3), (2, 0.2)]  # the last of a step counts
-    assert "1 unreadable line(s)" in notes[0]
-    assert records.read_metrics(tmp_path / "none.jsonl") == ([], [])
-
-
 def test_compare_runs_by_hand(tmp_path):
     for run, count in (("a", 30), ("b", 26)):
         write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count)
@@ -204,6 +188,32 @@ def test_compare_runs_by_hand(tmp_path):
     assert "imitate on alpha: left out" in notes
     assert "configurations differ in: lr." in notes
     assert "share config.seed" in notes
+
+
+def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(workdir / "eval", other / "eval")
+    out = report.compare_runs([workdir, other], tmp_path / "all")
+    assert out["figures"] == [f"figures/{name}.png" for name in ("pass_at_k", "stop_times", "difficulty")]
+    text = (tmp_path / "all" / "report.md").read_text()
+    assert "Runs are pooled" in text
+    for name in out["figures"]:
+        assert (tmp_path / "all" / name).read_bytes().startswith(b"\x89PNG")
+        assert f"]({name})" in text
+
+
+def test_the_same_run_again_tells_the_figures_nothing_new(workdir):
+    evals = records.read_evals(workdir)
+    for draw in (figures.pass_at_k_figure, figures.difficulty_figure):
+        one, three = draw(evals), draw(records.pool_runs([evals] * 3))
+        for a, b in zip(one.axes, three.axes, strict=True):
+            assert len(a.lines) == len(b.lines) > 0
+            for line_a, line_b in zip(a.lines, b.lines, strict=True):
+                np.testing.assert_allclose(line_a.get_xydata(), line_b.get_xydata(), rtol=1e-9)
+            for bars_a, bars_b in zip(a.collections, b.collections, strict=True):  # bands and error bars
+                for path_a, path_b in zip(bars_a.get_paths(), bars_b.get_paths(), strict=True):
+                    np.testing.assert_allclose(path_a.vertices, path_b.vertices, rtol=1e-9)
+            assert not [text for text in b.texts if ", p " in text.get_text()]  # no p from repeated problems
 
 
 @pytest.mark.parametrize(
@@ -267,62 +277,3 @@ def test_no_jax_and_no_pyplot_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_records_round_trip(tmp_path):
-    path = tmp_path / "eval" / "slpo" / "alpha.jsonl"
-    hits = [[[1, 0, 1], [0, 0, 0]], [[0, 1, 1], [1, 1, 1]]]
-    write_eval(tmp_path, "slpo", "alpha", [1, 0], hits, [2, 5], [3, None])
-    got = records.read_records(path)
-    assert got.sample_correct.astype(int).tolist() == hits
-    assert got.sample_answers[0, 0].tolist() == ["7", None, "7"]
-    assert got.seeds.tolist() == [10, 11]
-    assert got.latent_steps.tolist() == [2, 5]
-    assert got.sample_latent_steps[:, :, 0].tolist() == [[2, 5], [2, 5]]
-    assert got.answers == ("7", None)
-    assert got.problem_steps[0] == 3
-    assert np.isnan(got.problem_steps[1])
-
-
-def test_samples_are_grouped_by_seed_whatever_their_order(tmp_path):
-    rows = [problem(i, 1, [[1, 0], [0, 0]]) for i in range(2)]
-    rows[1]["samples"] = [rows[1]["samples"][i] for i in (2, 0, 3, 1)]
-    records.write_records(tmp_path / "x.jsonl", rows)
-    assert records.read_records(tmp_path / "x.jsonl").sample_correct[:, 1].tolist() == [[True, False], [False, False]]
-
-
-def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
-    path = tmp_path / "x.jsonl"
-    records.write_records(path, [problem(0, 1)])
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="JSON"):
-        records.write_records(path, [problem(0, 1), {"index": float("nan")}])
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "holds no problems"),
-        (json.dumps(problem(0, 1)) + "\n{not json\n", "line 2: not JSON"),
-        ("[1]\n", "line 1: not an object"),
-        (json.dumps({k: v for k, v in problem(0, 1).items() if k != "correct"}), "line 1: 'correct' is missing"),
-        (json.dumps(problem(0, 1) | {"latent_steps": "3"}), "line 1: 'latent_steps'"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1, 0]])), "line 2: samples a seed"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1], [0]])), "line 2: samples a seed"),
-    ],
-)
-def test_malformed_records_name_the_file_and_line(tmp_path, text, expected):
-    path = tmp_path / "x.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        records.read_records(path)
-    assert expected in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_records_are_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="evaluate"):
-        records.read_records(tmp_path / "x.jsonl")

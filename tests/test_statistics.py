@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from slpo_jax.evaluation import statistics
+from slpo_jax.evaluation import comparisons, statistics
 from slpo_jax.evaluation.records import EvalRecords
 
 
@@ -135,7 +135,7 @@ def test_paired_bootstrap_against_the_exact_binomial_law():
     # 100 problems, a better on 30, equal on 70: a draw's mean is Binomial(100, .3) / 100
     a, b = np.zeros(100), np.zeros(100)
     a[:30] = 1
-    result = statistics.paired_bootstrap(a, b, n_boot=20_000, seed=1)
+    result = comparisons.paired_bootstrap(a, b, n_boot=20_000, seed=1)
     assert result.mean == pytest.approx(0.3)
     low, high = stats.binom(100, 0.3).ppf([0.025, 0.975]) / 100
     assert result.low == pytest.approx(low, abs=0.0101)
@@ -145,18 +145,18 @@ def test_paired_bootstrap_against_the_exact_binomial_law():
 def test_paired_bootstrap_uses_the_pairing():
     # equal rows differ by nothing however much the problems vary
     a = np.random.default_rng(0).random(50)
-    assert statistics.paired_bootstrap(a + 0.1, a) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
+    assert comparisons.paired_bootstrap(a + 0.1, a) == (pytest.approx(0.1), pytest.approx(0.1), pytest.approx(0.1))
 
 
 def test_bootstrap_is_a_pure_function_of_its_seed():
     a, b = np.random.default_rng(0).random((2, 30))
-    assert statistics.paired_bootstrap(a, b, 500, seed=3) == statistics.paired_bootstrap(a, b, 500, seed=3)
-    assert statistics.paired_bootstrap(a, b, 500, seed=3) != statistics.paired_bootstrap(a, b, 500, seed=4)
+    assert comparisons.paired_bootstrap(a, b, 500, seed=3) == comparisons.paired_bootstrap(a, b, 500, seed=3)
+    assert comparisons.paired_bootstrap(a, b, 500, seed=3) != comparisons.paired_bootstrap(a, b, 500, seed=4)
 
 
 def test_bootstrap_in_chunks_has_the_standard_error_of_the_mean():
     diff = np.random.default_rng(2).normal(size=(1, 4000, 2))  # 2e6 // 4000 = 500 draws a chunk: several chunks
-    draws = statistics.bootstrap_draws(diff, n_boot=1999)
+    draws = comparisons.bootstrap_draws(diff, n_boot=1999)
     assert draws.shape == (1999, 2)
     np.testing.assert_allclose(draws.mean(axis=0), diff[0].mean(axis=0), atol=0.002)
     np.testing.assert_allclose(draws.std(axis=0), diff[0].std(axis=0) / math.sqrt(4000), rtol=0.06)
@@ -165,11 +165,11 @@ def test_bootstrap_in_chunks_has_the_standard_error_of_the_mean():
 def test_two_level_bootstrap_resamples_the_runs():
     # two runs, each with one difference on all problems: a draw is 0, .5 or 1 with chance 1/4, 1/2, 1/4
     diff = np.repeat([[0.0], [1.0]], 20, axis=1)
-    draws = statistics.bootstrap_draws(diff[:, :, None], n_boot=8000)[:, 0]
+    draws = comparisons.bootstrap_draws(diff[:, :, None], n_boot=8000)[:, 0]
     values, counts = np.unique(np.round(draws, 9), return_counts=True)
     assert values.tolist() == [0.0, 0.5, 1.0]
     np.testing.assert_allclose(counts / 8000, [0.25, 0.5, 0.25], atol=0.02)
-    assert statistics.two_level_bootstrap(diff, np.zeros_like(diff)) == (0.5, 0.0, 1.0)
+    assert comparisons.two_level_bootstrap(diff, np.zeros_like(diff)) == (0.5, 0.0, 1.0)
 
 
 def test_two_level_bootstrap_variance_is_the_crossed_sum():
@@ -177,7 +177,7 @@ def test_two_level_bootstrap_variance_is_the_crossed_sum():
     rng = np.random.default_rng(5)
     run, problem = rng.normal(size=5), rng.normal(size=200)
     diff = run[:, None] + problem[None]
-    draws = statistics.bootstrap_draws(diff[:, :, None], n_boot=20_000)[:, 0]
+    draws = comparisons.bootstrap_draws(diff[:, :, None], n_boot=20_000)[:, 0]
     assert draws.var() == pytest.approx(run.var() / 5 + problem.var() / 200, rel=0.05)
 
 
@@ -187,7 +187,7 @@ def test_streams_share_runs_but_not_problems():
     by_problem = np.repeat(rng.normal(size=(1, 40)), 3, axis=0)[:, :, None]
 
     def corr(diff):
-        draws = [statistics.bootstrap_draws(diff, 4000, stream=s)[:, 0] for s in (0, 1)]
+        draws = [comparisons.bootstrap_draws(diff, 4000, stream=s)[:, 0] for s in (0, 1)]
         return np.corrcoef(*draws)[0, 1]
 
     assert corr(by_run) == pytest.approx(1.0)
@@ -250,7 +250,7 @@ def test_compare_rows_takes_the_better_fixed_row_by_metric():
 
         return {"imitate": records(imitate), "imitate_fixed_tmax": records(fixed), "slpo": records(slpo)}
 
-    entries, notes = statistics.compare_rows([run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])], n_boot=100)
+    entries, notes = comparisons.compare_rows([run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])], n_boot=100)
     assert notes == []
     (acc,) = [e for e in entries if e["metric"] == "acc"]
     assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "imitate_best_fixed", "imitate_fixed_tmax")
@@ -268,7 +268,7 @@ def test_compare_rows_averages_over_sets_and_runs():
             "slpo": {"x": records(20 + gain_x), "y": records(40 + gain_y)},
         }
 
-    entries, _ = statistics.compare_rows([run(20, 10), run(40, 10)], n_boot=4000)
+    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], n_boot=4000)
     found = {e["set"]: e for e in entries if e["metric"] == "acc"}
     assert found["x"]["per_run"] == pytest.approx([0.2, 0.4])
     assert found["average"]["difference"] == pytest.approx((0.3 + 0.1) / 2)

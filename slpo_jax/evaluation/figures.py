@@ -52,7 +52,7 @@ def draw_figures(evals: Evals, metrics: Sequence[Mapping[str, Any]], folder: str
     """Draws every figure there is data for, and removes an older one there is none for.
 
     Args:
-        evals: row -> set -> records.
+        evals: row -> set -> records, of one run or pooled (`pool_runs`).
         metrics: rows {stage, step, scalars...} of metrics.jsonl in order of step.
         folder: where the PNGs go.
 
@@ -90,7 +90,10 @@ def pass_at_k_figure(evals: Evals) -> Figure | None:
             n, right = seeds * per_seed, records.sample_correct.sum(axis=(0, 2))
             ks = np.arange(1, min(MAX_K, n) + 1)
             curves = np.stack([pass_at_k_unbiased(right, n, int(k)) for k in ks])
-            mean, se = 100 * curves.mean(axis=1), np.array([100 * (mean_se(curve) or 0.0) for curve in curves])
+            mean, se = (
+                100 * curves.mean(axis=1),
+                np.array([100 * _problem_se(curve, records.index) for curve in curves]),
+            )
             colour, marker, dash = _style(row)
             marks = [i for i, k in enumerate(ks) if k in _K_TICKS]  # a marker at each k would hide the lines
             look: dict[str, Any] = {
@@ -174,7 +177,7 @@ def difficulty_figure(evals: Evals) -> Figure | None:
         axes, [v for v in views for _ in names], list(names) * len(views), strict=True
     ):
         rows = [(row, rec, view(rec)) for row, rec in _of_set(evals, name)]
-        known = [(row, rec.latent_steps, x) for row, rec, x in rows if x is not None]
+        known = [(row, rec, x) for row, rec, x in rows if x is not None]
         if known:
             _difficulty_panel(axis, known, np.arange(0, 1, 0.2) + 0.1 if view is difficulty else None)
         else:
@@ -186,18 +189,19 @@ def difficulty_figure(evals: Evals) -> Figure | None:
     return _legend_below(figure, axes)
 
 
-def _difficulty_panel(axis: Axes, rows: list[tuple[str, np.ndarray, np.ndarray]], centres: np.ndarray | None) -> None:
-    """Bars at the bins' centres (None: each whole number is a bin) for rows of (row, lengths [N], x [N])."""
+def _difficulty_panel(axis: Axes, rows: list[tuple[str, EvalRecords, np.ndarray]], centres: np.ndarray | None) -> None:
+    """Bars at the bins' centres (None: each whole number is a bin) for rows of (row, records, x [N])."""
     fifths = centres is not None
     if centres is None:
         centres = np.unique(np.concatenate([x[np.isfinite(x)] for _, _, x in rows]))
     top = 0.0
-    for place, (offset, width, (row, lengths, x)) in enumerate(_grouped(rows, 0.16 if fifths else 0.8)):
+    for place, (offset, width, (row, records, x)) in enumerate(_grouped(rows, 0.16 if fifths else 0.8)):
         bins = np.minimum(np.floor(x * 5 + 1e-9), 4) / 5 + 0.1 if fifths else x
-        groups = [lengths[np.isclose(bins, centre)] for centre in centres]
-        at = [i for i, group in enumerate(groups) if group.size]
-        means = np.array([groups[i].mean() for i in at])
-        errors = np.array([mean_se(groups[i]) or 0.0 for i in at])
+        lengths, index = records.latent_steps, records.index
+        groups = [np.isclose(bins, centre) for centre in centres]
+        at = [i for i, group in enumerate(groups) if group.any()]
+        means = np.array([lengths[groups[i]].mean() for i in at])
+        errors = np.array([_problem_se(lengths[groups[i]], index[groups[i]]) for i in at])
         colour = _style(row)[0]
         axis.bar(centres[at] + offset, means, width, color=colour, alpha=0.4, label=_label(row))
         axis.errorbar(centres[at] + offset, means, errors, fmt="o", ms=3, color=colour, capsize=2.5, lw=1.2)
@@ -207,7 +211,9 @@ def _difficulty_panel(axis: Axes, rows: list[tuple[str, np.ndarray, np.ndarray]]
             keep = np.isfinite(x)
             ends = np.array([x[keep].min(), x[keep].max()])
             axis.plot(ends, np.polyval(np.polyfit(x[keep], lengths[keep], 1), ends), color=colour, ls="--", lw=1.5)
-            text = f"{_label(row)}: r = {r:.2f}, p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+            text = f"{_label(row)}: r = {r:.2f}"
+            if np.unique(index).size == index.size:  # with several runs, pairs of one problem are not independent
+                text += f", p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
         _note(axis, place, text, colour)
         top = max(top, float((means + errors).max()))
     axis.set_ylim(0, top * (1.1 + 0.14 * len(rows)))
@@ -215,6 +221,12 @@ def _difficulty_panel(axis: Axes, rows: list[tuple[str, np.ndarray, np.ndarray]]
         axis.set(xticks=np.linspace(0, 1, 6), xlim=(-0.02, 1.02))
     else:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _problem_se(values: np.ndarray, index: np.ndarray) -> float:
+    """Standard error over problems of values [n] of problems index [n], a problem's runs averaged; 0 for one."""
+    _, place = np.unique(index, return_inverse=True)
+    return mean_se(np.bincount(place, values) / np.bincount(place)) or 0.0
 
 
 def _note(axis: Axes, place: int, text: str, colour: str) -> None:

@@ -1,0 +1,109 @@
+"""What an evaluation leaves behind, written and read back, whole or malformed."""
+
+import json
+
+import numpy as np
+import pytest
+from eval_files import problem, write_eval
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation import records
+
+
+def test_records_round_trip(tmp_path):
+    path = tmp_path / "eval" / "slpo" / "alpha.jsonl"
+    hits = [[[1, 0, 1], [0, 0, 0]], [[0, 1, 1], [1, 1, 1]]]
+    write_eval(tmp_path, "slpo", "alpha", [1, 0], hits, [2, 5], [3, None])
+    got = records.read_records(path)
+    assert got.sample_correct.astype(int).tolist() == hits
+    assert got.sample_answers[0, 0].tolist() == ["7", None, "7"]
+    assert got.seeds.tolist() == [10, 11]
+    assert got.latent_steps.tolist() == [2, 5]
+    assert got.sample_latent_steps[:, :, 0].tolist() == [[2, 5], [2, 5]]
+    assert got.answers == ("7", None)
+    assert got.problem_steps[0] == 3
+    assert np.isnan(got.problem_steps[1])
+
+
+def test_samples_are_grouped_by_seed_whatever_their_order(tmp_path):
+    rows = [problem(i, 1, [[1, 0], [0, 0]]) for i in range(2)]
+    rows[1]["samples"] = [rows[1]["samples"][i] for i in (2, 0, 3, 1)]
+    records.write_records(tmp_path / "x.jsonl", rows)
+    assert records.read_records(tmp_path / "x.jsonl").sample_correct[:, 1].tolist() == [[True, False], [False, False]]
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "x.jsonl"
+    records.write_records(path, [problem(0, 1)])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        records.write_records(path, [problem(0, 1), {"index": float("nan")}])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "holds no problems"),
+        (json.dumps(problem(0, 1)) + "\n{not json\n", "line 2: not JSON"),
+        ("[1]\n", "line 1: not an object"),
+        (json.dumps({k: v for k, v in problem(0, 1).items() if k != "correct"}), "line 1: 'correct' is missing"),
+        (json.dumps(problem(0, 1) | {"latent_steps": "3"}), "line 1: 'latent_steps'"),
+        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1, 0]])), "line 2: samples a seed"),
+        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1], [0]])), "line 2: samples a seed"),
+    ],
+)
+def test_malformed_records_name_the_file_and_line(tmp_path, text, expected):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        records.read_records(path)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_records_are_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="evaluate"):
+        records.read_records(tmp_path / "x.jsonl")
+
+
+def test_pooled_runs_lie_end_to_end(tmp_path):
+    for run, right in (("a", [1, 0]), ("b", [1, 1])):
+        hits = [[right[:1] * 2, right[1:] * 2], [[0, 1], [0, 1]]]
+        write_eval(tmp_path / run, "slpo", "alpha", right, hits, [2, 5] if run == "a" else [3, 4])
+        write_eval(tmp_path / run, "slpo", "other_problems", [1] * (2 if run == "a" else 3))
+    write_eval(tmp_path / "a", "imitate", "alpha", [1, 1])
+    pooled = records.pool_runs([records.read_evals(tmp_path / run) for run in ("a", "b")])
+    assert {row: list(sets) for row, sets in pooled.items()} == {"slpo": ["alpha"]}
+    got = pooled["slpo"]["alpha"]
+    assert got.index.tolist() == [0, 1, 0, 1]
+    assert got.correct.tolist() == [True, False, True, True]
+    assert got.latent_steps.tolist() == [2, 5, 3, 4]
+    assert got.answers == ("7", None, "7", "7")
+    assert got.sample_correct.astype(int).tolist() == [
+        [[1, 1], [0, 0], [1, 1], [1, 1]],
+        [[0, 1], [0, 1], [0, 1], [0, 1]],
+    ]
+
+
+def test_pooled_runs_keep_the_samples_that_all_have(tmp_path):
+    write_eval(tmp_path / "a", "slpo", "alpha", [1, 0], np.ones((1, 2, 3)))
+    write_eval(tmp_path / "b", "slpo", "alpha", [1, 0], np.zeros((2, 2, 2)))
+    pooled = records.pool_runs([records.read_evals(tmp_path / run) for run in ("a", "b")])["slpo"]["alpha"]
+    assert pooled.sample_correct.astype(int).tolist() == [[[1, 1], [1, 1], [0, 0], [0, 0]]]
+    assert pooled.sample_answers.shape == pooled.sample_latent_steps.shape == (1, 4, 2)
+    assert pooled.seeds.tolist() == [10]
+
+
+def test_metrics_of_a_resumed_run(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 2, "stage": "slpo", "reward": 0.1}\n{"step": 3, "stage": "slpo", "rew\n'
+        '{"step": 1, "stage": "slpo", "reward": 0.3}\n{"step": 2, "stage": "slpo", "reward": 0.2}\n'
+    )
+    rows, notes = records.read_metrics(path)
+    assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.3), (2, 0.2)]  # the last of a step counts
+    assert "1 unreadable line(s)" in notes[0]
+    assert records.read_metrics(tmp_path / "none.jsonl") == ([], [])
