@@ -32,10 +32,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "detached_variance": {"slpo.objective.detach_variance": True},
     "grpo": {"slpo.advantage": "grpo"},
     "sampled_answers": {"slpo.temperature": 1.0},
-    "lr_x_1/3": {"slpo.optimizer.learning_rate": 1 / 3},
+    "lr_third": {"slpo.optimizer.learning_rate": 1 / 3},
     "lr_x_3": {"slpo.optimizer.learning_rate": 3.0},
     "lr_x_10": {"slpo.optimizer.learning_rate": 10.0},
-    "batch_x_1/4": {"slpo.batch_size": 1 / 4},
+    "batch_quarter": {"slpo.batch_size": 1 / 4},
     "no_imitation_dropout": {"imitate.dropout": 0.0},
 }
 _SCALED = {"slpo.optimizer.learning_rate": float, "slpo.batch_size": int}
