@@ -16,6 +16,7 @@ row_keys = compiled(noise.row_keys)
 prompt_dropout = compiled(noise.prompt_dropout, static=("rate", "where"))
 latent_dropout = compiled(noise.latent_dropout, static=("rate",))
 answer_dropout = compiled(noise.answer_dropout, static=("rate", "where"))
+gate_dropout = compiled(noise.gate_dropout, static=("rate",))
 
 
 def _noise(rows=ROWS, length=LENGTH, seed=0, rate=RATE, active=True) -> Dropout:
@@ -117,9 +118,10 @@ def test_no_two_positions_share_a_key():
         prompt_dropout(rows, jnp.ones((24, 9), bool), rate=RATE, where="all"),
         latent_dropout(rows, jnp.arange(1, 8), jnp.ones((24, 7), bool), rate=RATE),
         answer_dropout(rows, jnp.arange(8), rate=RATE, where="all"),
+        gate_dropout(rows, jnp.arange(1, 8), rate=RATE),
     )
     words = np.asarray(jax.random.key_data(jnp.concatenate([part.keys_BL for part in parts], axis=1)))
-    assert len(np.unique(words.reshape(-1, 2), axis=0)) == 24 * (9 + 7 + 8)
+    assert len(np.unique(words.reshape(-1, 2), axis=0)) == 24 * (9 + 7 + 8 + 7)
 
 
 def test_streams_and_steps_have_keys_of_their_own():
