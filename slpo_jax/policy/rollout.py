@@ -243,6 +243,21 @@ def replay_latents(reasoner, gate, params, prompts: Prompts, keys_N, lengths_N, 
     return thought.latents_NTD
 
 
+def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
+    """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
+    rows, slots = prompt_cache.valid.shape
+    candidates, steps = lengths_C.shape[0], latent_cache.slots
+    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
+    valid = jnp.concatenate(
+        [
+            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, slots)),
+            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
+        ],
+        axis=2,
+    )
+    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
+
+
 def decode_candidates(
     reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, min_latents: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -264,16 +279,7 @@ def decode_candidates(
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
     candidates = lengths_C.shape[0]
-    shared = join(prompt_cache, thought.cache)
-    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
-    valid = jnp.concatenate(
-        [
-            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, prompt_cache.slots)),
-            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
-        ],
-        axis=2,
-    )
-    shared = dataclasses.replace(shared, valid=valid.reshape(rows * candidates, -1))
+    shared = _seen_before(prompt_cache, thought.cache, lengths_C)
     last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
     before = (prompts.lengths[:, None] + lengths_C).reshape(-1)
     noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")
