@@ -139,6 +139,8 @@ def default_config() -> ConfigDict:
     config.log_every = 10
     config.checkpoint_every = 500
     config.cpu_devices = 1  # shards of the batch where there is no accelerator; the results don't depend on it
+    config.lock()  # a misspelt key in a config file is an error too
+    config.data.eval.unlock()
     return config
 
 
@@ -189,5 +191,12 @@ def check(config: ConfigDict) -> None:
         not (config.cold_start.train_backbone and config.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
+    for key in ("log_every", "checkpoint_every", "cpu_devices", "cold_start.evaluate_every", "cold_start.trajectories",
+                "evaluate.batch_size", *(f"{stage}.{name}" for stage in STAGES[:3]
+                                         for name in ("batch_size", "micro_batches"))):  # fmt: skip
+        section, _, name = key.rpartition(".")
+        need((config[section] if section else config)[name] >= 1, f"{key}: give at least 1")
+    need(len(config.evaluate.thresholds) > 0, "evaluate.thresholds: give at least one, e.g. (0.5,)")
+    need("evaluate" not in config.stages or len(config.data.eval) > 0, "data.eval: no sets; add NAME = source to it")
     for name in config.evaluate.datasets or ():
         need(name in config.data.eval, f"evaluate.datasets: {name!r} is not under config.data.eval")

@@ -51,7 +51,6 @@ class Experiment:
         rollout: slots, ids and dropout of training rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: (tokens, references) -> right or not, inside jit.
-        reference_width: bytes of an encoded reference.
     """
 
     config: ConfigDict
@@ -64,7 +63,6 @@ class Experiment:
     gate: Gate
     rollout: RolloutConfig
     reward: RewardFn
-    reference_width: int
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
 
     @property
@@ -81,8 +79,15 @@ class Experiment:
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
-            self._sets[key] = encode_problems(self.template, _load(self.config, key, source))
+            encoded = encode_problems(self.template, _load(self.config, key, source))
+            _check_prompts(self.config, key, encoded)
+            self._sets[key] = encoded
         return self._sets[key]
+
+    @functools.cached_property
+    def reference_width(self) -> int:
+        """Bytes of an encoded reference."""
+        return reference_width([problem.answer for problem in self.train.problems])
 
     def initial_params(self) -> dict[str, Any]:
         """Random parameters, the same for the same seed."""
@@ -134,7 +139,6 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
         )
     reasoner = recipe.functions(recipe.model_config(**model))
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
-    width = reference_width([p.answer for p in _load(config, "config.data.train", config.data.train)])
     return Experiment(
         config=config,
         workdir=workdir,
@@ -154,8 +158,18 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
             dropout_where=config.dropout.where,
         ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
-        reference_width=width,
     )
+
+
+def _check_prompts(config: ConfigDict, key: str, problems: EncodedProblems) -> None:
+    """Fail before the first step, not at the one that draws the problem."""
+    used = config.evaluate.limit if key.startswith("config.data.eval") else 0
+    lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
+    if max(lengths) > max(config.prompt_slots):
+        raise UserError(
+            f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
+            f"{max(config.prompt_slots)} of config.prompt_slots; add a larger bucket there or drop the problem"
+        )
 
 
 def _load(config: ConfigDict, key: str, source: str):

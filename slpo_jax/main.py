@@ -4,6 +4,7 @@ Run again with the same workdir, it goes on where it was. Bad input ends with on
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.experiment import build
 from slpo_jax.rows import run_evaluate
-from slpo_jax.stages import run_cold_start, run_imitate, run_slpo
+from slpo_jax.stages import check_stages, run_cold_start, run_imitate, run_slpo
 
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "evaluate": run_evaluate}
 
@@ -35,11 +36,14 @@ def main(_: list[str]) -> None:
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
-    write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
     experiment = build(config, workdir)
-    for stage in config.stages:
-        RUN[stage](experiment)
-    experiment.log.close()
+    try:
+        check_stages(experiment)
+        write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
+        for stage in config.stages:
+            RUN[stage](experiment)
+    finally:
+        experiment.log.close()
     if (workdir / "report.md").exists():
         print(f"report: {workdir / 'report.md'}")
 
@@ -54,17 +58,28 @@ def _parse(argv: list[str]) -> list[str]:
         _ = missing or _CONFIG.value.stages  # a file that could not be loaded raises only when it is looked into
     except UserError:
         raise
-    except OSError as error:  # ml_collections wraps what it met into a plain OSError
-        raise UserError(f"--config={given.get('config', '')}: no such file; give one of {known}") from error
     except Exception as error:  # the config file is the user's code, and can raise anything
-        reason = " ".join(str(error).split())
-        unknown = [key for key in given if key.startswith("config.") and key.rpartition(".")[2] in reason]
+        path = given.get("config", "")
+        if isinstance(error, OSError) and not Path(path.partition(":")[0]).is_file():
+            raise UserError(f"--config={path}: no such file; give one of {known}") from error
+        reason = _reason(error)
+        words = set(re.findall(r"\w+", reason))
+        unknown = [key for key in given if key.startswith("config.") and words & set(key.split(".")[1:])]
         if isinstance(error, AttributeError | KeyError) and unknown:
             raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
-        raise UserError(f"{reason}; see slpo_jax/config.py for the keys and their types") from error
+        in_flags = isinstance(error, flags.Error) and "Traceback" not in str(error)
+        source = "" if in_flags else f"--config={path}: "
+        raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
         raise UserError(f"--config: not given; give one of {known}")
     return rest
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in one line: ml_collections adds whole tracebacks and whole configs."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    last = lines[-1] if "Traceback" in str(error) else " ".join(" ".join(lines).split())
+    return last.partition(" since the config is locked")[0].strip("'\" ")
 
 
 def _neighbours(key: str) -> str:

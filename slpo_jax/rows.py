@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from slpo_jax.checks import SHARED_KEYS, has_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records, write_text
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.experiment import Experiment
 from slpo_jax.policy.rollout import Stopping
-from slpo_jax.stages import choose, has_checkpoint, stage_params, starting_params
+from slpo_jax.stages import choose, stage_params, starting_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,8 @@ def _stamp(experiment: Experiment, row: Row, name: str) -> str:
         config.evaluate.to_dict() | {"datasets": None},
         config.data.eval[name],
         config.data.synthetic.to_dict(),
-        config.dropout.to_dict(),
-        config.init,
+        config.data.valid,
+        {key: config[key] for key in SHARED_KEYS},
         finished.read_text() if finished.exists() else "",
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest() + "\n"

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from slpo_jax.checks import check_batch, check_positions, checkpoint_dir, claim, has_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import accuracy
 from slpo_jax.evaluation.records import write_text
@@ -18,23 +19,9 @@ from slpo_jax.training import cold_start, imitate, slpo
 from slpo_jax.training.checkpoint import StageCheckpoints, load_params
 from slpo_jax.training.loop import StageRun
 from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.state import TrainState, init_state, make_train_step, shard_rows
+from slpo_jax.training.state import TrainState, init_state, make_train_step, replicate, shard_rows
 
 Params = dict[str, Any]
-
-_SHARED_KEYS = (
-    "seed", "init", "reasoner", "tokenizer", "model", "max_latents", "min_latents", "max_answer_tokens", "prompt_slots",
-    "dropout", "gate",
-)  # fmt: skip
-
-
-def checkpoint_dir(experiment: Experiment, stage: str) -> Path:
-    return experiment.workdir / "checkpoints" / stage
-
-
-def has_checkpoint(experiment: Experiment, stage: str) -> bool:
-    """Whether the stage (or its control) was run to its end in this workdir."""
-    return (checkpoint_dir(experiment, stage) / "finished").exists()
 
 
 def stage_params(experiment: Experiment, stage: str) -> Params:
@@ -50,36 +37,6 @@ def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
     if experiment.config.init:
         return load_params(Path(experiment.config.init).expanduser(), experiment.initial_params())
     return experiment.initial_params()
-
-
-def _claim(experiment: Experiment, stage: str) -> None:
-    """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
-
-    Raises:
-        UserError: the workdir holds the same stage of another config.
-    """
-    config, section = experiment.config, stage.removesuffix("_control")
-    facts = {key: config[key] for key in _SHARED_KEYS} | {section: config[section]}
-    facts["data"] = {key: config.data[key] for key in ("train", "valid", "synthetic")}
-    if stage == "imitate_control":
-        facts["slpo"] = {"steps": config.slpo.steps}
-    facts = json.loads(ConfigDict(facts).to_json_best_effort())
-    path = checkpoint_dir(experiment, stage) / "config.json"
-    if not path.exists():
-        write_text(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
-        return
-    changed = [key for key in _flat(facts) if _flat(facts)[key] != _flat(json.loads(path.read_text())).get(key)]
-    if changed:
-        raise UserError(
-            f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
-            "another --workdir"
-        )
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix[:-1]: tree}
-    return {key: value for name, part in tree.items() for key, value in _flat(part, f"{prefix}{name}.").items()}
 
 
 def _open(experiment: Experiment, stage: str, state: TrainState, total: int) -> tuple[StageRun, TrainState, dict]:
@@ -101,19 +58,30 @@ def _close(experiment: Experiment, stage: str, run: StageRun, state: TrainState,
     write_text(checkpoint_dir(experiment, stage) / "finished", f"{int(state.step)}\n")
 
 
-def _check_batch(experiment: Experiment, stage: str) -> None:
-    config, devices = experiment.config[stage], experiment.mesh.size
-    if config.batch_size % (devices * config.micro_batches):
-        raise UserError(
-            f"config.{stage}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
-            f"{config.micro_batches} micro-batches; change one of them"
-        )
+def check_stages(experiment: Experiment) -> None:
+    """Fail before the first stage, not hours later, on what a later one could not use.
+
+    Raises:
+        UserError: a setting of a stage can't be used, or the workdir holds the stage of another config.
+    """
+    config = experiment.config
+    for stage in config.stages:
+        if stage == "evaluate":
+            continue
+        check_batch(experiment, stage)
+        claim(experiment, stage, write=False)
+        if stage == "imitate" and config.imitate.control:
+            claim(experiment, "imitate_control", write=False)
+        if stage != "imitate":  # whose schedules are its phases'
+            experiment.optimizer_config(stage, config[stage].steps)
+        if stage == "slpo":
+            make_slpo(experiment)
 
 
 def run_imitate(experiment: Experiment) -> None:
     """CoT-SFT and the COCONUT curriculum, then, if asked for, the control's further steps."""
     config = experiment.config.imitate
-    _check_batch(experiment, "imitate")
+    check_batch(experiment, "imitate")
     plan = imitate.phases(
         config.cot_steps,
         config.stage_steps,
@@ -125,18 +93,19 @@ def run_imitate(experiment: Experiment) -> None:
     )
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
-    _claim(experiment, "imitate")
+    claim(experiment, "imitate")
     if not has_checkpoint(experiment, "imitate"):
         _imitate(experiment, "imitate", plan, plan[-1].end)
     if not config.control:
         return
-    _claim(experiment, "imitate_control")
+    claim(experiment, "imitate_control")
     if not has_checkpoint(experiment, "imitate_control"):
         _imitate(experiment, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
 
 
 def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], until: int) -> None:
     """Run the phases up to step `until`; the last goes on beyond its end for the control."""
+    check_positions(experiment, plan)
     config, trained = experiment.config.imitate, ("reasoner",)
     optimizers = [make_optimizer(experiment.optimizer_config("imitate", phase.end - phase.start)) for phase in plan]
     state = init_state(starting_params(experiment, ()), trained, optimizers[0], experiment.key, experiment.mesh)
@@ -151,7 +120,8 @@ def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], unti
         if int(state.step) >= phase.end:
             continue
         if int(state.step) == phase.start and config.reset_optimizer:
-            state = dataclasses.replace(state, opt_state=optimizer.init({name: state.params[name] for name in trained}))
+            opt_state = optimizer.init({name: state.params[name] for name in trained})
+            state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
         layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
         loss_fn = imitate.make_loss(experiment.reasoner, experiment.gate, layout)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
@@ -186,11 +156,11 @@ def _prompted(experiment: Experiment, batch_size: int):
 
 def run_cold_start(experiment: Experiment) -> None:
     """Train the gate; keep the one with the best validation accuracy, then sweep its threshold."""
-    _claim(experiment, "cold_start")
+    claim(experiment, "cold_start")
     if has_checkpoint(experiment, "cold_start"):
         return
     config, stage = experiment.config.cold_start, "cold_start"
-    _check_batch(experiment, stage)
+    check_batch(experiment, stage)
     trained = ("reasoner", "gate") if config.train_backbone else ("gate",)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
     state = init_state(starting_params(experiment, ("imitate",)), trained, optimizer, experiment.key, experiment.mesh)
@@ -206,8 +176,11 @@ def run_cold_start(experiment: Experiment) -> None:
     )
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = _open(experiment, stage, state, config.steps)
-    best = best or {"accuracy": -1.0, "step": 0, "evaluated": 0}
     batch, best_dir = _prompted(experiment, config.batch_size), checkpoint_dir(experiment, "cold_start_best")
+    if not best:  # a first step: what another try left there is not this one's
+        shutil.rmtree(best_dir, ignore_errors=True)
+        best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
+    experiment.log.rewind(stage, best["evaluated"], "valid_accuracy")
 
     def known() -> dict:
         return best
@@ -221,6 +194,7 @@ def run_cold_start(experiment: Experiment) -> None:
         until = min(config.steps, (step // config.evaluate_every + 1) * config.evaluate_every)
         state = run.advance(state, step_fn, batch, until, known)
     state = dataclasses.replace(state, params=load_params(best_dir, state.params))
+    run.checkpoints.save(state, best, replace=True)  # the last step's may be there already, with the last gate
     _close(experiment, stage, run, state, best)
 
 
@@ -239,11 +213,11 @@ def _keep_if_better(experiment: Experiment, state: TrainState, best: dict, direc
 
 def run_slpo(experiment: Experiment) -> None:
     """Surrogate latent policy optimization of reasoner, answers and gate."""
-    _claim(experiment, "slpo")
+    claim(experiment, "slpo")
     if has_checkpoint(experiment, "slpo"):
         return
     config, stage = experiment.config.slpo, "slpo"
-    _check_batch(experiment, stage)
+    check_batch(experiment, stage)
     gated = experiment.config.gate.enabled
     trained = ("reasoner", "gate") if gated else ("reasoner",)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))

@@ -31,15 +31,18 @@ class StageCheckpoints:
         """The newest checkpoint's step, None without one."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
+    def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
         """Save in the background; a checkpoint appears whole or not at all.
 
         Args:
             extra: JSON-able facts that the stage needs to go on.
+            replace: the checkpoint of the same step, if there is one, which is otherwise kept.
         """
         step = int(state.step)
         if step == self.latest_step:
-            return
+            if not replace:
+                return
+            self._manager.delete(step)
         self._manager.save(
             step,
             args=ocp.args.Composite(

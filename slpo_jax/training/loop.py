@@ -31,12 +31,14 @@ class MetricsLog:
         self.path = workdir / "metrics.jsonl"
         self._events = SummaryWriter(str(workdir / "tensorboard"))
 
-    def rewind(self, stage: str, step: int) -> None:
-        """Forget rows of a stage after `step`: the steps are about to be done again."""
+    def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
+        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
         if self.path.exists():
-            rows = [json.loads(line) for line in self.path.read_text().splitlines()]
-            kept = [row for row in rows if row["stage"] != stage or row["step"] <= step]
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            rows = [row for row in map(_parsed, self.path.read_text().splitlines()) if row is not None]
+            kept = [row for row in rows if row["stage"] != stage or row["step"] <= step or scalar not in row]
+            whole = self.path.with_suffix(".tmp")
+            whole.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            whole.replace(self.path)
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """One row."""
@@ -47,6 +49,14 @@ class MetricsLog:
 
     def close(self) -> None:
         self._events.close()
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A row, or None for a line that an interruption tore."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 class StageRun:
@@ -109,20 +119,17 @@ class StageRun:
             if pending is not None:
                 self._report(*pending)
             pending = (step, metrics)
-            if step % self.checkpoint_every == 0:
-                self.checkpoints.save(state, extra())
-            if self._signal is not None:
+            asked_to_stop = self._signal is not None
+            if step % self.checkpoint_every == 0 or asked_to_stop:
+                # First the step's row: whoever goes on from here does not log this step again.
                 self._report(*pending)
-                self._leave(state, extra())
+                pending = None
+                self.checkpoints.save(state, extra())
+            if asked_to_stop:
+                self.finish(state, extra())
         if pending is not None:
             self._report(*pending)
         return state
-
-    def _leave(self, state: TrainState, extra: dict[str, Any]) -> None:
-        number = self._signal or 0
-        self.finish(state, extra)
-        print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
-        raise SystemExit(128 + number)
 
     def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self.bar.update(step - self.bar.n)
@@ -139,9 +146,16 @@ class StageRun:
         self.bar.set_postfix(shown, refresh=False)
 
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
-        """Save the last state and let go of files and signals."""
+        """Save the last state and let go of files and signals.
+
+        Raises:
+            SystemExit: there was a SIGINT or SIGTERM that nobody has obeyed yet.
+        """
         self.checkpoints.save(state, extra)
         self.checkpoints.close()
         self.bar.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if self._signal is not None:
+            print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
+            raise SystemExit(128 + self._signal)

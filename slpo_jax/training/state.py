@@ -120,7 +120,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, part)
         params = {**state.params, **optax.apply_updates(part, updates)}
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
-        metrics["grad_norm"] = optax.global_norm(grads)
+        metrics["grad_norm"] = optax.tree.norm(grads)
         return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(train_step, donate_argnums=0)
