@@ -1,8 +1,8 @@
 """`python -m benchmarks.ablations --workdir=DIR [--seeds=0,1,2] [--only=NAME,...] [--config=configs/arithmetic.py]`.
 
 The longer experiment and its ablations: for each seed, all stages of the config in `DIR/seed_S`; then, for each
-variant, SLPO from the same cold start with one thing changed, in `DIR/NAME/seed_S`. Writes `DIR/main/` (report over the seeds)
-and `DIR/ablations.md`, `DIR/ablations.json`: each variant minus the cold gate, on the mean of the test sets.
+variant, SLPO from the same cold start with one thing changed, in `DIR/NAME/seed_S`. Writes `DIR/main/` (report over the
+seeds) and `DIR/ablations.md`, `DIR/ablations.json`: each variant minus the cold gate, on the mean of the test sets.
 Run again, it goes on where it was; runs of other seeds may go on beside it.
 """
 

@@ -1,0 +1,206 @@
+"""The command on a minuscule config, in processes of its own.
+
+A server process imports the package once and is forked for each run, which saves seconds a run and changes nothing: a
+fork starts with no backend, flags or arrays.
+"""
+
+import atexit
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+_PATIENCE = float(os.environ.get("SLPO_TEST_PATIENCE", "800"))  # seconds for one command, on a busy machine
+TOTALS = {"imitate": 44, "imitate_control": 50, "cold_start": 7, "slpo": 6}  # steps
+
+CONFIG = """
+from slpo_jax.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.tokenizer = "synthetic:20"
+    config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=40)
+    config.max_latents = 3
+    config.min_latents = 1
+    config.prompt_slots = (20,)
+    config.max_answer_tokens = 4
+    config.cpu_devices = 2
+    config.dropout.rate = 0.3
+    config.data.synthetic.update(max_value=20, max_steps=2, train_size=32, valid_size=8, test_size=8)
+    config.data.train = "train.jsonl"
+    config.data.valid = "valid.txt"
+    config.data.eval.real = "real.json"
+    config.data.eval.made = "synthetic:test"
+    config.imitate.update(
+        batch_size=8, c_thought=1, max_latent_stage=1, cot_steps=4, stage_steps=0, final_steps=40,
+        final_latents="random", control=True,
+    )
+    config.imitate.optimizer.update(learning_rate=3e-2, warmup_steps=2)
+    config.cold_start.update(batch_size=4, micro_batches=1, trajectories=2, steps=7, evaluate_every=3)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=1e-1)
+    config.slpo.update(batch_size=4, steps=6, group=4, passes=2)
+    config.slpo.objective.latent_reduction = "mean"
+    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-3, warmup_steps=0)
+    config.evaluate.update(batch_size=32, limit=6, samples=2, seeds=2, thresholds=(0.5, 0.9))
+    config.log_every = 1
+    config.checkpoint_every = 3
+    return config
+"""
+
+
+def write_problems(folder: Path) -> None:
+    """Sums of 3 or 4, so that a model is right now and then after a few steps: a .jsonl, a .txt and a .json file."""
+    people, sums = ("Tom", "Ben", "Sam", "Leo"), ((1, 2), (2, 1), (1, 3), (3, 1), (2, 2))
+    things = ("apples", "pens", "books", "cards", "shells", "coins", "cups", "toys")
+    problems = [
+        (f"{person} has {a} {thing} . He buys {b} . How many now ?", f"{a} + {b} = {a + b}", a + b)
+        for person in people for thing in things for a, b in sums
+    ]  # fmt: skip
+    problems = [problems[i] for i in np.random.default_rng(0).permutation(len(problems))]
+    train, valid, real = problems[:136], problems[136:148], problems[148:]
+    records = [{"question": question, "steps": [step], "answer": str(answer)} for question, step, answer in train]
+    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "valid.txt").write_text("".join(f"{question}|| #### {answer}\n" for question, _, answer in valid))
+    records = [{"question": question, "answer": f"{answer}.0"} for question, _, answer in real]
+    (folder / "real.json").write_text(json.dumps(records))
+
+
+def _child(argv: list[str], folder: str, output: str, stop: tuple[str, int, int] | None) -> None:
+    """The command in a forked process, its output in two files."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+    os.chdir(folder)
+    sys.argv = argv
+    from slpo_jax import main
+
+    if stop is not None:
+        _stop_at(*stop)
+    main.run()
+
+
+def _stop_at(stage: str, step: int, number: int) -> None:
+    """Send this process a signal when the batch of a stage's step is made."""
+    from slpo_jax import stages
+    from slpo_jax.training import imitate, slpo
+
+    module = imitate if stage == "imitate" else slpo
+    make_batch, claim, now = module.make_batch, stages.claim, {"stage": ""}
+
+    def claiming(experiment, name, write=True):
+        now["stage"] = name if write else ""
+        return claim(experiment, name, write)
+
+    def making(*arguments):
+        at = arguments[2] if stage == "imitate" else arguments[1]
+        if now["stage"] == stage and at == step:
+            os.kill(os.getpid(), number)
+        return make_batch(*arguments)
+
+    stages.claim, module.make_batch = claiming, making
+
+
+@functools.cache
+def _server():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["slpo_jax.main"])
+    return context
+
+
+@dataclass
+class Finished:
+    """How a run ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, folder: Path, stop: tuple[str, int, int] | None = None) -> Finished:
+    """`python -m slpo_jax.main ARGUMENTS` in a folder.
+
+    Args:
+        stop: (stage, step, signal): send this signal to the process when it makes the batch of this step.
+    """
+    output = str(folder / "output")
+    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output, stop))
+    process.start()
+    process.join(_PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+    texts = [Path(f"{output}.{name}").read_text() for name in ("stdout", "stderr")]
+    return Finished(process.exitcode, *texts)
+
+
+def new_folder(parent: Path | None = None) -> Path:
+    """A folder with the config and its problems."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    (folder / "small.py").write_text(CONFIG)
+    write_problems(folder)
+    return folder
+
+
+def load_config():
+    """The small config in this process, with problems in a folder of its own."""
+    folder, namespace = _folder_of_this_process(), {}
+    exec(CONFIG, namespace)
+    config = namespace["get_config"]()
+    config.data.update(train=str(folder / "train.jsonl"), valid=str(folder / "valid.txt"))
+    config.data.eval.real = str(folder / "real.json")
+    return config
+
+
+@functools.cache
+def _folder_of_this_process() -> Path:
+    folder = new_folder()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def finished_run() -> Path:
+    """The folder of a run that nobody interrupted, in `work/`, through the real command; read it, don't touch it."""
+    folder = new_folder()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [sys.executable, "-m", "slpo_jax.main", "--config=small.py", "--workdir=work"]
+    environment = os.environ | {"JAX_LOG_COMPILES": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE)
+    (folder / "stdout").write_text(done.stdout)
+    (folder / "stderr").write_text(done.stderr)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def rows_of(workdir: Path, timing: bool = False) -> list[dict]:
+    """metrics.jsonl, without what depends on the clock."""
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return rows if timing else [{k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
+
+
+def checkpoint_of(workdir: Path, stage: str) -> dict:
+    """Everything in a stage's only checkpoint, by path, read without the package."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    (step,) = (path for path in (workdir / "checkpoints" / stage).iterdir() if path.name.isdigit())
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = {part: reader.restore(step / part) for part in ("params", "rest")}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"step": int(step.name)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def texts_of(workdir: Path) -> dict[str, bytes]:
+    """Every file of a run but events, checkpoints and the rows that tell the time."""
+    files = [path for path in workdir.rglob("*") if path.is_file()]
+    kept = [path for path in files if not {"tensorboard", "checkpoints"} & set(path.relative_to(workdir).parts)]
+    return {str(path.relative_to(workdir)): path.read_bytes() for path in kept if path.name != "metrics.jsonl"}

@@ -1,0 +1,166 @@
+"""Train steps of the tiny reasoner, compiled once for all tests, and a plain GPT-2 as their oracle.
+
+The oracle runs one unpadded row through dense matrices in jax.numpy, so that jax.grad goes through it. It shares with
+the package the keys of the positions and the map from a key to a mask, which other tests establish.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tiny
+from tiny import END, FAST, GATE, random_prompts
+
+from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.training import cold_start, imitate, slpo
+from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+
+PROMPTS = (4, 7, 2, 6)  # lengths
+BATCH, GROUP, PASSES, MIN_LATENTS = len(PROMPTS), 3, 2, 2
+ALWAYS, NEVER, SECOND = 255, 254, 253  # references that rig the reward
+CONFIG = dataclasses.replace(tiny.CONFIG, n_layer=1)  # one layer takes half of the time to compile
+REASONER = coconut_gpt2(CONFIG)
+ROLLOUT = dataclasses.replace(tiny.ROLLOUT, temperature=1.0)  # so that answers differ
+# Its state shows the gradient. Not Adam: a normalising optimizer makes steps of the rounding errors of zeros.
+OPTIMIZER = optax.chain(optax.trace(0.0), optax.clip_by_global_norm(1.0), optax.sgd(0.3))
+
+
+def small_params():
+    """The tiny parameters without the second layer, and a gate that thinks for some steps."""
+    params = tiny.both_params(bias=-2.5)
+    backbone = {name: part for name, part in params["reasoner"]["backbone"].items() if name != "h_1"}
+    return {"reasoner": {"backbone": backbone}, "gate": params["gate"]}
+
+
+def rigged_reward(tokens, references):
+    """Right or not by the parity of the answer, so that rewards are mixed; or as the reference says.
+
+    SECOND is right for every second candidate length T_min + 1 of the cold start, which asks for all lengths of a
+    trajectory in a row.
+    """
+    rule, lengths = references[:, 0], ROLLOUT.max_latents - MIN_LATENTS + 1
+    right = (tokens.sum(axis=1) + rule) % 2 == 0
+    right = jnp.where(rule == SECOND, jnp.arange(len(rule)) % lengths == 1, right)
+    return (right | (rule == ALWAYS)) & (rule != NEVER)
+
+
+# A floor of the variance that float32 has no trouble with.
+OBJECTIVE = ObjectiveConfig(epsilon=1e-2)
+SLPO = slpo.Slpo(REASONER, GATE, rigged_reward, ROLLOUT, OBJECTIVE, slpo.SlpoConfig(GROUP, PASSES))
+COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
+IMITATION = dataclasses.replace(ROLLOUT, max_latents=3, dropout_rate=0.2)
+# stage -> loss, what it trains
+STAGES = {
+    "slpo": (lambda: slpo.make_loss(SLPO), ("reasoner", "gate")),
+    "cold_start": (lambda: cold_start.make_loss(REASONER, GATE, rigged_reward, ROLLOUT, COLD), ("gate",)),
+    "imitate": (lambda: imitate.make_loss(REASONER, GATE, IMITATION), ("reasoner",)),
+}
+
+
+def prompted_batch(references=(0, 1, 0, 1), index=(5, 11, 2, 30)) -> slpo.PromptedBatch:
+    prompts = jax.tree.map(np.asarray, random_prompts(PROMPTS, max(PROMPTS)))
+    return slpo.PromptedBatch(prompts, np.array(references, np.uint8)[:, None], np.array(index, np.int32))
+
+
+def imitation_batch() -> imitate.ImitationBatch:
+    """Thoughts of 2, 0, 3 and 1 latents, and suffixes of 2 to 5 tokens."""
+    rng = np.random.default_rng(3)
+    suffixes = [[END, *rng.integers(0, END, size=n)] for n in (3, 5, 2, 4)]
+    suffix = imitate.pad_suffixes(suffixes, 5)
+    prompted = prompted_batch()
+    return imitate.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.index)
+
+
+def batch_of(stage: str):
+    return imitation_batch() if stage == "imitate" else prompted_batch()
+
+
+@functools.cache
+def _step(stage: str, devices: int, micro_batches: int):
+    """(mesh, the compiled step)."""
+    loss, trained = STAGES[stage]
+    mesh = data_mesh(jax.devices("cpu")[:devices])
+    step = make_train_step(loss(), OPTIMIZER, trained, mesh, stage, micro_batches)
+    state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), mesh)
+    return mesh, step.lower(state, shard_rows(batch_of(stage), mesh)).compile(compiler_options=FAST)
+
+
+@dataclasses.dataclass
+class Taken:
+    """The last parameters, the last step's gradient and the metrics of each step."""
+
+    params: Any
+    gradient: Any
+    metrics: list[dict[str, float]]
+
+
+def take_steps(stage: str, batches, devices: int = 1, micro_batches: int = 1) -> Taken:
+    """Steps from the small parameters."""
+    mesh, step = _step(stage, devices, micro_batches)
+    params = jax.tree.map(jnp.array, small_params())  # a copy: the step donates its state
+    state = init_state(params, STAGES[stage][1], OPTIMIZER, jax.random.key(0), mesh)
+    metrics = []
+    for batch in batches:
+        state, row = step(state, shard_rows(batch, mesh))
+        metrics.append({name: float(value) for name, value in row.items()})
+    params, gradient = jax.tree.map(np.array, (state.params, state.opt_state[0].trace))
+    return Taken(params, gradient, metrics)
+
+
+def difference(new, old):
+    """The largest absolute difference of two trees."""
+    return max(
+        float(np.abs(np.asarray(a) - np.asarray(b)).max())
+        for a, b in zip(*map(jax.tree.leaves, (new, old)), strict=True)
+    )
+
+
+def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:
+    """What each site multiplies the positions of one row with, [L, D] by site."""
+    if dropout is None:
+        return {}
+    ones = jnp.ones((*dropout.keys_BL.shape, width))
+    return {site: drop(ones, dropout, site)[0] for site in range(3 * layers)}
+
+
+def _norm(params, x_LD):
+    centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
+    return centred / jnp.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5) * params["scale"] + params["bias"]
+
+
+def _dense(params, x):
+    return x @ params["kernel"] + params["bias"]
+
+
+def _attention(params, x_LD, heads: int):
+    length = len(x_LD)
+    q, k, v = jnp.split(_dense(params["c_attn"], x_LD), 3, axis=-1)
+    out = []
+    for q_, k_, v_ in zip(*(jnp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True):
+        scores = q_ @ k_.T / np.sqrt(q_.shape[-1])
+        out.append(jax.nn.softmax(jnp.where(np.tri(length, dtype=bool), scores, -jnp.inf)) @ v_)
+    return _dense(params["c_proj"], jnp.concatenate(out, axis=-1))
+
+
+def _gelu(x):
+    return 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def plain_hidden(params, inputs_LD, factors, heads: int = 2):
+    """Hidden states [L, D] of one row after the final norm: GPT-2 as its paper has it."""
+    backbone, length = params["backbone"], len(inputs_LD)
+    x = inputs_LD + backbone["wpe"][:length]
+    layer = 0
+    while (block := backbone.get(f"h_{layer}")) is not None:
+        noise = [factors[site_number(layer, name)][:length] if factors else 1.0 for name in ("attention", "mlp")]
+        x = x + noise[0] * _attention(block["attn"], _norm(block["ln_1"], x), heads)
+        hidden = _gelu(_dense(block["mlp"]["c_fc"], _norm(block["ln_2"], x)))
+        x = x + noise[1] * _dense(block["mlp"]["c_proj"], hidden)
+        layer += 1
+    return _norm(backbone["ln_f"], x)

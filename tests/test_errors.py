@@ -1,0 +1,194 @@
+"""Bad input ends in status 2 and one line with the key or file and the remedy, and breaks nothing for the next run."""
+
+import json
+
+import pytest
+from small_run import new_folder, run
+
+ONE_STAGE = "--config.stages=('imitate',)"
+GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
+LONG = json.dumps({"question": "Tom has 1 pens . " + "He buys 2 . " * 4 + "How many now ?", "answer": "9"}) + "\n"
+WORDY = json.dumps({"question": "Tom has 1 pens .", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}) + "\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = new_folder(tmp_path_factory.mktemp("errors"))
+    files = {
+        "broken.jsonl": GOOD + '{"question": "Tom has\n',
+        "nonumber.jsonl": GOOD + GOOD.replace('"3"', '"three"'),
+        "noanswer.json": '[{"question": "Tom has 1 pens ."}]',
+        "barless.txt": "Tom has 1 pens . || #### 3\nTom has 2 pens .\n",
+        "empty.jsonl": "",
+        "long.jsonl": GOOD * 3 + LONG,
+        "wordy.jsonl": GOOD + WORDY,
+        "unknown.jsonl": GOOD.replace("pens", "zebras"),
+        "pens.csv": "question,answer\n",
+        "typo.py": "from small import get_config as small\n\n\ndef get_config():\n    config = small()\n"
+        "    config.slpo.stepz = 3\n    return config\n",
+        "syntax.py": "def get_config(:\n",
+        "raises.py": "def get_config():\n    raise ValueError('no more')\n",
+        "unread.py": "def get_config():\n    return open('not_there.txt')\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "typo.py").write_text("import sys; sys.path.insert(0, '.')\n" + files["typo.py"])
+    return folder
+
+
+def _error_of(done) -> str:
+    """The one line, after checks that hold for every error."""
+    assert done.status == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert len(line) < 400
+    assert "Traceback" not in done.stderr + done.stdout
+    return line.removeprefix("error: ")
+
+
+FLAGS = {
+    "unknown key": (["--config.nosuch=1"], "config.nosuch: unknown config key", "stages"),
+    "unknown nested key": (["--config.slpo.stepz=1"], "config.slpo.stepz: unknown config key", "steps"),
+    "unknown section": (["--config.none.steps=1"], "config.none.steps: unknown config key", ""),
+    "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
+    "a word for a number": (["--config.slpo.group=many"], "config.slpo.group", "many"),
+    "G": (["--config.slpo.group=1"], "config.slpo.group: G = 1", "use 2 or more"),
+    "K": (["--config.slpo.passes=0"], "config.slpo.passes", "1 or more"),
+    "T_min > T_max": (["--config.min_latents=4"], "config.min_latents: 4", "max_latents (3)"),
+    "T": (["--config.max_latents=0"], "config.max_latents", "at least 1"),
+    "a stage": (["--config.stages=('imitate','rl')"], "config.stages: ['rl']", "imitate, cold_start, slpo, evaluate"),
+    "no stage": (["--config.stages=()"], "config.stages", "imitate"),
+    "a set to evaluate": (
+        ["--config.evaluate.datasets=('real','svamp')"],
+        "config.evaluate.datasets: 'svamp'",
+        "data.eval",
+    ),
+    "the gate off, and trained": (["--config.gate.enabled=False"], "config.gate.enabled", "config.stages"),
+    "the latents of the last stage": (["--config.imitate.c_thought=4"], "config.imitate.c_thought: 4", "max_latents"),
+    "log_every": (["--config.log_every=0"], "config.log_every", "at least 1"),
+    "checkpoint_every": (["--config.checkpoint_every=0"], "config.checkpoint_every", "at least 1"),
+    "a batch of nothing": (["--config.cold_start.batch_size=0"], "config.cold_start.batch_size", "at least 1"),
+    "no threshold": (["--config.evaluate.thresholds=()"], "config.evaluate.thresholds", "(0.5,)"),
+    "dropout": (["--config.dropout.rate=1.0"], "config.dropout.rate: 1.0", "[0, 1)"),
+    "a term": (["--config.slpo.advantage=ppo"], "config.slpo.advantage", "rloo or grpo"),
+    "reasoner": (["--config.reasoner=gpt5"], "config.reasoner: 'gpt5'", "coconut_gpt2"),
+    "tokenizer": (["--config.tokenizer=./nowhere"], "tokenizer ./nowhere", "synthetic:N"),
+    "positions": (["--config.model.n_positions=26"], "config.model.n_positions: 26 is less than the 27", "raise it"),
+    "heads": (["--config.model.n_head=3"], "config.model.n_embd", "n_head"),
+    "no devices to share a batch": (["--config.slpo.batch_size=5"], "config.slpo.batch_size: 5", "2 devices"),
+    "micro-batches": (["--config.imitate.micro_batches=3"], "config.imitate.batch_size: 8", "3 micro-batches"),
+    "an optimizer": (["--config.slpo.optimizer.name=sgd"], "config.slpo.optimizer.name: 'sgd'", "adafactor, adamw"),
+    "nothing to train": (
+        [f"--config.slpo.objective.{name}_weight=0.0" for name in ("latent", "answer", "stop")],
+        "config.slpo.objective",
+        "set one",
+    ),
+    "nothing to evaluate": (["--config.stages=('evaluate',)"], "config.init", "give a checkpoint"),
+    "no checkpoint": (
+        ["--config.stages=('evaluate',)", "--config.init=./nowhere"],
+        "config.init",
+        "WORKDIR/checkpoints/STAGE",
+    ),
+    "no steps": (
+        [ONE_STAGE, "--config.imitate.cot_steps=0", "--config.imitate.final_steps=0"],
+        "config.imitate.final_steps",
+        "give some",
+    ),
+    "no data": ([ONE_STAGE, "--config.data.train="], "config.data.train: not set", "synthetic:train"),
+    "a missing file": (
+        ["--config.data.train=nowhere.jsonl"],
+        "config.data.train: nowhere.jsonl: no such file",
+        "check the path",
+    ),
+    "a missing validation file": (["--config.data.valid=nowhere.txt"], "nowhere.txt: no such file", "check the path"),
+    "a kind of file": (["--config.data.train=pens.csv"], "config.data.train: pens.csv", ".jsonl"),
+    "a broken line": (["--config.data.train=broken.jsonl"], "config.data.train: broken.jsonl, line 2", "mend"),
+    "an answer that is no number": (
+        ["--config.data.train=nonumber.jsonl"],
+        "nonumber.jsonl, line 2: answer 'three'",
+        "write digits",
+    ),
+    "a record without answer": (
+        ["--config.data.train=noanswer.json"],
+        "noanswer.json, record 1: field 'answer'",
+        "expected",
+    ),
+    "a line without bars": (["--config.data.train=barless.txt"], "barless.txt, line 2", "question||steps #### answer"),
+    "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
+    "a synthetic set": (["--config.data.train=synthetic:nosuch"], "synthetic:nosuch", "train"),
+    "a set that is all in valid": (["--config.data.train=valid.txt"], "config.data.train", "config.data.valid"),
+    "an unknown word": (["--config.data.train=unknown.jsonl"], "zebras", "config.tokenizer"),
+    "a problem longer than the slots": (
+        ["--config.data.train=long.jsonl"],
+        "config.data.train: problem 3 has a prompt of 27",
+        "config.prompt_slots",
+    ),
+    "steps longer than the positions": (
+        ["--config.data.train=wordy.jsonl"],
+        "config.model.n_positions: 40 is less than the",
+        "phase cot",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_one_line_and_nothing_else(folder, case):
+    arguments, key, remedy = FLAGS[case]
+    line = _error_of(run("--config=small.py", f"--workdir=work/{case.replace(' ', '_')}", *arguments, folder=folder))
+    assert key in line
+    assert remedy in line
+
+
+CONFIGS = {
+    "nowhere.py": ("--config=nowhere.py: no such file", ""),
+    "typo.py": ("stepz", "slpo_jax/config.py"),
+    "syntax.py": ("--config=syntax.py", "invalid syntax"),
+    "raises.py": ("--config=raises.py", "no more"),
+    "unread.py": ("--config=unread.py", "not_there.txt"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bad_config_files(folder, name):
+    line = _error_of(run(f"--config={name}", "--workdir=work/config", folder=folder))
+    assert all(part in line for part in CONFIGS[name])
+
+
+def test_no_config(folder):
+    assert "--config: not given" in _error_of(run("--workdir=work/config", folder=folder))
+
+
+def test_long_problem_of_an_evaluation_set(folder):
+    """Unless it lies beyond the limit."""
+    (folder / "long.json").write_text(json.dumps([json.loads(line) for line in (GOOD * 3 + LONG).splitlines()]))
+    text = (folder / "small.py").read_text().replace("real.json", "long.json")
+    (folder / "long.py").write_text(text)
+    one_step = ["--config.imitate.cot_steps=1", "--config.imitate.final_steps=0", "--config.imitate.control=False"]
+    stages = "--config.stages=('imitate','evaluate')"
+    done = run("--config=long.py", "--workdir=work/long", stages, *one_step, folder=folder)
+    assert done.status == 2
+    assert "Traceback" not in done.stderr
+    assert "error: config.data.eval.real: problem 3 has a prompt of 27 tokens" in done.stderr.splitlines()[-1]
+
+
+def test_debug_shows_where(folder):
+    done = run("--config=small.py", "--workdir=work/debug", "--config.slpo.group=1", "--debug", folder=folder)
+    assert done.status != 0
+    assert "Traceback" in done.stderr
+    assert "config.slpo.group" in done.stderr
+
+
+def test_a_failed_run_binds_nobody(folder):
+    """The right command, in the workdir in which the wrong one failed, begins as in a new one."""
+    assert (
+        run("--config=small.py", "--workdir=work/again", "--config.imitate.micro_batches=3", folder=folder).status == 2
+    )
+    assert run("--config=small.py", "--workdir=work/again", "--config.data.train=long.jsonl", folder=folder).status == 2
+    one_step = ["--config.imitate.cot_steps=1", "--config.imitate.final_steps=0", "--config.imitate.control=False"]
+    done = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, folder=folder)
+    assert done.status == 0, done.stderr
+    before = (folder / "work" / "again" / "config.json").read_text()
+    # Nor does a wrong one afterwards do harm.
+    wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, "--config.seed=3", folder=folder)
+    assert "config.seed: " in _error_of(wrong)
+    assert (folder / "work" / "again" / "config.json").read_text() == before

@@ -1,0 +1,132 @@
+"""Any number of devices and micro-batches, and any order of rows, gives the same step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+from small_steps import BATCH, GROUP, SLPO, batch_of, difference, prompted_batch, small_params, take_steps
+from tiny import EOS, FAST
+
+from slpo_jax.policy import noise
+from slpo_jax.training.slpo import sample
+from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+STEP_KEY = noise.stream_key(jax.random.key(0), "slpo", 0)
+
+
+def _sampled(devices: int, batch):
+    """Trajectories and rewards of the SLPO step under shard_map, as numpy."""
+    mesh, rows = data_mesh(jax.devices("cpu")[:devices]), PartitionSpec("data")
+    mapped = jax.shard_map(
+        lambda params, batch: sample(SLPO, params, batch, STEP_KEY),
+        mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False,
+    )  # fmt: skip
+    return jax.tree.map(np.array, jax.jit(mapped, compiler_options=FAST)(small_params(), shard_rows(batch, mesh)))
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    return _sampled(1, prompted_batch())
+
+
+def test_the_batch_is_worth_sharding(sampled):
+    """Lengths, answers and rewards differ between rows, so that a mix-up would show."""
+    trajectories, rewards = sampled
+    assert len(np.unique(trajectories.lengths)) >= 4
+    assert len(np.unique(trajectories.tokens, axis=0)) >= BATCH * GROUP - 2
+    assert (trajectories.tokens == EOS).any()
+    assert ((rewards.min(axis=1) < rewards.max(axis=1)).sum()) >= 2
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_trajectories_and_rewards_do_not_know_the_devices(sampled, devices):
+    again = _sampled(devices, prompted_batch())
+    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(sampled), strict=True):
+        if np.issubdtype(ours.dtype, np.floating) and ours.ndim == 3:
+            # Latents: products of fewer rows may round another way, and each latent is made from those before.
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("stage", "devices", "micro_batches"),
+    [("slpo", 4, 1), ("slpo", 2, 2), ("imitate", 2, 2), ("cold_start", 2, 2)],
+)
+def test_steps_do_not_know_devices_and_micro_batches(stage, devices, micro_batches):
+    batches = [batch_of(stage)] * 3
+    whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices, micro_batches)
+    assert difference(whole.params, small_params()) > 0.05
+    for ours, theirs in zip(cut.metrics, whole.metrics, strict=True):
+        assert ours == pytest.approx(theirs, rel=5e-4, abs=1e-5)
+    assert difference(cut.params, whole.params) < 1e-4
+    scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(whole.gradient))
+    assert difference(cut.gradient, whole.gradient) < 1e-3 * scale
+
+
+@pytest.mark.parametrize("stage", ["slpo", "imitate", "cold_start"])
+def test_steps_do_not_know_the_order_of_rows(stage):
+    batch, order = batch_of(stage), np.array([2, 0, 3, 1])
+    whole = take_steps(stage, [batch])
+    shuffled = take_steps(stage, [jax.tree.map(lambda x: x[order], batch)])
+    assert shuffled.metrics[0] == pytest.approx(whole.metrics[0], rel=1e-4, abs=1e-6)
+    assert difference(shuffled.params, whole.params) < 1e-5
+    # Noise follows the example: were these other examples, the same rows would fare otherwise.
+    others = take_steps(stage, [batch if stage == "imitate" else prompted_batch(index=(6, 12, 3, 31))])
+    if stage != "imitate":
+        assert others.metrics[0] != pytest.approx(whole.metrics[0], rel=1e-3)
+
+
+def _toy_loss(params, batch, key):
+    """A loss with noise by example and a count that differs between rows."""
+    x_BD, weight_B, index_B = batch
+    noise_B = jax.vmap(jax.random.normal)(noise.row_keys(key, index_B))
+    per_row_B = weight_B * (x_BD @ params["gate"]["w"] + noise_B) ** 2
+    rows = jnp.float32(len(noise_B))
+    return per_row_B.sum(), {"loss": (per_row_B.sum(), weight_B.sum()), "noise": (noise_B.sum(), rows)}
+
+
+@pytest.fixture(scope="module")
+def toy_batch():
+    rng = np.random.default_rng(0)
+    weights = np.array([1, 0, 3, 2, 5, 1, 0, 4], np.float32)
+    return rng.normal(size=(8, 3)).astype(np.float32), weights, np.arange(8, dtype=np.int32) * 3
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (1, 2), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2)])
+def test_step_by_hand(toy_batch, devices, micro_batches):
+    """Gradient of the weighted mean over all rows, one optimizer step, and one program for all steps."""
+    mesh, optimizer = data_mesh(jax.devices("cpu")[:devices]), optax.adam(0.1)
+    first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
+    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start", micro_batches)
+    x, weights, index = toy_batch
+    w, opt_state = first["gate"]["w"], optimizer.init(first["gate"]["w"])
+    for number in range(3):
+        state, metrics = step(state, shard_rows(toy_batch, mesh))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(4), 1), number)
+        draws = np.array([jax.random.normal(jax.random.fold_in(key, i)) for i in index])
+        residual = x @ np.asarray(w) + draws
+        gradient = 2 * (weights * residual) @ x / weights.sum()
+        assert metrics["loss"] == pytest.approx((weights * residual**2).sum() / weights.sum(), rel=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+        assert metrics["noise"] == pytest.approx(draws.mean(), abs=1e-5)
+        update, opt_state = optimizer.update(jnp.asarray(gradient), opt_state)
+        w = w + update
+        np.testing.assert_allclose(state.params["gate"]["w"], w, rtol=1e-4)
+        np.testing.assert_array_equal(state.params["reasoner"]["w"], np.ones(2))
+        assert int(state.step) == number + 1
+    assert step._cache_size() == 1
+
+
+def test_a_batch_without_weight_changes_nothing(toy_batch):
+    mesh, optimizer = data_mesh(jax.devices("cpu")[:2]), optax.sgd(1.0)
+    first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
+    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start")
+    state, metrics = step(state, shard_rows((toy_batch[0], 0 * toy_batch[1], toy_batch[2]), mesh))
+    np.testing.assert_array_equal(state.params["gate"]["w"], first["gate"]["w"])
+    assert (metrics["loss"], metrics["grad_norm"]) == (0, 0)
