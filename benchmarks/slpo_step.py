@@ -187,7 +187,9 @@ def markdown(result: dict[str, Any]) -> str:
         timings.append([*pair, cells[0], relative, *cells[1:], share, *rates])
         compiles.append([*pair, *(f"{row['compile_seconds'][name]:.1f}" for name in PROGRAMS)])
     found = result["rows"][0]
-    lengths = {name: found[name]["median"] for name in ("mean_latents", "longest_latents", "mean_answer_tokens")}
+    lengths = {
+        name: round(found[name]["median"], 2) for name in ("mean_latents", "longest_latents", "mean_answer_tokens")
+    }
     return "\n".join([
         f"# One SLPO step, {result['shapes']} shapes",
         f"- machine: {listed(result['machine'])}",
