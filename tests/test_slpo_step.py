@@ -129,7 +129,7 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
     assert metrics["latent_steps"] == pytest.approx(trajectories.lengths.mean())
     squares = sum(float((g**2).sum()) for g in jax.tree.leaves(first_step.gradient))
     assert metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=1e-5)
-    assert 0 < metrics["mixed"] < metrics["solved"] <= 1
+    assert 0 < metrics["mixed"] <= metrics["solved"] < 1
 
 
 @pytest.mark.parametrize("reference", [ALWAYS, NEVER])
@@ -150,5 +150,17 @@ def test_metrics_are_what_they_were(first_step):
     Guards what those leave open: a change of the keys' derivation, of a default, or of the order in which randomness
     is drawn makes other trajectories, and so breaks reproduction of published runs, even where every law still holds.
     """
-    recorded = {}
-    assert first_step.metrics[0] == pytest.approx(recorded, rel=2e-3)
+    recorded = {
+        "loss": -6.3248,
+        "reward": 0.5,
+        "solved": 0.75,
+        "mixed": 0.75,
+        "latent_steps": 2.75,
+        "latent_log_likelihood": -58.3175,
+        "answer_log_likelihood": -17.2970,
+        "stop_log_likelihood": -0.97383,
+        "surrogate_variance": 0.0788425,
+        "grad_norm": 248.748,
+    }
+    # Loose enough for another version of XLA to round in its own way, far tighter than another draw would be.
+    assert first_step.metrics[0] == pytest.approx(recorded, rel=5e-3)
