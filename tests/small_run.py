@@ -48,7 +48,8 @@ def get_config():
     config.imitate.optimizer.update(learning_rate=3e-2, warmup_steps=2)
     config.cold_start.update(batch_size=4, micro_batches=1, trajectories=2, steps=7, evaluate_every=3)
     config.cold_start.optimizer.update(name="adamw", learning_rate=1e-1)
-    config.slpo.update(batch_size=4, steps=6, group=4, passes=2)
+    # Sampled answers: greedy ones of so small a model may all be right or all wrong, and then nothing is learned.
+    config.slpo.update(batch_size=4, steps=6, group=4, passes=2, temperature=1.0)
     config.slpo.objective.latent_reduction = "mean"
     config.slpo.optimizer.update(name="adafactor", learning_rate=1e-3, warmup_steps=0)
     config.evaluate.update(batch_size=32, limit=6, samples=2, seeds=2, thresholds=(0.5, 0.9))

@@ -33,7 +33,7 @@ def test_it_says_where_the_report_is(work):
 def test_config_is_as_resolved(work):
     config = json.loads((work / "config.json").read_text())
     assert config["slpo"]["group"] == 4
-    assert config["slpo"]["temperature"] == 0.0  # a default
+    assert config["slpo"]["advantage"] == "rloo"  # a default
     assert config["data"]["eval"]["made"] == "synthetic:test"
     assert config["stages"] == ["imitate", "cold_start", "slpo", "evaluate"]
 
