@@ -74,7 +74,8 @@ def variant(config: str, root: Path, name: str, seed: int) -> None:
     else:
         overrides |= {"stages": "('slpo','evaluate')", "init": base / "checkpoints" / "cold_start"}
     run(config, workdir, overrides)
-    for row in ("imitate", "imitate_fixed_tmax", "cold_start"):  # the rows that the variant shares with its seed
+    # The rows that the variant shares with its seed.
+    for row in ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start"):
         link = workdir / "eval" / row
         if not link.exists():
             link.symlink_to((base / "eval" / row).resolve(), target_is_directory=True)
