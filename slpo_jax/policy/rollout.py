@@ -32,6 +32,7 @@ class RolloutConfig:
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
         temperature: of the answer tokens; 0 is greedy.
+        banned_ids: tokens that are never generated.
     """
 
     max_latents: int
@@ -43,6 +44,7 @@ class RolloutConfig:
     dropout_where: noise.DropoutWhere = "thought"
     stopping: Stopping = "sample"
     temperature: float = 0.0
+    banned_ids: tuple[int, ...] = ()
 
 
 @struct.dataclass
@@ -182,6 +184,8 @@ def decode_answers(reasoner, params, prefix: KVCache, cache: KVCache, first_slot
             dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
         )
         logits_NV = reasoner.logits(params, hidden_N1D)[:, 0]
+        if config.banned_ids:
+            logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
         token_N = noise.sample_tokens(keys_N, slot, logits_NV, config.temperature)
         token_N = jnp.where(ended_N, config.pad_id, token_N)
         tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)

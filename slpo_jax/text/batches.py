@@ -87,11 +87,10 @@ def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedP
     Raises:
       UserError: a text has a word that the tokenizer doesn't know.
     """
-    flat_steps = iter(template.step_ids([step for problem in problems for step in problem.steps]))
     return EncodedProblems(
         problems=tuple(problems),
         prompts=template.prompts([problem.question for problem in problems]),
-        steps=[[next(flat_steps) for _ in problem.steps] for problem in problems],
+        steps=template.step_ids([problem.steps for problem in problems]),
         answers=template.answer_ids([problem.answer for problem in problems]),
         template=template,
     )

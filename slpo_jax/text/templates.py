@@ -2,12 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import AnswerStyle
-from slpo_jax.text.tokenizer import ANSWER_MARK, add_reasoner_tokens
+from slpo_jax.text.tokenizer import (
+    ANSWER_MARK,
+    COCONUT_TOKENS,
+    CODI_ANSWER,
+    CODI_TOKENS,
+    ReasonerTokens,
+    add_reasoner_tokens,
+)
 
 Ids = list[int]
 
@@ -20,25 +28,27 @@ class Template:
       answer_style: name of the answer grammar that reads the completions (SPEC section 5).
       start_id: ends the prompt; latents follow.
       end_id: begins the suffix; the answer follows.
-      latent_id: stands for a latent in Hugging Face's layout; never fed by us.
+      latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.
       eos_id: ends the suffix.
       pad_id: fills slots that no token has.
       tokenizer: what the ids belong to.
       question_text: question -> text of the prompt, before the start marker.
-      step_text: reasoning step -> text.
+      step_text: (reasoning step, whether it is the first) -> text.
       answer_text: canonical answer -> text, before eos.
+      banned_ids: ids that are never generated.
     """
 
     answer_style: AnswerStyle
     start_id: int
     end_id: int
-    latent_id: int
+    latent_id: int | None
     eos_id: int
     pad_id: int
     tokenizer: PreTrainedTokenizerFast
     question_text: Callable[[str], str]
-    step_text: Callable[[str], str]
+    step_text: Callable[[str, bool], str]
     answer_text: Callable[[str], str]
+    banned_ids: tuple[int, ...] = ()
 
     def prompt(self, question: str) -> Ids:
         """ids(question text) + [start]."""
@@ -56,11 +66,12 @@ class Template:
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
         """[end] + ids of every step's text + ids(answer text) + [eos]."""
-        return self.join_suffix(self.step_ids(steps), self.answer_ids([answer])[0])
+        return self.join_suffix(self.step_ids([steps])[0], self.answer_ids([answer])[0])
 
-    def step_ids(self, steps: Sequence[str]) -> list[Ids]:
-        """Ids of each step's text. Tokenised one by one, so that a step's ids don't depend on its neighbours."""
-        return self._encode([self.step_text(step) for step in steps])
+    def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
+        """Ids of every step of each solution. Tokenised one by one, so that they don't depend on their neighbours."""
+        flat = iter(self._encode([self.step_text(step, i == 0) for steps in solutions for i, step in enumerate(steps)]))
+        return [[next(flat) for _ in steps] for steps in solutions]
 
     def answer_ids(self, answers: Sequence[str]) -> list[Ids]:
         """Ids of each answer's text, without eos."""
@@ -88,27 +99,60 @@ class Template:
         return [list(by_text[text]) for text in texts]
 
 
-def coconut_template(tokenizer: PreTrainedTokenizerFast) -> Template:
+def coconut_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = None) -> Template:
     """COCONUT: question + line break + start | latents | end + steps, a line each + "### 72" + eos.
 
     Args:
       tokenizer: gets the latent tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
+      first_id: where they go.
 
     Returns:
       The template.
     """
-    tokens = add_reasoner_tokens(tokenizer)
-    return Template(
+    tokens = add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id)
+    return _template(
+        tokenizer,
+        tokens,
         answer_style="coconut",
+        question_text=_line,
+        step_text=lambda step, first: step + "\n",
+        answer_text=lambda answer: f"{ANSWER_MARK} {answer}",
+    )
+
+
+def codi_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = None, tidy: bool = True) -> Template:
+    """CODI: question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos.
+
+    Args:
+      tokenizer: gets the latent tokens that it lacks, in place.
+      first_id: where they go.
+      tidy: as in CODI's own program, questions are stripped and two spaces become one, and the end marker can't be
+        generated; False is the protocol of CODI checkpoints in Hugging Face's layout.
+
+    Returns:
+      The template.
+    """
+    tokens = add_reasoner_tokens(tokenizer, CODI_TOKENS, first_id)
+    return _template(
+        tokenizer,
+        tokens,
+        answer_style="codi",
+        question_text=_tidied if tidy else str,
+        step_text=lambda step, first: step if first else " " + step,
+        answer_text=lambda answer: f"{CODI_ANSWER} {answer}",
+        banned_ids=(tokens.end,) if tidy else (),
+    )
+
+
+def _template(tokenizer: PreTrainedTokenizerFast, tokens: ReasonerTokens, **texts: Any) -> Template:
+    return Template(
         start_id=tokens.start,
         end_id=tokens.end,
         latent_id=tokens.latent,
         eos_id=tokens.eos,
         pad_id=tokens.pad,
         tokenizer=tokenizer,
-        question_text=_line,
-        step_text=_line,
-        answer_text=_marked_answer,
+        **texts,
     )
 
 
@@ -116,5 +160,5 @@ def _line(text: str) -> str:
     return text + "\n"
 
 
-def _marked_answer(answer: str) -> str:
-    return f"{ANSWER_MARK} {answer}"
+def _tidied(question: str) -> str:
+    return question.strip().replace("  ", " ")

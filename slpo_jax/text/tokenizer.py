@@ -20,18 +20,22 @@ from slpo_jax.text import synthetic
 START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
+PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
+COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
+CODI_TOKENS = (PAD_LATENT, START_LATENT, END_LATENT)
 ANSWER_MARK = "###"
+CODI_ANSWER = "The answer is:"
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 GPT2_EOS = "<|endoftext|>"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class ReasonerTokens(NamedTuple):
-    """Ids of the tokens that a latent reasoner needs beside its text."""
+    """Ids of the tokens that a latent reasoner needs beside its text; CODI has none that stands for a latent."""
 
     start: int
     end: int
-    latent: int
+    latent: int | None
     eos: int
     pad: int
 
@@ -91,31 +95,46 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     return _from_hub(source)
 
 
-def add_reasoner_tokens(tokenizer: PreTrainedTokenizerFast) -> ReasonerTokens:
-    """Finds the latent tokens by name; adds those that are missing, in the order start, end, latent.
+def add_reasoner_tokens(
+    tokenizer: PreTrainedTokenizerFast, names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
+) -> ReasonerTokens:
+    """Finds the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
 
-    So GPT-2 gets 50257..50259 and Llama-3 128256..128258. All three become special tokens, and a missing pad token
-    becomes eos. The tokenizer is changed in place; a second call changes nothing.
+    So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
+    and end (eot). All become special tokens, and a missing pad token becomes CODI's, or else eos. The tokenizer is
+    changed in place; a second call changes nothing.
 
     Args:
       tokenizer: the base model's or the reasoner's tokenizer.
+      names: in the order of their ids, `COCONUT_TOKENS` or `CODI_TOKENS`.
+      first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
+        has are filled); None for the first id that is free.
 
     Returns:
       The ids.
 
     Raises:
-      UserError: the tokenizer has no eos token.
+      UserError: the tokenizer has no eos token, or more tokens than the model.
     """
     if tokenizer.eos_token is None:
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
-    names = (START_LATENT, END_LATENT, LATENT)
+    named = {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+    if not named and first_id is not None:
+        if len(tokenizer) > first_id:
+            raise UserError(
+                f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
+                "tokenizer (config.tokenizer, config.base)"
+            )
+        tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
     # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
-    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    present = [name for name in names if not named or name in tokenizer.get_vocab()]
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
     ids = tokenizer.get_vocab()
-    start, end, latent = (ids[name] for name in names)
-    return ReasonerTokens(start, end, latent, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = PAD_LATENT if PAD_LATENT in ids else tokenizer.eos_token
+    return ReasonerTokens(
+        ids[START_LATENT], ids[END_LATENT], ids.get(LATENT), tokenizer.eos_token_id, tokenizer.pad_token_id
+    )
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
