@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import Reasoner, coconut_gpt2
+from slpo_jax.models.reasoner import Reasoner, coconut
 from slpo_jax.policy.rollout import RolloutConfig
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problems import load_problems, without
@@ -38,7 +38,7 @@ class Recipe:
     template: Callable[..., Template]
 
 
-REASONERS = {"coconut_gpt2": Recipe(GPT2Config, coconut_gpt2, coconut_template)}
+REASONERS = {"coconut_gpt2": Recipe(GPT2Config, coconut, coconut_template)}
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ import tiny
 from tiny import END, FAST, GATE, random_prompts
 
 from slpo_jax.models.dropout import Dropout, drop, site_number
-from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.training import cold_start, imitate, slpo
 from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
@@ -25,7 +25,7 @@ PROMPTS = (4, 7, 2, 6)  # lengths
 BATCH, GROUP, PASSES, MIN_LATENTS = len(PROMPTS), 3, 2, 2
 ALWAYS, NEVER, SECOND = 255, 254, 253  # references that rig the reward
 CONFIG = dataclasses.replace(tiny.CONFIG, n_layer=1)  # one layer takes half of the time to compile
-REASONER = coconut_gpt2(CONFIG)
+REASONER = coconut(CONFIG)
 ROLLOUT = dataclasses.replace(tiny.ROLLOUT, temperature=1.0)  # so that answers differ
 # Its state shows the gradient. Not Adam: a normalising optimizer makes steps of the rounding errors of zeros.
 OPTIMIZER = optax.chain(optax.trace(0.0), optax.clip_by_global_norm(1.0), optax.sgd(0.3))

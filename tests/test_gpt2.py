@@ -9,7 +9,7 @@ import pytest
 from tiny import CONFIG, REASONER, compiled, load_hf, random_params, random_prompts
 
 from slpo_jax.models.attention import join
-from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.models.reasoner import coconut
 
 LENGTHS, SLOTS = (7, 10, 3), 10
 TIGHT = {"rtol": 0, "atol": 1e-4}
@@ -143,7 +143,7 @@ def test_invalid_positions_are_seen_by_nobody(params):
 
 
 def test_bfloat16_is_close(params, hf_logits):
-    half = coconut_gpt2(dataclasses.replace(CONFIG, dtype=jnp.bfloat16))
+    half = coconut(dataclasses.replace(CONFIG, dtype=jnp.bfloat16))
     tokens = _tokens()
     hidden, cache = compiled(half.forward)(params, half.embed(params, tokens), *_count(tokens))
     logits, expected = half.logits(params, hidden), hf_logits(tokens)
@@ -161,7 +161,7 @@ def test_remat_changes_nothing(params):
     def loss(reasoner):
         return lambda params: jnp.sum(reasoner.forward(params, inputs, *_count(inputs))[0] * weights)
 
-    plain, remat = (coconut_gpt2(dataclasses.replace(CONFIG, n_layer=1, remat=remat)) for remat in (False, True))
+    plain, remat = (coconut(dataclasses.replace(CONFIG, n_layer=1, remat=remat)) for remat in (False, True))
     assert "remat" in str(jax.make_jaxpr(loss(remat))(params)), "the option must do something"
     plain, again = (compiled(jax.value_and_grad(loss(reasoner)))(params) for reasoner in (plain, remat))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)

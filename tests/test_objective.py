@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special, stats
 from tiny import CONFIG, GATE, PAD, ROLLOUT, compiled, random_gate, random_params, random_prompts
 
-from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.objective import (
     ObjectiveConfig,
@@ -24,7 +24,7 @@ from slpo_jax.policy.surrogate import gaussian_log_prob, moments, score_pass
 
 DETACHED = ObjectiveConfig(detach_variance=True)
 K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
-SHALLOW = coconut_gpt2(dataclasses.replace(CONFIG, n_layer=1))
+SHALLOW = coconut(dataclasses.replace(CONFIG, n_layer=1))
 
 log_likelihood = compiled(latent_log_likelihood, static=("config",))
 

@@ -27,7 +27,7 @@ from tiny import (
     take_rows,
 )
 
-from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.surrogate import (
     answer_mask,
@@ -97,7 +97,7 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
     gpt2 = dataclasses.replace(CONFIG, dropout_sites=sites)
     slow, config = SlowReasoner(params, gpt2), dataclasses.replace(ROLLOUT, dropout_where=where)
-    fast = one_pass if gpt2 == CONFIG else compiled(score_pass, coconut_gpt2(gpt2), static=("config",))
+    fast = one_pass if gpt2 == CONFIG else compiled(score_pass, coconut(gpt2), static=("config",))
     for k in range(2):
         prompt_keys, keys = _keys(k)
         scores = fast(params, prompts, trajectories, prompt_keys, keys, config=config)

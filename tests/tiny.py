@@ -17,14 +17,14 @@ import pytest
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import coconut_gpt2
+from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout
 
 END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
 NOISY = dataclasses.replace(CONFIG, dropout_sites=("attention", "mlp", "embedding"))
-REASONER = coconut_gpt2(CONFIG)
+REASONER = coconut(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
 ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_id=EOS, pad_id=PAD)
 
@@ -106,8 +106,14 @@ def load_hf(params, config: GPT2Config = CONFIG):
     """transformers' GPT2LMHeadModel with our parameters, copied by hand (its Conv1D has Dense's [in, out])."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon")
-    hf_config = transformers.GPT2Config(**{name: getattr(config, name) for name in names}, use_cache=False)
+    names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+    hf_config = transformers.GPT2Config(
+        **{name: getattr(config, name) for name in names},
+        n_inner=config.n_inner or None,
+        layer_norm_epsilon=config.norm_epsilon,
+        tie_word_embeddings=config.tied,
+        use_cache=False,
+    )
     hf_config._attn_implementation = "eager"
     ours = jax.tree.map(np.asarray, params["backbone"])
     state = {"transformer.wte.weight": ours["wte"], "transformer.wpe.weight": ours["wpe"]}
@@ -123,7 +129,7 @@ def load_hf(params, config: GPT2Config = CONFIG):
         for name, child in (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj")):
             copy(f"h.{layer}.{name}.{child}", block[name][child])
     copy("ln_f", ours["ln_f"])
-    state["lm_head.weight"] = ours["wte"]
+    state["lm_head.weight"] = ours["wte"] if config.tied else ours["lm_head"]
     model = transformers.GPT2LMHeadModel(hf_config).eval()
     missing, unexpected = model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
     assert not unexpected

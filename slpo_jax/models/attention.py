@@ -12,7 +12,8 @@ class KVCache:
     """Keys and values of slots that later positions may attend to; an argument and a return value, never a variable.
 
     Attributes:
-        keys, values: one array [B, H, S, Dh] a layer (heads before slots: no attention product needs a transpose).
+        keys, values: one array [B, G, S, Dh] a layer, G key-value heads (heads before slots: no attention product needs
+            a transpose).
         valid: bool [B, S]. Used as a prefix, a cache of B rows may serve B*R rows (R in a row for each of its own);
             `valid` may then have B*R rows, so that each sees a part of its own.
     """
@@ -45,11 +46,11 @@ def join(first: KVCache, second: KVCache) -> KVCache:
     )
 
 
-def write(cache: KVCache, layer: int, k_BHLD: jax.Array, v_BHLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
-    """The layer's keys and values [B, H, S, Dh] with slots start .. start+L-1 replaced."""
+def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
+    """The layer's keys and values [B, G, S, Dh] with slots start .. start+L-1 replaced."""
     return (
-        jax.lax.dynamic_update_slice_in_dim(cache.keys[layer], k_BHLD, start, axis=2),
-        jax.lax.dynamic_update_slice_in_dim(cache.values[layer], v_BHLD, start, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(cache.keys[layer], k_BGLD, start, axis=2),
+        jax.lax.dynamic_update_slice_in_dim(cache.values[layer], v_BGLD, start, axis=2),
     )
 
 
@@ -60,37 +61,45 @@ def own_mask(valid_BS: jax.Array, length: int, start) -> jax.Array:
     return causal_LS[None] & valid_BS[:, None, :]
 
 
-def attend(q_BHLD, k_BHSD, v_BHSD, mask_BLS, prefix=None) -> jax.Array:
+def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
 
     Args:
         q_BHLD: queries of B = C*R rows.
-        k_BHSD, v_BHSD: own keys and values.
+        k_BGSD, v_BGSD: own keys and values of G heads, each read, without being copied, by H/G consecutive query heads.
         mask_BLS: bool, see `own_mask`. A query that sees nothing gets a finite, meaningless result.
-        prefix: None or (keys [C, H, U, Dh], values [C, H, U, Dh], valid [C or B, U]).
+        prefix: None or (keys [C, G, U, Dh], values [C, G, U, Dh], valid [C or B, U]).
     Returns:
         [B, H, L, Dh], in the dtype of the values; scores and softmax in float32.
     """
-    q_BHLD = q_BHLD * q_BHLD.shape[-1] ** -0.5
-    scores = jnp.einsum("bhld,bhsd->bhls", q_BHLD, k_BHSD, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask_BLS[:, None], scores, MASKED)
-    if prefix is None:
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BHSD.dtype)
-        return jnp.einsum("bhls,bhsd->bhld", weights, v_BHSD)
-    k_CHUD, v_CHUD, valid_U = prefix
-    (rows, heads, length, _), (shared, _, width, _) = q_BHLD.shape, k_CHUD.shape
+    (rows, heads, length, _), groups = q_BHLD.shape, k_BGSD.shape[1]
 
-    def grouped(x):  # [B, H, L, .] -> [C, H, R*L, .]: the rows that share a prefix become one matrix
-        x = x.reshape(shared, -1, heads, length, x.shape[-1]).swapaxes(1, 2)
-        return x.reshape(shared, heads, -1, x.shape[-1])
+    def stacked(x):  # [B, H, L, .] -> [B, G, H/G*L, .]: the query heads that share a key become one matrix
+        return x.reshape(rows, groups, -1, x.shape[-1])
 
-    def ungrouped(x):
-        x = x.reshape(shared, heads, -1, length, x.shape[-1]).swapaxes(1, 2)
+    def unstacked(x):
         return x.reshape(rows, heads, length, x.shape[-1])
 
-    before = jnp.einsum("chqd,chud->chqu", grouped(q_BHLD), k_CHUD, preferred_element_type=jnp.float32)
+    q_BHLD = q_BHLD * q_BHLD.shape[-1] ** -0.5
+    scores = unstacked(jnp.einsum("bgqd,bgsd->bgqs", stacked(q_BHLD), k_BGSD, preferred_element_type=jnp.float32))
+    scores = jnp.where(mask_BLS[:, None], scores, MASKED)
+    if prefix is None:
+        weights = jax.nn.softmax(scores, axis=-1).astype(v_BGSD.dtype)
+        return unstacked(jnp.einsum("bgqs,bgsd->bgqd", stacked(weights), v_BGSD))
+    k_CGUD, v_CGUD, valid_U = prefix
+    shared, _, width, _ = k_CGUD.shape
+
+    def grouped(x):  # [B, H, L, .] -> [C, G, R*H/G*L, .]: and so do the rows that share a prefix
+        x = x.reshape(shared, rows // shared, groups, -1, x.shape[-1]).swapaxes(1, 2)
+        return x.reshape(shared, groups, -1, x.shape[-1])
+
+    def ungrouped(x):
+        x = x.reshape(shared, groups, rows // shared, -1, x.shape[-1]).swapaxes(1, 2)
+        return x.reshape(rows, heads, length, x.shape[-1])
+
+    before = jnp.einsum("cgqd,cgud->cgqu", grouped(q_BHLD), k_CGUD, preferred_element_type=jnp.float32)
     seen = jnp.broadcast_to(valid_U.reshape(shared, -1, width), (shared, rows // shared, width))
     before = jnp.where(seen.reshape(rows, 1, 1, width), ungrouped(before), MASKED)
-    weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BHSD.dtype)
-    out = jnp.einsum("chqu,chud->chqd", grouped(weights[..., :width]), v_CHUD)
-    return ungrouped(out) + jnp.einsum("bhls,bhsd->bhld", weights[..., width:], v_BHSD)
+    weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BGSD.dtype)
+    out = ungrouped(jnp.einsum("cgqu,cgud->cgqd", grouped(weights[..., :width]), v_CGUD))
+    return out + unstacked(jnp.einsum("bgqs,bgsd->bgqd", stacked(weights[..., width:]), v_BGSD))

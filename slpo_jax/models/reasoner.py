@@ -14,15 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache
+from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
+from slpo_jax.models.llama import Llama, LlamaConfig
 
 Params = Any
+BackboneConfig = GPT2Config | LlamaConfig
 
 
 class LatentReasoner(nn.Module):
     """A language model that can feed its own hidden states back to itself."""
 
-    backbone: nn.Module
+    backbone: Backbone
 
     @abc.abstractmethod
     def transition(self, hidden_BLD: jax.Array) -> jax.Array:
@@ -30,6 +33,9 @@ class LatentReasoner(nn.Module):
 
     def __call__(self, *args, **kwargs):
         return self.backbone(*args, **kwargs)
+
+    def trace(self, *args, **kwargs):
+        return self.backbone.trace(*args, **kwargs)
 
     def embed(self, tokens_BL):
         return self.backbone.embed(tokens_BL)
@@ -50,28 +56,67 @@ class Coconut(LatentReasoner):
         return hidden_BLD
 
 
+class Projector(nn.Module):
+    """CODI's projector, without the dropout of probability 0 that it is published with."""
+
+    hidden: int
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, h_BLD):
+        x_BLD = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
+        x_BLD = nn.Dense(self.width, dtype=self.dtype, name="fc_out")(x_BLD)
+        return nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLD)
+
+
+class Codi(LatentReasoner):
+    """CODI (Shen et al., 2025): a projector of the last hidden state is the next input embedding.
+
+    Attributes:
+        hidden: width of the projector's hidden layer.
+    """
+
+    hidden: int
+
+    def setup(self):
+        config = self.backbone.config
+        self.projector = Projector(self.hidden, config.n_embd, config.dtype)
+
+    def transition(self, hidden_BLD):
+        return self.projector(hidden_BLD)
+
+
 @dataclasses.dataclass(frozen=True)
 class Reasoner:
     """The pure functions that policy, training and evaluation see.
 
     Attributes:
-        width: D, the width of a latent.
+        config: the backbone's shapes.
         init: key -> params.
         forward: (params, inputs_BLD, positions_BL, valid_BL, prefix, cache, start, dropout) -> (hidden_BLD, KVCache);
-            see `GPT2.__call__`.
+            see `Backbone.__call__`.
+        trace: (params, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
+            -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
         logits: (params, hidden_BLD) -> float32 [B, L, V].
         empty_cache: (rows, slots) -> KVCache.
     """
 
-    width: int
+    config: BackboneConfig
     init: Callable[[jax.Array], Params]
     forward: Callable[..., tuple[jax.Array, KVCache]]
+    trace: Callable[..., tuple[jax.Array, KVCache, jax.Array]]
     embed: Callable[[Params, jax.Array], jax.Array]
     transition: Callable[[Params, jax.Array], jax.Array]
     logits: Callable[[Params, jax.Array], jax.Array]
     empty_cache: Callable[[int, int], KVCache]
+
+    @property
+    def width(self) -> int:
+        """D, the width of a latent."""
+        return self.config.n_embd
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:
@@ -84,9 +129,10 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         return module.init(key, jnp.zeros((1, 1), jnp.int32), method="initialise")["params"]
 
     return Reasoner(
-        width=module.backbone.config.n_embd,
+        config=module.backbone.config,
         init=init,
         forward=method("__call__"),
+        trace=method("trace"),
         embed=method("embed"),
         transition=method("transition"),
         logits=method("logits"),
@@ -94,6 +140,20 @@ def as_functions(module: LatentReasoner) -> Reasoner:
     )
 
 
-def coconut_gpt2(config: GPT2Config) -> Reasoner:
-    """COCONUT on GPT-2."""
-    return as_functions(Coconut(GPT2(config)))
+def backbone(config: BackboneConfig) -> Backbone:
+    """The backbone that the config's class stands for."""
+    return {GPT2Config: GPT2, LlamaConfig: Llama}[type(config)](config)
+
+
+def coconut(config: BackboneConfig) -> Reasoner:
+    """COCONUT on the backbone of these shapes."""
+    return as_functions(Coconut(backbone(config)))
+
+
+def codi(config: BackboneConfig, hidden: int) -> Reasoner:
+    """CODI on the backbone of these shapes.
+
+    Args:
+        hidden: D', width of the projector's hidden layer.
+    """
+    return as_functions(Codi(backbone(config), hidden))

@@ -1,0 +1,178 @@
+"""What the backbones share: the walk of one forward pass through pre-norm blocks, its masks, its cache and the head."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
+from slpo_jax.models.dropout import Dropout, drop, site_number
+
+
+@struct.dataclass
+class Context:
+    """What the blocks of one forward pass have in common.
+
+    Attributes:
+        mask_BLS: bool, which own slots each query sees.
+        prefix, cache, start, dropout: see `Backbone.__call__`.
+        rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
+    """
+
+    mask_BLS: jax.Array
+    prefix: KVCache | None
+    cache: KVCache | None
+    start: int | jax.Array
+    dropout: Dropout | None
+    rotation: Any = None
+
+    def attend(self, layer: int, q_BHLD, k_BGLD, v_BGLD) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Write the new keys and values of G key-value heads, then attend over prefix and own slots.
+
+        Returns:
+            outputs [B, L, H*Dh], the heads side by side, and the layer's own keys and values [B, G, S, Dh].
+        """
+        k_BGSD, v_BGSD = k_BGLD, v_BGLD
+        if self.cache is not None:
+            k_BGSD, v_BGSD = write(self.cache, layer, k_BGLD, v_BGLD, self.start)
+        prefix = self.prefix
+        before = None if prefix is None else (prefix.keys[layer], prefix.values[layer], prefix.valid)
+        out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, before).swapaxes(1, 2)
+        return out_BLHD.reshape(*out_BLHD.shape[:2], -1), (k_BGSD, v_BGSD)
+
+
+def split_heads(x_BLE: jax.Array, heads: int) -> jax.Array:
+    """[B, L, H*Dh] -> [B, H, L, Dh]."""
+    return x_BLE.reshape(*x_BLE.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block with MC-dropout at the configured sites.
+
+    A subclass's `setup` makes `norm_1`, `attention` ((x, context) -> (y, (keys, values))), `norm_2` and `feed_forward`.
+    """
+
+    config: Any
+    layer: int
+
+    def __call__(self, x_BLD, context: Context):
+        def maybe_drop(y_BLD, site):
+            if site not in self.config.dropout_sites:
+                return y_BLD
+            return drop(y_BLD, context.dropout, site_number(self.layer, site))
+
+        y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
+        x_BLD = x_BLD + maybe_drop(y_BLD, "attention")
+        y_BLD = self.feed_forward(self.norm_2(x_BLD))
+        return x_BLD + maybe_drop(y_BLD, "mlp"), kv
+
+
+def make_blocks(block: type[Block], config, name: str) -> list[Block]:
+    """The layers, called name_0, name_1, ..; recomputed in the backward pass if `config.remat`."""
+    made = nn.remat(block) if config.remat else block
+    return [made(config, layer, name=f"{name}_{layer}") for layer in range(config.n_layer)]
+
+
+class Backbone(nn.Module):
+    """Embeddings in, hidden states after the final norm out.
+
+    A subclass's `setup` makes `table` (the embedding [V, D]), `blocks`, `final_norm`, and `head` ([V, D]), which is
+    the table itself where the two are tied.
+    """
+
+    config: Any
+
+    def enter(self, inputs_BLD, positions_BL) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        """The first block's input before dropout, and `Context.rotation`; `positions_BL` are not negative here."""
+        raise NotImplementedError
+
+    def embed(self, tokens_BL: jax.Array) -> jax.Array:
+        """Input embeddings [B, L, D] of token ids, before positions are added."""
+        return self.table[tokens_BL].astype(self.config.dtype)
+
+    def logits(self, hidden_BLD: jax.Array) -> jax.Array:
+        """Float32 logits [B, L, V]."""
+        head_VD = self.head.astype(self.config.dtype)
+        return jnp.einsum("bld,vd->blv", hidden_BLD, head_VD, preferred_element_type=jnp.float32)
+
+    def empty_cache(self, rows: int, slots: int) -> KVCache:
+        """A `KVCache` of this model's shapes with no valid slot."""
+        c = self.config
+        return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype)
+
+    def __call__(
+        self,
+        inputs_BLD: jax.Array,
+        positions_BL: jax.Array,
+        valid_BL: jax.Array,
+        prefix: KVCache | None = None,
+        cache: KVCache | None = None,
+        start: int | jax.Array = 0,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, KVCache]:
+        """Run L positions of B rows.
+
+        Args:
+            inputs_BLD: embeddings or latents.
+            positions_BL: int position ids, which count real tokens only.
+            valid_BL: bool; an invalid position is seen by nobody and its output means nothing.
+            prefix: slots that come before, read only, shared by B / rows(prefix) consecutive rows.
+            cache: the rows' own slots; the L new ones are written at start .. start+L-1. None: the L positions
+                are all the own slots there are.
+            start: first slot to write (may be traced).
+            dropout: the pass's noise, None for a deterministic pass.
+        Returns:
+            hidden states [B, L, D] after the final norm, and the own slots' `KVCache`.
+        """
+        hidden_BLD, own, _ = self._run(inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout)
+        return hidden_BLD, own
+
+    def trace(
+        self,
+        inputs_BLD: jax.Array,
+        positions_BL: jax.Array,
+        valid_BL: jax.Array,
+        at_B: jax.Array,
+        prefix: KVCache | None = None,
+        cache: KVCache | None = None,
+        start: int | jax.Array = 0,
+        dropout: Dropout | None = None,
+    ) -> tuple[jax.Array, KVCache, jax.Array]:
+        """`__call__`, and the hidden states of all M = n_layer + 1 levels at one position of each row.
+
+        Args:
+            at_B: int, the row's position among the L of this call; the other arguments are those of `__call__`.
+        Returns:
+            hidden states [B, L, D] and the own slots' `KVCache`, as `__call__`, and the levels [B, M, D]: the input
+            of the first block, then the outputs of the blocks, the last one's after the final norm.
+        """
+        hidden_BLD, own, levels = self._run(inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
+        return hidden_BLD, own, jnp.stack(levels, axis=1)
+
+    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout):
+        """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
+        c = self.config
+        x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
+        if "embedding" in c.dropout_sites:
+            x_BLD = drop(x_BLD, dropout, site_number(0, "embedding"))
+        valid_BS = valid_BL
+        if cache is not None:
+            valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
+        mask_BLS = own_mask(valid_BS, x_BLD.shape[1], start if cache is not None else 0)
+        context = Context(mask_BLS, prefix, cache, start, dropout, rotation)
+        levels, layers = [], []
+
+        def keep_level(x_BLD):
+            if at_B is not None:
+                levels.append(jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0])
+
+        for block in self.blocks:
+            keep_level(x_BLD)
+            x_BLD, kv = block(x_BLD, context)
+            layers.append(kv)
+        hidden_BLD = self.final_norm(x_BLD)
+        keep_level(hidden_BLD)
+        keys, values = zip(*layers, strict=True)
+        return hidden_BLD, KVCache(keys, values, valid_BS), levels

@@ -1,0 +1,153 @@
+"""Llama in Linen (Touvron et al., 2023; Llama 3.2's shapes): RMSNorm, rotary positions, grouped queries, SwiGLU."""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.models import backbone
+from slpo_jax.models.backbone import Context, make_blocks, split_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """The "llama3" change of rotary frequencies for contexts longer than those of pretraining.
+
+    Attributes:
+        factor: slow frequencies are divided by it.
+        low_freq_factor: a frequency with fewer turns than this in the original context is slow.
+        high_freq_factor: one with more turns than this is kept; those in between are interpolated.
+        original_max_position_embeddings: the original context, in positions.
+    """
+
+    factor: float = 32.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shapes of a Llama, in units of parameters' axes; the defaults are Llama 3.2 1B.
+
+    Attributes:
+        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head consecutive query heads.
+        head_dim: Dh, the width of a head.
+        n_inner: width of the feed-forward layer.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: None for the plain ones.
+        tied: the head is the token embedding; else it is a parameter of its own.
+        dropout_sites: which of `dropout.SITES` exist; the default is the output of the MLP's down projection.
+        dtype: of activations; parameters are float32.
+        remat: recompute each block in the backward pass instead of keeping its activations.
+    """
+
+    vocab_size: int = 128256
+    n_positions: int = 131072
+    n_embd: int = 2048
+    n_layer: int = 16
+    n_head: int = 32
+    n_kv_head: int = 8
+    head_dim: int = 64
+    n_inner: int = 8192
+    norm_epsilon: float = 1e-5
+    rope_theta: float = 500000.0
+    rope_scaling: RopeScaling | None = RopeScaling()
+    tied: bool = True
+    dropout_sites: tuple[str, ...] = ("mlp",)
+    dtype: Any = jnp.float32
+    remat: bool = False
+
+
+def rope_frequencies(config: LlamaConfig) -> np.ndarray:
+    """Radians a position, float32 [Dh/2], from the fastest to the slowest."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = 1.0 / np.float32(config.rope_theta) ** exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(kept, 0.0, 1.0)
+    return (frequencies * (kept + (1.0 - kept) / scaling.factor)).astype(np.float32)
+
+
+def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turn each pair (unit i, unit i + Dh/2) by its position's angle; in float32."""
+    cos, sin = rotation
+    first, second = jnp.split(x_BHLD.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x_BHLD.dtype)
+
+
+def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
+    init = nn.initializers.normal(0.02)
+    return nn.Dense(features, use_bias=False, dtype=config.dtype, kernel_init=init, name=name)
+
+
+class Attention(nn.Module):
+    """Causal self-attention of grouped queries, rotated with their keys before the cache is written."""
+
+    config: LlamaConfig
+    layer: int
+
+    @nn.compact
+    def __call__(self, x_BLD, context: Context):
+        c = self.config
+
+        def project(heads, name):
+            return split_heads(_dense(c, heads * c.head_dim, name)(x_BLD), heads)
+
+        q_BHLD = rotate(project(c.n_head, "q_proj"), context.rotation)
+        k_BGLD = rotate(project(c.n_kv_head, "k_proj"), context.rotation)
+        out_BLE, kv = context.attend(self.layer, q_BHLD, k_BGLD, project(c.n_kv_head, "v_proj"))
+        return _dense(c, c.n_embd, "o_proj")(out_BLE), kv
+
+
+class MLP(nn.Module):
+    """SwiGLU: a gated projection up, and one down."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, x_BLD):
+        c = self.config
+        hidden = nn.silu(_dense(c, c.n_inner, "gate_proj")(x_BLD)) * _dense(c, c.n_inner, "up_proj")(x_BLD)
+        return _dense(c, c.n_embd, "down_proj")(hidden)
+
+
+def _norm(config: LlamaConfig, name: str) -> nn.RMSNorm:
+    # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
+    return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
+
+
+class Block(backbone.Block):
+    """Llama's parts of a block."""
+
+    def setup(self):
+        self.norm_1 = _norm(self.config, "input_layernorm")
+        self.attention = Attention(self.config, self.layer, name="self_attn")
+        self.norm_2 = _norm(self.config, "post_attention_layernorm")
+        self.feed_forward = MLP(self.config, name="mlp")
+
+
+class Llama(backbone.Backbone):
+    """The backbone, with rotary positions."""
+
+    config: LlamaConfig
+
+    def setup(self):
+        c = self.config
+        init = nn.initializers.normal(0.02)
+        self.table = self.param("embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32)
+        self.blocks = make_blocks(Block, c, "layers")
+        self.final_norm = _norm(c, "norm")
+        self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
+
+    def enter(self, inputs_BLD, positions_BL):
+        angles_B1LF = positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)
+        return inputs_BLD, (jnp.cos(angles_B1LF), jnp.sin(angles_B1LF))
