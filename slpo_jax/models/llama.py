@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slpo_jax.errors import UserError
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
 
@@ -62,18 +63,26 @@ class LlamaConfig:
     dtype: Any = jnp.float32
     remat: bool = False
 
+    def __post_init__(self):
+        if self.n_head % self.n_kv_head:
+            raise UserError(f"n_kv_head: {self.n_kv_head} does not divide n_head, {self.n_head}; use one that does")
+        if self.head_dim % 2:
+            raise UserError(f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; use an even one")
+
 
 def rope_frequencies(config: LlamaConfig) -> np.ndarray:
     """Radians a position, float32 [Dh/2], from the fastest to the slowest."""
+    # An angle far out is many turns: a frequency that is wrong in its last bit moves the answers there. So each step
+    # is rounded to float32 where checkpoints' own programs round it, and the power, alone, is taken in float64.
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = 1.0 / np.float32(config.rope_theta) ** exponents
+    frequencies = 1.0 / np.power(config.rope_theta, exponents, dtype=np.float64).astype(np.float32)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0.0, 1.0)
-    return (frequencies * (kept + (1.0 - kept) / scaling.factor)).astype(np.float32)
+    return (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
