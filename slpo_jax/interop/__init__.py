@@ -1,0 +1,1 @@
+"""Other programs' files: checkpoints in, checkpoints out."""

@@ -1,0 +1,232 @@
+"""The tensors of a checkpoint, whatever it's stored as: safetensors or torch pickles, in one file or in shards.
+
+Nothing is read before it's asked for (a torch pickle is mapped into memory), nothing is cast, and what isn't whole is
+refused when it's opened. torch is needed for torch pickles only.
+"""
+
+import functools
+import importlib.util
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from slpo_jax.errors import UserError
+
+# In the order in which they're looked for in a directory.
+WEIGHT_FILES = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+WRAPPERS = ("state_dict", "model", "model_state_dict")
+SAFETENSORS_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
+AGAIN = "it is truncated or corrupt; fetch it again"
+
+
+class Entry(NamedTuple):
+    """One tensor: its shape, the file that it's in, and what reads it."""
+
+    shape: tuple[int, ...]
+    source: Path
+    read: Callable[[], np.ndarray]
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors by name. Names and shapes are known; values are read anew each time that they're asked for."""
+
+    def __init__(self, entries: Mapping[str, Entry]):
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._entries[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # Mapping's own would read the tensor
+
+    def names(self) -> list[str]:
+        """The names, in the file's order."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def source(self, name: str) -> Path:
+        """The file that the tensor is in, for messages."""
+        return self._entries[name].source
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor's values in the type that they're stored in, bfloat16 as ml_dtypes' type."""
+        return self._entries[name].read()
+
+
+def open_tensors(path: Path) -> Tensors:
+    """Opens a checkpoint's weights.
+
+    Args:
+        path: a safetensors file or a torch pickle, of any name; or a directory with model.safetensors or
+            pytorch_model.bin, whole or in shards with an index. safetensors go before pickles. A state dict that a
+            pickle holds under "state_dict", "model" or "model_state_dict" is taken from there.
+
+    Returns:
+        The tensors, under their names in the file.
+
+    Raises:
+        UserError: there's nothing there, it's no such file, it's truncated or corrupt, the index and its shards
+            disagree, a pickle holds something else than tensors, or torch is needed and missing.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}")
+        return _open_shards(found) if found.suffix == ".json" else _open_file(found)
+    return _open_file(path)
+
+
+def first_line(error: Exception) -> str:
+    """What a library says of a failure, for a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+
+
+def read_start(path: Path, size: int) -> bytes:
+    """The file's first bytes.
+
+    Raises:
+        UserError: there's no such file, it can't be read or it's empty.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(size)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; give a checkpoint's path") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); give a readable checkpoint file") from error
+    if not start:
+        raise UserError(f"{path}: is empty; fetch it again")
+    return start
+
+
+def _open_file(path: Path) -> Tensors:
+    start = read_start(path, 64)
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(f"{path}: is a git-lfs pointer, not the weights; run `git lfs pull` where it came from")
+    if start.startswith(b"GGUF"):
+        raise UserError(f"{path}: is a GGUF file where safetensors or a torch checkpoint are due; give one of those")
+    # A zip archive, or a pickle of protocol 2 and later: torch's two formats.
+    if start.startswith((b"PK\x03\x04", b"\x80")) and path.suffix != ".safetensors":
+        entries = _open_torch(path)
+    elif path.suffix == ".safetensors" or start[8:9] == b"{":
+        entries = _open_safetensors(path)
+    else:
+        raise UserError(f"{path}: is neither safetensors nor a torch checkpoint; give one of those, or fetch it again")
+    if not entries:
+        raise UserError(f"{path}: holds no tensors; give a checkpoint with weights")
+    return Tensors(entries)
+
+
+def _open_shards(index: Path) -> Tensors:
+    shard_of = _weight_map(index)
+    entries: dict[str, Entry] = {}
+    for shard in dict.fromkeys(shard_of.values()):
+        path = index.parent / shard
+        if not path.is_file():
+            raise UserError(f"{path}: this shard of {index.name} is missing; fetch it too")
+        tensors = _open_file(path)
+        listed = {name for name in shard_of if shard_of[name] == shard}
+        if lost := sorted(listed - set(tensors)):
+            raise UserError(f"{path}: lacks {lost[0]}, which {index.name} says is there; fetch both again")
+        if extra := sorted(set(tensors) - listed):
+            raise UserError(f"{path}: holds {extra[0]}, which {index.name} doesn't say is there; fetch both again")
+        entries |= {name: Entry(tensors.shape(name), path, tensors._entries[name].read) for name in tensors}
+    return Tensors({name: entries[name] for name in shard_of})
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        plain = bool(shard_of) and all(Path(shard).name == shard for shard in shard_of.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index}: is no index of shards ({first_line(error)}); fetch it again") from error
+    if not plain:
+        raise UserError(f"{index}: its weight_map doesn't map tensors to files beside it; fetch it again")
+    return shard_of
+
+
+def _open_safetensors(path: Path) -> dict[str, Entry]:
+    try:
+        file = safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: can't be opened as safetensors ({first_line(error)}); {AGAIN}") from error
+    entries = {}
+    for name in file.keys():  # noqa: SIM118 - it's no dict
+        view = file.get_slice(name)
+        if view.get_dtype() not in SAFETENSORS_DTYPES:
+            raise UserError(f"{path}: {name} is stored as {view.get_dtype()}; convert it to a float of 16 or 32 bits")
+        entries[name] = Entry(tuple(view.get_shape()), path, functools.partial(file.get_tensor, name))
+    return entries
+
+
+def _open_torch(path: Path) -> dict[str, Entry]:
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`")
+    import torch  # nothing else needs it
+
+    state = _state_dict(_unpickle(path), path)
+    entries = {}
+    for name, tensor in state.items():
+        if not isinstance(name, str):
+            raise UserError(f"{path}: its key {name!r} is no string; save model.state_dict()")
+        if not isinstance(tensor, torch.Tensor):
+            kind = type(tensor).__name__
+            raise UserError(f"{path}: {name} is of type {kind}, not a tensor; save model.state_dict() alone")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
+            raise UserError(f"{path}: {name} is not a plain dense tensor; save it as one")
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
+            raise UserError(f"{path}: {name} is stored as {tensor.dtype}; convert it to a float of 16 or 32 bits")
+        entries[name] = Entry(tuple(tensor.shape), path, functools.partial(_to_numpy, tensor))
+    return entries
+
+
+def _unpickle(path: Path) -> Any:
+    import torch
+
+    if zipped := zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if not any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist()):
+                raise UserError(f"{path}: is a zip archive, but no torch checkpoint; give the checkpoint in it")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # whatever a pickle and an archive can fail with
+        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+            raise UserError(
+                f"{path}: holds Python objects beside tensors, which can run code; save model.state_dict() alone"
+            ) from error
+        raise UserError(f"{path}: can't be opened as a torch checkpoint; {AGAIN}") from error
+
+
+def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
+    if not isinstance(loaded, Mapping):
+        raise UserError(f"{path}: holds a {type(loaded).__name__}, not a state dict; save model.state_dict()")
+    wrappers = [key for key in WRAPPERS if isinstance(loaded.get(key), Mapping)]
+    if len(wrappers) > 1:
+        raise UserError(f"{path}: holds both {wrappers[0]} and {wrappers[1]}; save one state dict alone")
+    return loaded[wrappers[0]] if wrappers else loaded
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:  # which numpy itself lacks
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    return tensor.numpy().copy()
