@@ -10,7 +10,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
-from slpo_jax.text import tokenizer as tokenizer_module
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems, vocabulary
 from slpo_jax.text.tokenizer import add_reasoner_tokens, arithmetic_tokenizer, load_tokenizer, token_bytes
 
@@ -220,7 +219,7 @@ def test_without_a_network_a_hub_id_is_one_line_at_once(monkeypatch, tmp_path):
     def unreachable(*_: object) -> None:
         raise OSError("no name service")
 
-    monkeypatch.setattr(tokenizer_module.socket, "getaddrinfo", unreachable)
+    monkeypatch.setattr("socket.getaddrinfo", unreachable)
     with pytest.raises(UserError, match="give a local directory or check the network") as caught:
         load_tokenizer("nobody-at-all/no-such-tokenizer")
     assert "\n" not in str(caught.value)

@@ -3,18 +3,15 @@
 torch is not needed: everything here rests on the `tokenizers` library through transformers' fast tokenizers.
 """
 
-import os
-import re
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
+from slpo_jax.hub import hub_reachable, is_hub_id
 from slpo_jax.text import synthetic
 
 START_LATENT = "<|start-latent|>"
@@ -27,7 +24,6 @@ ANSWER_MARK = "###"
 CODI_ANSWER = "The answer is:"
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 GPT2_EOS = "<|endoftext|>"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class ReasonerTokens(NamedTuple):
@@ -90,7 +86,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     directory = Path(source).expanduser()
     if directory.is_dir():
         return _from_directory(directory)
-    if not _HUB_ID.fullmatch(source) or set(source.split("/")) & {".", ".."}:
+    if not is_hub_id(source):
         raise UserError(f"tokenizer {source}: no such directory; give a directory, a hub id or synthetic:N")
     return _from_hub(source)
 
@@ -224,25 +220,13 @@ def _gpt2(directory: Path) -> PreTrainedTokenizerFast:
 
 def _from_hub(hub_id: str) -> PreTrainedTokenizerFast:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(hub_id, local_files_only=not _hub_reachable())
+        tokenizer = AutoTokenizer.from_pretrained(hub_id, local_files_only=not hub_reachable())
     except (OSError, ValueError) as error:
         raise UserError(
             f"tokenizer {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
             f"({_first_line(error)}); give a local directory or check the network"
         ) from error
     return _checked(tokenizer, hub_id)
-
-
-def _hub_reachable() -> bool:
-    """Whether asking the hub has a point; without a network the client would retry for most of a minute."""
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # the proxy resolves the name
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return True
 
 
 def _checked(tokenizer: object, source: str) -> PreTrainedTokenizerFast:
