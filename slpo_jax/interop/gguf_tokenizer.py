@@ -59,8 +59,10 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> PreTrai
     backend.pre_tokenizer = _pre_tokenizer(pre, path)
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, header, tokens)
-    named = {name: _token_at(header, key, tokens) for name, key in
-             (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))}  # fmt: skip
+    named: dict[str, str | None] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        index = token_id(header, key, vocab_size)
+        named[name] = None if index is None else tokens[index]
     backend.post_processor = _post_processor(header, named, vocab, begins=pre in LLAMA3_NAMES)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -69,6 +71,18 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> PreTrai
         chat_template=fields.get("tokenizer.chat_template"),
         **{f"{name}_token": token for name, token in named.items()},
     )
+
+
+def token_id(header: Header, key: str, vocab_size: int) -> int | None:
+    """The id that the file names as its "bos", "eos", "unknown" or "padding" token, or None.
+
+    Raises:
+        UserError: it's no token's id.
+    """
+    index = header.fields.get(f"tokenizer.ggml.{key}_token_id")
+    if index is not None and (type(index) is not int or not 0 <= index < vocab_size):
+        raise UserError(f"{header.path}: tokenizer.ggml.{key}_token_id {index} is no token's id; fetch the file again")
+    return index
 
 
 def _strings(header: Header, key: str) -> list[str]:
@@ -99,15 +113,6 @@ def _add_tokens(backend: Tokenizer, header: Header, tokens: list[str]) -> None:
     for kind, add, special in ((CONTROL, backend.add_special_tokens, True), (USER_DEFINED, backend.add_tokens, False)):
         chosen = [token for token, its_kind in zip(tokens, kinds, strict=True) if its_kind == kind]
         add([AddedToken(token, special=special, normalized=False) for token in chosen])
-
-
-def _token_at(header: Header, key: str, tokens: list[str]) -> str | None:
-    index = header.fields.get(f"tokenizer.ggml.{key}_token_id")
-    if index is None:
-        return None
-    if type(index) is not int or not 0 <= index < len(tokens):
-        raise UserError(f"{header.path}: tokenizer.ggml.{key}_token_id {index} is no token's id; {ADVICE}")
-    return tokens[index]
 
 
 def _post_processor(header: Header, named: dict[str, str | None], vocab: dict[str, int], begins: bool) -> Any:

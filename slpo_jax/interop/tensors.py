@@ -200,18 +200,26 @@ def _open_torch(path: Path) -> dict[str, Entry]:
 def _unpickle(path: Path) -> Any:
     import torch
 
-    if zipped := zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if not any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist()):
-                raise UserError(f"{path}: is a zip archive, but no torch checkpoint; give the checkpoint in it")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        zipped = zipfile.is_zipfile(path)
+        if zipped and not _is_torch_archive(path):
+            raise UserError(f"{path}: is a zip archive, but no torch checkpoint; give the checkpoint in it")
+        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipped)
+    except UserError:
+        raise
     except Exception as error:  # whatever a pickle and an archive can fail with
         if "Unsupported global" in str(error) or "Unsupported class" in str(error):
             raise UserError(
                 f"{path}: holds Python objects beside tensors, which can run code; save model.state_dict() alone"
             ) from error
+        if "TorchScript" in str(error):
+            raise UserError(f"{path}: is a TorchScript program; save its state_dict() with torch.save") from error
         raise UserError(f"{path}: can't be opened as a torch checkpoint; {AGAIN}") from error
+
+
+def _is_torch_archive(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
 
 
 def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
