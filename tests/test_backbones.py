@@ -1,0 +1,297 @@
+"""GPT-2 and Llama against transformers' models with the same random weights: everything that the two share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
+from tiny_llama import LLAMA, SCALED, load_hf_llama, random_tree
+
+from slpo_jax.models.attention import join
+from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.reasoner import Reasoner, coconut
+
+LENGTHS, SLOTS, D = (7, 10, 3), 10, CONFIG.n_embd
+TIGHT = {"rtol": 0, "atol": 1e-4}
+SITES = ("attention", "mlp", "embedding")
+UNTIED = dataclasses.replace(CONFIG, tied=False, n_inner=24)
+CASES = {
+    "gpt2": (CONFIG, load_hf, 0),
+    "gpt2 untied": (UNTIED, load_hf, 0),
+    "llama": (LLAMA, load_hf_llama, 0),
+    "llama3": (SCALED, load_hf_llama, 60_000),
+}
+
+
+@dataclasses.dataclass
+class Case:
+    """A model, the same one in transformers, and the first position that its tests use."""
+
+    config: Any
+    reasoner: Reasoner
+    params: Any
+    forward: Callable
+    model: Any
+    first: int
+
+    def embed(self, tokens):
+        return self.reasoner.embed(self.params, tokens)
+
+    def run(self, inputs, positions, valid, *args, **kwargs):
+        """Hidden states and the own slots."""
+        return self.forward(self.params, inputs, positions, valid, *args, **kwargs)
+
+    def logits(self, hidden):
+        return np.asarray(self.reasoner.logits(self.params, hidden))
+
+    def count(self, inputs):
+        """Positions and validity of rows without padding; a test far out leaves gaps, which a model has to see."""
+        steps = np.arange(inputs.shape[1])
+        positions = self.first + (3 * steps if self.first else steps)
+        return np.broadcast_to(positions, inputs.shape[:2]), np.ones(inputs.shape[:2], bool)
+
+    def outputs(self, inputs, positions, valid=None):
+        """transformers' outputs for tokens [B, L] or embeddings [B, L, D]."""
+        torch = pytest.importorskip("torch")
+        inputs = torch.tensor(np.asarray(inputs))
+        kwargs = {"inputs_embeds": inputs} if inputs.ndim == 3 else {"input_ids": inputs.long()}
+        # Without a mask, transformers takes gaps in the positions for the borders of packed texts.
+        valid = np.ones(inputs.shape[:2]) if valid is None else valid
+        kwargs["attention_mask"] = torch.tensor(np.asarray(valid)).long()
+        kwargs["position_ids"] = torch.tensor(np.asarray(positions)).long()
+        with torch.no_grad():
+            return self.model(**kwargs, output_hidden_states=True)
+
+    def expected(self, inputs, positions, valid=None):
+        return self.outputs(inputs, positions, valid).logits.numpy()
+
+
+def _case(config, load, first) -> Case:
+    reasoner = coconut(config)
+    params = random_tree(reasoner)
+    return Case(config, reasoner, params, compiled(reasoner.forward), load(params, config), first)
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def case(request):
+    config, load, first = request.param
+    # GPT-2 has learned positions alone, and a table of 48: the gaps are for angles.
+    return _case(config, load, first)
+
+
+def _tokens(rows=3, length=SLOTS, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, CONFIG.vocab_size, (rows, length)), jnp.int32)
+
+
+def _padded(case):
+    """Left-padded prompts, their positions (-1 at pads) and validity."""
+    prompts = random_prompts(LENGTHS, SLOTS)
+    valid = np.asarray(prompts.valid)
+    return prompts, case.first * valid + np.cumsum(valid, axis=1) - 1, valid
+
+
+def test_prefill(case):
+    tokens = _tokens()
+    hidden, _ = case.run(case.embed(tokens), *case.count(tokens))
+    expected = case.expected(tokens, case.count(tokens)[0])
+    assert np.abs(expected).max() > 2, "a test on logits near zero shows nothing"
+    np.testing.assert_allclose(case.logits(hidden), expected, **TIGHT)
+
+
+def test_inputs_embeds(case):
+    inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)
+    hidden, _ = case.run(inputs, *case.count(inputs))
+    np.testing.assert_allclose(case.logits(hidden), case.expected(inputs, case.count(inputs)[0]), **TIGHT)
+
+
+def test_left_padding(case):
+    prompts, positions, valid = _padded(case)
+    hidden, _ = case.run(case.embed(prompts.tokens), positions, valid)
+    expected = case.expected(prompts.tokens, np.maximum(positions, 0), valid)
+    np.testing.assert_allclose(case.logits(hidden)[valid], expected[valid], **TIGHT)
+    assert np.isfinite(hidden).all(), "pads must not spread NaNs"
+
+
+def test_cached_decoding_token_by_token(case):
+    """Prefill into the first slots of a cache, then one token at a time; the garbage in later slots must not count."""
+    tokens = _tokens()
+    embedded, (positions, valid) = case.embed(tokens), case.count(tokens)
+    cache = case.reasoner.empty_cache(3, SLOTS + 4)
+    cache = cache.replace(keys=jax.tree.map(lambda x: x + 3.0, cache.keys))
+    parts = []
+    for at in (slice(0, 4), *(slice(i, i + 1) for i in range(4, SLOTS))):
+        hidden, cache = case.run(embedded[:, at], positions[:, at], valid[:, at], cache=cache, start=at.start)
+        parts.append(case.logits(hidden))
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), case.expected(tokens, positions), **TIGHT)
+    np.testing.assert_array_equal(cache.valid, np.arange(SLOTS + 4)[None] < np.full((3, 1), SLOTS))
+    assert cache.keys[0].shape == (3, case.config.n_kv_head, SLOTS + 4, case.config.head_dim)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_rows_that_share_a_left_padded_prefix(case, cached):
+    """2 prompts x 3 continuations, with and without a cache of their own, as if each row were alone."""
+    prompts, own = random_prompts((5, 8), 8), _tokens(6, 4, seed=3)
+    positions = np.cumsum(prompts.valid, axis=1) - 1
+    _, prefix = case.run(case.embed(prompts.tokens), positions, prompts.valid)
+    before = np.repeat(prompts.lengths, 3)[:, None]
+    inputs, own_positions, valid = case.embed(own), before + np.arange(4), np.ones((6, 4), bool)
+    if cached:
+        cache, parts = case.reasoner.empty_cache(6, 5), []
+        for i in range(4):
+            at = slice(i, i + 1)
+            hidden, cache = case.run(inputs[:, at], own_positions[:, at], valid[:, at], prefix, cache, i)
+            parts.append(hidden)
+        hidden = jnp.concatenate(parts, axis=1)
+    else:
+        hidden, _ = case.run(inputs, own_positions, valid, prefix)
+    logits = case.logits(hidden)
+    for row in range(6):
+        alone = np.concatenate([real_tokens(prompts, row // 3), own[row]])[None]
+        expected = case.expected(alone, np.arange(alone.shape[1])[None])[0, -4:]
+        np.testing.assert_allclose(logits[row], expected, **TIGHT)
+
+
+def test_prefix_of_which_each_row_sees_its_own_part(case):
+    """As the cold start's candidates do: two caches joined, and a row's view ends where its thought ended."""
+    tokens, end = _tokens(1, 9, seed=4), _tokens(3, 1, seed=5)
+    _, whole = case.run(case.embed(tokens), np.arange(9)[None], np.ones((1, 9), bool))
+    head = jax.tree.map(lambda x: x[..., :4, :], whole.replace(valid=whole.valid[..., None]))
+    tail = jax.tree.map(lambda x: x[..., 4:, :], whole.replace(valid=whole.valid[..., None]))
+    head, tail = (part.replace(valid=part.valid[..., 0]) for part in (head, tail))
+    lengths = np.array([5, 9, 7])
+    prefix = join(head, tail).replace(valid=jnp.asarray(np.arange(9)[None] < lengths[:, None]))
+    hidden, _ = case.run(case.embed(end), lengths[:, None], np.ones((3, 1), bool), prefix)
+    for row, length in enumerate(lengths):
+        alone = np.concatenate([tokens[0, :length], end[row]])[None]
+        expected = case.expected(alone, np.arange(length + 1)[None])[0, -1]
+        np.testing.assert_allclose(case.logits(hidden)[row, 0], expected, **TIGHT)
+
+
+def test_invalid_positions_are_seen_by_nobody(case):
+    tokens = _tokens()
+    positions, valid = case.count(tokens)
+    valid[:, 4] = False
+    first = case.embed(tokens)
+    second = first.at[:, 4].multiply(-1.0)
+    hidden = [case.run(inputs, positions, valid)[0] for inputs in (first, second)]
+    np.testing.assert_array_equal(hidden[0][:, 5:], hidden[1][:, 5:])
+    assert np.abs(hidden[0][:, 4] - hidden[1][:, 4]).max() > 0.1
+
+
+def test_bfloat16_is_close(case):
+    half = coconut(dataclasses.replace(case.config, dtype=jnp.bfloat16))
+    tokens = _tokens()
+    hidden, cache = compiled(half.forward)(case.params, half.embed(case.params, tokens), *case.count(tokens))
+    logits, expected = half.logits(case.params, hidden), case.expected(tokens, case.count(tokens)[0])
+    assert hidden.dtype == cache.keys[0].dtype == jnp.bfloat16
+    assert logits.dtype == jnp.float32
+    error = np.abs(logits - expected)
+    assert 1e-4 < error.max() < 0.1 * np.abs(expected).max()
+    assert error.mean() < 0.02 * np.abs(expected).mean() + 0.02
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+def test_remat_changes_nothing(config):
+    inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)
+    weights = np.random.default_rng(3).normal(size=inputs.shape)
+    count = np.broadcast_to(np.arange(6), (2, 6)), np.ones((2, 6), bool)
+
+    def loss(reasoner):
+        return lambda params: jnp.sum(reasoner.forward(params, inputs, *count)[0] * weights)
+
+    plain, remat = (coconut(dataclasses.replace(config, n_layer=1, remat=remat)) for remat in (False, True))
+    params = random_tree(plain)
+    assert "remat" in str(jax.make_jaxpr(loss(remat))(params)), "the option must do something"
+    plain, again = (compiled(jax.value_and_grad(loss(reasoner)))(params) for reasoner in (plain, remat))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
+
+
+def _multiply_noise(case, dropout: Dropout):
+    """Hooks that multiply the masks of the only row in where the sites are; returns what removes them."""
+    torch = pytest.importorskip("torch")
+    ones, body = jnp.ones((*dropout.keys_BL.shape, D)), case.model.base_model
+    if case.config.n_kv_head == case.config.n_head:
+        outputs = {"attention": [block.attn.c_proj for block in body.h], "mlp": [block.mlp.c_proj for block in body.h]}
+        first = body.drop
+    else:
+        outputs = {
+            "attention": [layer.self_attn.o_proj for layer in body.layers],
+            "mlp": [layer.mlp.down_proj for layer in body.layers],
+        }
+        first = body.embed_tokens
+
+    def hook(site):
+        mask = torch.tensor(np.asarray(drop(ones, dropout, site))[0])
+        factor = torch.cat([mask, torch.ones(SLOTS - len(mask), D)])
+        return lambda module, inputs, output: output * factor
+
+    hooks = [
+        module.register_forward_hook(hook(site_number(layer, site)))
+        for site in set(case.config.dropout_sites) - {"embedding"}
+        for layer, module in enumerate(outputs[site])
+    ]
+    if "embedding" in case.config.dropout_sites:
+        hooks.append(first.register_forward_hook(hook(site_number(0, "embedding"))))
+    return hooks
+
+
+@pytest.mark.parametrize("all_sites", [False, True], ids=["default", "all"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_dropout_multiplies_masks_in_at_its_sites(name, all_sites):
+    """The noise covers the first 7 positions, and is on at most of them; levels carry it too."""
+    config, load, first = CASES[name]
+    assert config.dropout_sites == (("attention", "mlp") if name == "gpt2" else ("mlp",))
+    case = _case(dataclasses.replace(config, dropout_sites=SITES) if all_sites else config, load, first)
+    tokens = _tokens(1)
+    positions, valid = case.count(tokens)
+    clean = case.expected(tokens, positions)
+    keys = jax.random.split(jax.random.key(5), (1, 7))
+    dropout = Dropout(keys, jnp.asarray([[True, True, False, True, True, True, True]]), 0.3)
+    trace = compiled(case.reasoner.trace)
+    hidden, _, levels = trace(case.params, case.embed(tokens), positions, valid, jnp.asarray([6]), dropout=dropout)
+    hooks = _multiply_noise(case, dropout)
+    noisy = case.outputs(tokens, positions)
+    for hook in hooks:
+        hook.remove()
+    np.testing.assert_allclose(case.logits(hidden), noisy.logits.numpy(), **TIGHT)
+    expected = np.stack([level[0, 6].numpy() for level in noisy.hidden_states])
+    np.testing.assert_allclose(levels[0], expected, **TIGHT)
+    assert np.abs(noisy.logits.numpy() - clean).max() > 0.3
+
+
+def test_trace_is_every_level_of_the_row_alone(case):
+    """transformers' output_hidden_states for rows without padding, at positions that differ from row to row."""
+    prompts, positions, valid = _padded(case)
+    at = np.array([4, 9, 8])
+    arguments = case.embed(prompts.tokens), positions, valid
+    hidden, cache, levels = compiled(case.reasoner.trace)(case.params, *arguments, at)
+    assert levels.shape == (3, case.config.n_layer + 1, D)
+    for row, length in enumerate(LENGTHS):
+        steps = case.first + np.arange(length)[None]
+        states = case.outputs(real_tokens(prompts, row)[None], steps).hidden_states
+        expected = np.stack([state[0, at[row] - (SLOTS - length)].numpy() for state in states])
+        np.testing.assert_allclose(levels[row], expected, **TIGHT)
+    for traced, plain in zip(jax.tree.leaves((hidden, cache)), jax.tree.leaves(case.run(*arguments)), strict=True):
+        np.testing.assert_allclose(traced, plain, rtol=0, atol=1e-5)
+
+
+def test_trace_behind_a_prefix_and_in_a_cache(case):
+    """`at` counts the positions of the call, wherever they are written."""
+    rows = [np.asarray(_tokens(1, length, seed=length)[0]) for length in (9, 6)]
+    heads, tails = [row[:-4] for row in rows], jnp.asarray([row[-4:] for row in rows])
+    prompts = pad_left(heads, 5)
+    _, prefix = case.run(case.embed(prompts.tokens), np.cumsum(prompts.valid, axis=1) - 1, prompts.valid)
+    cache, at = case.reasoner.empty_cache(2, 7), np.array([3, 1])
+    positions = prompts.lengths[:, None] + np.arange(4)
+    trace = compiled(case.reasoner.trace)
+    arguments = case.params, case.embed(tails), positions, np.ones((2, 4), bool), at, prefix, cache, 2
+    _, own, levels = trace(*arguments)
+    np.testing.assert_array_equal(own.valid, np.broadcast_to((np.arange(7) >= 2) & (np.arange(7) < 6), (2, 7)))
+    for row, tokens in enumerate(rows):
+        states = case.outputs(tokens[None], np.arange(len(tokens))[None]).hidden_states
+        expected = np.stack([state[0, len(heads[row]) + at[row]].numpy() for state in states])
+        np.testing.assert_allclose(levels[row], expected, **TIGHT)

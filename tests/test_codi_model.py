@@ -1,0 +1,85 @@
+"""CODI's transition against torch's modules, and the reasoners' parameter trees."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import CONFIG, compiled
+from tiny_llama import LLAMA, random_tree
+
+from slpo_jax.models.reasoner import coconut, codi
+
+HIDDEN = 24
+BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}
+
+
+@pytest.fixture(scope="module")
+def codi_params():
+    return random_tree(codi(LLAMA, HIDDEN))
+
+
+def _torch_projector(params):
+    torch = pytest.importorskip("torch")
+    nn, width = torch.nn, LLAMA.n_embd
+    projector = nn.Sequential(
+        nn.Dropout(0.0), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, width), nn.LayerNorm(width)
+    )
+    ours = params["projector"]
+    with torch.no_grad():
+        for module, name in ((projector[1], "fc_in"), (projector[3], "fc_out")):
+            module.weight.copy_(torch.tensor(np.asarray(ours[name]["kernel"]).T))
+            module.bias.copy_(torch.tensor(np.asarray(ours[name]["bias"])))
+        projector[4].weight.copy_(torch.tensor(np.asarray(ours["norm"]["scale"])))
+        projector[4].bias.copy_(torch.tensor(np.asarray(ours["norm"]["bias"])))
+        return lambda x: projector(torch.tensor(x)).detach().numpy()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3], ids=["usual", "small"])
+def test_transition_is_torch_s_projector(codi_params, scale):
+    """Small inputs without biases make the norm's epsilon matter; usual ones tell the exact GELU from tanh's."""
+    params = codi_params
+    if scale < 1.0:
+        without = {name: params["projector"][name] | {"bias": jnp.zeros(size)} for name, size in BIASES.items()}
+        params = params | {"projector": params["projector"] | without}
+    hidden = scale * np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
+    latents = compiled(codi(LLAMA, HIDDEN).transition)(params, hidden)
+    np.testing.assert_allclose(latents, _torch_projector(params)(hidden), rtol=0, atol=2e-6)
+
+
+def test_transition_in_bfloat16_is_close(codi_params):
+    reasoner = codi(dataclasses.replace(LLAMA, dtype=jnp.bfloat16), HIDDEN)
+    hidden = np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
+    latents = reasoner.transition(codi_params, hidden)
+    assert latents.dtype == jnp.bfloat16
+    error = np.abs(latents.astype(jnp.float32) - _torch_projector(codi_params)(hidden))
+    assert 1e-4 < error.max() < 0.1
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+def test_codi_is_coconut_and_a_projector(config):
+    """The same backbone under the same names; the projector's parameters are float32 and in a tree of their own."""
+    dtyped = dataclasses.replace(config, dtype=jnp.bfloat16)
+    theirs, ours = (jax.eval_shape(reasoner.init, jax.random.key(0)) for reasoner in (coconut(config), codi(dtyped, 7)))
+    assert ours["backbone"] == theirs["backbone"]
+    assert set(theirs) == {"backbone"}
+    assert set(ours) == {"backbone", "projector"}
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), ours["projector"]) == {
+        "fc_in": {"kernel": ((16, 7), "float32"), "bias": ((7,), "float32")},
+        "fc_out": {"kernel": ((7, 16), "float32"), "bias": ((16,), "float32")},
+        "norm": {"scale": ((16,), "float32"), "bias": ((16,), "float32")},
+    }
+
+
+def test_a_reasoner_knows_its_shapes():
+    for reasoner, config in ((coconut(CONFIG), CONFIG), (codi(LLAMA, HIDDEN), LLAMA)):
+        assert reasoner.config == config
+        assert reasoner.width == config.n_embd
+        cache = reasoner.empty_cache(2, 3)
+        assert {keys.shape for keys in cache.keys} == {(2, config.n_kv_head, 3, config.head_dim)}
+
+
+def test_coconut_feeds_the_hidden_state_itself():
+    hidden = np.random.default_rng(0).normal(size=(1, 2, CONFIG.n_embd))
+    np.testing.assert_array_equal(coconut(CONFIG).transition({"backbone": {}}, hidden), hidden)

@@ -1,0 +1,81 @@
+"""Tiny Llamas with random weights, and transformers' model with the same ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from slpo_jax.models.llama import LlamaConfig, RopeScaling
+
+# Heads that share keys, wider than their part of the model.
+LLAMA = LlamaConfig(
+    vocab_size=61, n_positions=1 << 16, n_embd=16, n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_inner=24,
+    norm_epsilon=1e-3, rope_theta=100.0, rope_scaling=None,
+)  # fmt: skip
+# Of the four frequencies one is kept, one interpolated and two are slowed down.
+SCALED = dataclasses.replace(
+    LLAMA, tied=False, rope_scaling=RopeScaling(factor=8.0, original_max_position_embeddings=32)
+)
+
+
+def random_tree(reasoner, seed: int = 0):
+    """Parameters of any reasoner in which everything matters: norms and biases too, and no logits near zero."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name, values = path[-1].key, rng.normal(size=leaf.shape)
+        if name == "kernel":
+            values *= 1.4 / np.sqrt(leaf.shape[0])
+        elif name in ("wte", "embed_tokens", "lm_head"):
+            values *= 0.6
+        else:
+            values = (name == "scale") + 0.1 * values
+        return jnp.asarray(values, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(reasoner.init, jax.random.key(0)))
+
+
+def hf_llama_config(config: LlamaConfig):
+    """transformers' config of the same model."""
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_scaling is not None:
+        rope |= {"rope_type": "llama3", **dataclasses.asdict(config.rope_scaling)}
+    return transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.n_embd,
+        intermediate_size=config.n_inner,
+        num_hidden_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        num_key_value_heads=config.n_kv_head,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.n_positions,
+        rms_norm_eps=config.norm_epsilon,
+        rope_parameters=rope,
+        tie_word_embeddings=config.tied,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+
+
+def load_hf_llama(params, config: LlamaConfig = LLAMA):
+    """transformers' LlamaForCausalLM with our parameters, copied by hand (its Linear has [out, in])."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    ours = jax.tree.map(np.asarray, params["backbone"])
+    state = {"model.embed_tokens.weight": ours["embed_tokens"], "model.norm.weight": ours["norm"]["scale"]}
+    state["lm_head.weight"] = ours["embed_tokens"] if config.tied else ours["lm_head"]
+    for layer in range(config.n_layer):
+        block, name = ours[f"layers_{layer}"], f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            state[f"{name}.{norm}.weight"] = block[norm]["scale"]
+        for part in ("self_attn", "mlp"):
+            for child, module in block[part].items():
+                state[f"{name}.{part}.{child}.weight"] = module["kernel"].T.copy()
+    model = transformers.LlamaForCausalLM(hf_llama_config(config)).eval()
+    missing, unexpected = model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
+    assert not unexpected
+    assert not missing
+    return model
