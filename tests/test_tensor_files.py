@@ -1,0 +1,352 @@
+"""Tensors out of files that safetensors, torch, transformers and huggingface_hub wrote."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from slpo_jax.errors import UserError
+from slpo_jax.interop import tensors as tensors_module
+from slpo_jax.interop.tensors import open_tensors
+
+torch = pytest.importorskip("torch")
+import safetensors.torch  # noqa: E402 - needs torch
+
+RNG = np.random.default_rng(0)
+
+
+def values(*shape):
+    return torch.tensor(RNG.normal(size=shape), dtype=torch.float32)
+
+
+STATE = {
+    "wte.weight": values(5, 4),
+    "h.0.ln.bias": values(3).to(torch.float16),
+    "h.0.proj": values(2, 3, 4).to(torch.bfloat16),
+    "scalar": torch.tensor(2.5, dtype=torch.bfloat16),
+    "positions": torch.arange(4),
+    "transposed": values(3, 5).T,
+}
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.bfloat16, np.int64, np.float32]
+
+
+def check(tensors, state=STATE):
+    """The same names, types, shapes and bits as the state dict."""
+    assert set(tensors.names()) == set(tensors) == set(state)
+    assert len(tensors) == len(state)
+    for name, tensor in state.items():
+        found = tensors.read(name)
+        assert found.dtype == (ml_dtypes.bfloat16 if tensor.dtype == torch.bfloat16 else tensor.numpy().dtype)
+        assert tensors.shape(name) == found.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(found.astype(np.float64), tensor.to(torch.float64).numpy())
+        np.testing.assert_array_equal(tensors[name], found)
+        assert name in tensors
+
+
+def refused(path, *parts):
+    """The error of opening the file: one line that has all these parts."""
+    with pytest.raises(UserError) as caught:
+        open_tensors(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, ";"):  # what follows the semicolon is the remedy
+        assert part in message
+    return message
+
+
+def save_safetensors(path, state=None):
+    contiguous = {name: tensor.contiguous() for name, tensor in (state or STATE).items()}
+    safetensors.torch.save_file(contiguous, path, metadata={"format": "pt"})
+    return path
+
+
+def test_types_are_kept(tmp_path):
+    save_safetensors(tmp_path / "model.safetensors")
+    opened = open_tensors(tmp_path / "model.safetensors")
+    assert [opened[name].dtype for name in STATE] == DTYPES
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors", "checkpoint_3"])
+def test_a_safetensors_file_of_any_name(tmp_path, name):
+    check(open_tensors(save_safetensors(tmp_path / name)))
+
+
+def test_numpys_safetensors(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float16)}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    opened = open_tensors(tmp_path / "x.safetensors")
+    assert set(opened) == {"a", "b"}
+    for name, array in arrays.items():
+        assert opened[name].dtype == array.dtype
+        np.testing.assert_array_equal(opened[name], array)
+        assert opened.source(name) == tmp_path / "x.safetensors"
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
+    read = []
+
+    class Recorder:
+        def __init__(self, *args, **kwargs):
+            self.file = safetensors.safe_open(*args, **kwargs)
+
+        def keys(self):
+            return self.file.keys()
+
+        def get_slice(self, name):
+            return self.file.get_slice(name)
+
+        def get_tensor(self, name):
+            read.append(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(tensors_module, "safe_open", Recorder)
+    opened = open_tensors(save_safetensors(tmp_path / "model.safetensors"))
+    assert "wte.weight" in opened
+    assert "missing" not in opened
+    assert [opened.shape(name) for name in opened] == [tuple(STATE[name].shape) for name in opened]
+    assert not read
+    opened.read("scalar")
+    assert read == ["scalar"]
+    with pytest.raises(KeyError):
+        opened.read("missing")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "a.pt", "a.pth", "checkpoint_12"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped):
+    torch.save(STATE, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    opened = open_tensors(tmp_path / name)
+    check(opened)
+    assert opened.source("scalar") == tmp_path / name
+    first, again = opened.read("wte.weight"), opened.read("wte.weight")
+    first += 1  # its own copy
+    np.testing.assert_array_equal(again, opened.read("wte.weight"))
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
+def test_a_state_dict_one_level_down(tmp_path, wrapper):
+    torch.save({wrapper: STATE, "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "a.pt")
+    check(open_tensors(tmp_path / "a.pt"))
+
+
+def test_a_modules_own_state_with_tied_weights(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
+    module[1].weight = module[0].weight
+    torch.save(module.state_dict(), tmp_path / "a.pt")
+    opened = open_tensors(tmp_path / "a.pt")
+    check(opened, {name: tensor.detach() for name, tensor in module.state_dict().items()})
+    np.testing.assert_array_equal(opened["0.weight"], opened["1.weight"])
+
+
+def tiny_gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    return transformers.GPT2LMHeadModel(config).to(torch.bfloat16)
+
+
+def test_transformers_shards(tmp_path):
+    model = tiny_gpt2()
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2
+    state = model.state_dict()
+    del state["lm_head.weight"]  # tied: not saved
+    opened = open_tensors(tmp_path)
+    check(opened, state)
+    assert {opened.source(name) for name in opened} == set(shards)
+
+
+def test_one_file_of_transformers(tmp_path):
+    model = tiny_gpt2()
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    del state["lm_head.weight"]
+    check(open_tensors(tmp_path), state)
+
+
+@pytest.mark.parametrize("size", [100, "1GB"])
+def test_pickles_of_huggingface_hub(tmp_path, size):
+    hub = pytest.importorskip("huggingface_hub")
+    hub.save_torch_state_dict(STATE, tmp_path, safe_serialization=False, max_shard_size=size)
+    assert (len(list(tmp_path.glob("*.bin"))) > 1) == (size == 100)
+    check(open_tensors(tmp_path))
+
+
+def test_safetensors_go_before_pickles(tmp_path):
+    torch.save({"old": values(2)}, tmp_path / "pytorch_model.bin")
+    assert set(open_tensors(tmp_path)) == {"old"}
+    save_safetensors(tmp_path / "model.safetensors")
+    check(open_tensors(tmp_path))
+
+
+def test_torch_is_imported_for_pickles_alone(tmp_path):
+    path = save_safetensors(tmp_path / "model.safetensors", {"a": values(2).to(torch.bfloat16)})
+    code = (
+        "import sys, pathlib; from slpo_jax.interop.tensors import open_tensors;"
+        f"print(open_tensors(pathlib.Path({str(path)!r})).read('a').dtype, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["bfloat16", "False"]
+
+
+def test_without_torch_a_pickle_says_what_to_install(tmp_path, monkeypatch):
+    torch.save(STATE, tmp_path / "a.pt")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refused(tmp_path / "a.pt", "a.pt", "pip install torch")
+
+
+def test_what_is_not_there(tmp_path):
+    refused(tmp_path / "nothing", "nothing", "no such file")
+    refused(tmp_path, str(tmp_path), "model.safetensors", "pytorch_model.bin")
+    (tmp_path / "empty.bin").touch()
+    refused(tmp_path / "empty.bin", "empty.bin", "is empty")
+    (tmp_path / "model.safetensors").touch()
+    refused(tmp_path, "model.safetensors", "is empty")
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"GGUF\x03\x00\x00\x00", "GGUF"),
+        (b"<html><body>404</body></html>", "neither safetensors nor a torch checkpoint"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, start, part):
+    (tmp_path / "weights").write_bytes(start)
+    refused(tmp_path / "weights", "weights", part)
+
+
+def test_an_archive_without_a_pickle(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("readme.txt", "no weights")
+    refused(tmp_path / "a.pt", "a.pt", "no torch checkpoint")
+
+
+def test_files_without_tensors(tmp_path):
+    safetensors.numpy.save_file({}, tmp_path / "a.safetensors")
+    refused(tmp_path / "a.safetensors", "a.safetensors", "no tensors")
+    torch.save({}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", "no tensors")
+
+
+def test_a_type_that_numpy_lacks(tmp_path):
+    state = {"tiny": values(4).to(torch.float8_e4m3fn)}
+    refused(save_safetensors(tmp_path / "a.safetensors", state), "a.safetensors", "tiny", "F8_E4M3")
+    torch.save(state, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", "tiny", "float8_e4m3fn")
+
+
+class Anything:
+    """What a pickle of a whole model has in it."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "parts"),
+    [
+        ({"w": values(2), "config": {"n": 1}}, ["config", "dict"]),
+        ({"state_dict": {"w": values(2), "step": 3}}, ["step", "int"]),
+        ({"w": values(2), 3: values(2)}, ["3", "no string"]),
+        ({"model": {"w": values(2)}, "state_dict": {"w": values(2)}}, ["state_dict", "model"]),
+        ([values(2)], ["list"]),
+        ({"w": values(2, 2).to_sparse()}, ["w", "dense"]),
+        ({"w": torch.ones(2, dtype=torch.complex64)}, ["w", "dense"]),
+        (torch.nn.Linear(2, 2), ["Python objects"]),
+        ({"w": values(2), "args": Anything()}, ["Python objects"]),
+    ],
+)
+def test_pickles_of_more_than_tensors(tmp_path, saved, parts):
+    torch.save(saved, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", *parts)
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript")
+def test_torchscript(tmp_path):
+    archive = tmp_path / "a.pt"
+    torch.save(STATE, archive)
+    # What TorchScript's archives have on top; writing one is deprecated.
+    with zipfile.ZipFile(archive, "a") as zipped:
+        zipped.writestr("a/constants.pkl", b"\x80\x02).")
+    refused(archive, "a.pt", "TorchScript")
+
+
+def sharded(tmp_path):
+    tiny_gpt2().save_pretrained(tmp_path, max_shard_size="5KB")
+    return tmp_path / "model.safetensors.index.json", sorted(tmp_path.glob("*.safetensors"))
+
+
+def test_a_missing_shard(tmp_path):
+    index, shards = sharded(tmp_path)
+    shards[1].unlink()
+    refused(tmp_path, shards[1].name, "missing", index.name)
+
+
+def test_an_index_that_lists_too_much_or_too_little(tmp_path):
+    index, shards = sharded(tmp_path)
+    listed = json.loads(index.read_text())
+    name = "transformer.ln_f.weight"
+    assert name in listed["weight_map"]
+    less = {key: shard for key, shard in listed["weight_map"].items() if key != name}
+    index.write_text(json.dumps(listed | {"weight_map": less}))
+    refused(tmp_path, listed["weight_map"][name], "holds " + name)
+    more = listed["weight_map"] | {"transformer.h.9.weight": shards[0].name}
+    index.write_text(json.dumps(listed | {"weight_map": more}))
+    refused(tmp_path, shards[0].name, "lacks transformer.h.9.weight")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}', "\xff"]
+)
+def test_an_index_that_is_none(tmp_path, text):
+    index, _ = sharded(tmp_path)
+    index.write_text(text, encoding="latin-1")
+    refused(tmp_path, index.name)
+
+
+def test_shards_copied_in_part(tmp_path):
+    _, shards = sharded(tmp_path)
+    shards[0].write_bytes(shards[0].read_bytes()[:-1])
+    refused(tmp_path, shards[0].name, "truncated or corrupt")
+    shutil.copy(shards[1], shards[0])
+    refused(tmp_path, shards[0].name)
+
+
+def writers(tmp_path):
+    path = tmp_path / "weights"
+    torch.save(STATE, path)
+    yield path, path.read_bytes()
+    torch.save(STATE, path, _use_new_zipfile_serialization=False)
+    yield path, path.read_bytes()
+    save_safetensors(path)
+    yield path, path.read_bytes()
+
+
+def test_a_truncated_file_is_always_refused(tmp_path):
+    for path, whole in writers(tmp_path):
+        for size in (1, 5, 9, 40, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+            path.write_bytes(whole[:size])
+            refused(path, "weights")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_corrupt_file_is_refused_or_read(tmp_path):
+    rng = np.random.default_rng(1)
+    messages = []
+    for path, whole in writers(tmp_path):
+        for _ in range(100):
+            broken = bytearray(whole)
+            for place in rng.integers(-600, 1200, size=rng.integers(1, 4)):  # where headers and directories are
+                broken[place % len(whole)] = rng.integers(256)
+            path.write_bytes(broken)
+            try:
+                dict(open_tensors(path))
+            except UserError as error:
+                messages.append(str(error))
+    assert all("\n" not in message and str(tmp_path / "weights") in message for message in messages)
+    assert 100 < len(messages) < 300
