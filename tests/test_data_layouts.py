@@ -183,7 +183,7 @@ def test_answers_that_are_no_numbers_are_counted_out(tmp_path, warnings):
     path = write_jsonl(tmp_path / "math.jsonl", math)
     assert load_problems(path) == (Problem("P0?", (), "2"), Problem("P3?", (), "1000"))
     assert warnings == [f"{path}: left out 3 of 5 problems: {path}, line 2: answer '\\\\frac{{1}}{{2}}' is no number"]
-    # From the solution: braces inside are counted, escaped ones aren't.
+    # From the solution, up to the brace that closes it.
     boxed = [r"\boxed{\frac{7}{\sqrt{2}}}", r"\boxed{\}}", r"\boxed{5", "None.", r"\boxed{6}"]
     path = write_jsonl(tmp_path / "boxed.jsonl", [{"problem": "P?", "solution": text} for text in boxed])
     assert _answers(load_problems(path)) == ["6"]

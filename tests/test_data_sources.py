@@ -1,5 +1,6 @@
 """Where data sets come from: parquet files, directories as on the hub, hub ids, and caches without a network."""
 
+import logging
 import socket
 import time
 from pathlib import Path
@@ -117,7 +118,8 @@ def test_an_existing_path_comes_before_all_else(tmp_path, monkeypatch):
     assert _answers(load_problems("owner/name")) == ["6"]
 
 
-def test_files_that_are_broken(tmp_path, capfd):
+def test_files_that_are_broken(tmp_path, capfd, caplog):
+    logging.getLogger("datasets").addHandler(caplog.handler)  # which doesn't propagate
     path = tmp_path / "set.parquet"
     whole = Path(write_parquet(path, rows(*range(1000)))).read_bytes()
     for data in (b"", b"garbage", whole[: len(whole) // 2], b"\0" * 200 + whole[200:]):
@@ -133,6 +135,8 @@ def test_files_that_are_broken(tmp_path, capfd):
     assert _error(str(tmp_path / "lines")).startswith(f"{tmp_path}/lines: can't be loaded as a data set (")
     (tmp_path / "empty").mkdir()
     assert "empty doesn't contain any data files" in _error(str(tmp_path / "empty"))
+    logging.getLogger("datasets").removeHandler(caplog.handler)
+    assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
 

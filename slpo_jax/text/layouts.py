@@ -11,8 +11,7 @@ from slpo_jax.errors import UserError
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _STEP_PIECE = re.compile(r"<<.*?>>|\S+", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\s*\{")
-# An escaped brace is a character that LaTeX prints and closes nothing.
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"[{}]")
 
 Record = Mapping[str, Any]
 
@@ -119,11 +118,14 @@ def _split_steps(where: str, text: str) -> tuple[str, ...]:
 
 
 def _last_boxed(solution: str) -> str:
-    r"""What the last \boxed{...} of a LaTeX text holds; "" where there is none or it isn't closed."""
+    r"""What the last \boxed{...} of a LaTeX text holds; "" where there is none or it isn't closed.
+
+    Escaped braces count as any: what holds one is no number, wherever it ends.
+    """
     starts = [match.end() for match in _BOXED.finditer(solution)]
     depth = 1
     for brace in _BRACE.finditer(solution, starts[-1]) if starts else ():
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
             return solution[starts[-1] : brace.start()]
     return ""
