@@ -122,7 +122,7 @@ def _post_processor(header: Header, named: dict[str, str | None], vocab: dict[st
         if header.fields.get(f"tokenizer.ggml.add_{name}_token", default):
             token = named[name]
             if token is None:
-                raise UserError(f"{header.path}: tokenizer.ggml.add_{name}_token without {name}_token_id; {ADVICE}")
+                raise UserError(f"{header.path}: tokenizer.ggml.{name}_token_id is missing, and needed; {ADVICE}")
             pieces = [f"{token}:0", *pieces] if name == "bos" else [*pieces, f"{token}:0"]
             used.append((token, vocab[token]))
     if not used:
