@@ -10,11 +10,12 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.experiment import Experiment
+from slpo_jax.origin import REASONER_FOLDER
 from slpo_jax.training import imitate
 
 SHARED_KEYS = (
-    "seed", "init", "reasoner", "tokenizer", "model", "max_latents", "min_latents", "max_answer_tokens", "prompt_slots",
-    "dropout", "gate",
+    "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
+    "max_answer_tokens", "prompt_slots", "dropout", "gate",
 )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     begun = any(entry.name.isdigit() for entry in path.parent.glob("*"))
     if not (begun and path.exists()):  # what never got to its first checkpoint binds nobody
         if write:
+            experiment.origin.write(path.parent.parent / REASONER_FOLDER)
             write_text(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     changed = [key for key in _flat(facts) if _flat(facts)[key] != _flat(json.loads(path.read_text())).get(key)]
@@ -72,7 +74,7 @@ def check_batch(experiment: Experiment, stage: str) -> None:
 
 def check_positions(experiment: Experiment, plan: list[imitate.Phase]) -> None:
     """The written steps of imitation are not bounded by max_answer_tokens, but by the model's positions."""
-    problems, most = experiment.train, experiment.config.model.n_positions
+    problems, most = experiment.train, experiment.reasoner.config.n_positions
     for phase in plan:
         texts = [len(problems.prompts[i]) + len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
         if max(texts) + phase.latent_slots > most:

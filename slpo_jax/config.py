@@ -31,16 +31,26 @@ def default_config() -> ConfigDict:
     config = ConfigDict()
     config.stages = STAGES  # run in this order
     config.seed = 0  # of initialisation, input order and all noise
-    config.init = ""  # where the first stage's weights come from: "" (random) or an Orbax checkpoint of this project
-    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.experiment.REASONERS`
-    config.tokenizer = "synthetic:30"  # "synthetic:LARGEST_NUMBER", a directory or a hub id
+    # Where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face directory or
+    # hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the checkpoint's.
+    config.init = ""
+    config.base = ""  # the base model's directory or hub id, for a file that comes without config and tokenizer
+    config.lora_alpha = 32.0  # scale of LoRA adapters in such a file, times their rank (CODI's published value)
+    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.reasoners.REASONERS`
+    config.tokenizer = ""  # "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's
     config.model = ConfigDict(
         dict(
             n_layer=12,
             n_head=12,
             n_embd=768,
             n_positions=1024,
-            dropout_sites=("attention", "mlp"),  # also "embedding"
+            n_inner=0,  # of the feed-forward layer; 0 is 4 * n_embd
+            n_kv_head=0,  # Llama; 0 is n_head
+            rope_theta=10_000.0,  # Llama
+            tied=True,  # the head is the token embedding
+            projector=0,  # CODI; 0 is n_embd
+            # Of "attention", "mlp" and "embedding"; None is the first two for GPT-2, "mlp" for Llama.
+            dropout_sites=placeholder(tuple),
             dtype="float32",  # of activations; "bfloat16" on accelerators
             remat=False,  # recompute activations in the backward pass
         )
@@ -169,7 +179,10 @@ def check(config: ConfigDict) -> None:
     )
     need(0.0 <= config.dropout.rate < 1.0, f"dropout.rate: {config.dropout.rate} is not within [0, 1)")
     need(config.dropout.where in ("thought", "latents", "all"), "dropout.where: use thought, latents or all")
-    need(config.model.n_embd % config.model.n_head == 0, "model.n_embd: must be a multiple of model.n_head")
+    need(
+        config.init or config.model.n_embd % config.model.n_head == 0,
+        "model.n_embd: must be a multiple of model.n_head",
+    )
     need(config.model.dtype in ("float32", "bfloat16"), "model.dtype: use float32 or bfloat16")
     need(config.imitate.final_latents in ("published", "random"), "imitate.final_latents: use published or random")
     own = config.imitate.c_thought * config.imitate.max_latent_stage

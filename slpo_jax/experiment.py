@@ -2,43 +2,34 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.models.gate import Gate, stopping_gate
-from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import Reasoner, coconut
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin import Origin, open_origin
 from slpo_jax.policy.rollout import RolloutConfig
 from slpo_jax.text.batches import EncodedProblems, encode_problems
-from slpo_jax.text.problems import load_problems, without
+from slpo_jax.text.problems import Role, load_problems, without
 from slpo_jax.text.synthetic import SyntheticConfig
-from slpo_jax.text.templates import Template, coconut_template
-from slpo_jax.text.tokenizer import load_tokenizer, token_bytes
+from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import token_bytes
 from slpo_jax.text.verifier import byte_table, reference_width, verify
+from slpo_jax.training.checkpoint import load_params
 from slpo_jax.training.loop import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.slpo import RewardFn
 from slpo_jax.training.state import data_mesh, replicate
 
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """A reasoner: its model's config class, its functions and its texts."""
-
-    model_config: Callable[..., Any]
-    functions: Callable[[Any], Reasoner]
-    template: Callable[..., Template]
-
-
-REASONERS = {"coconut_gpt2": Recipe(GPT2Config, coconut, coconut_template)}
+# Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
+_ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 
 @dataclasses.dataclass
@@ -46,8 +37,9 @@ class Experiment:
     """A run in the making.
 
     Attributes:
-        config: as resolved.
-        template: the reasoner's texts and tokenizer.
+        config: as resolved; config.model holds the shapes of what was loaded.
+        origin: what the run starts from.
+        prompt_slots: config.prompt_slots, as far as the model has positions for them.
         rollout: slots, ids and dropout of training rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: (tokens, references) -> right or not, inside jit.
@@ -58,12 +50,18 @@ class Experiment:
     mesh: Mesh
     key: jax.Array
     log: MetricsLog
-    template: Template
+    origin: Origin
+    prompt_slots: tuple[int, ...]
     reasoner: Reasoner
     gate: Gate
     rollout: RolloutConfig
     reward: RewardFn
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+
+    @property
+    def template(self) -> Template:
+        """The reasoner's texts and tokenizer."""
+        return self.origin.template
 
     @property
     def train(self) -> EncodedProblems:
@@ -80,7 +78,7 @@ class Experiment:
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
             encoded = encode_problems(self.template, _load(self.config, key, source))
-            _check_prompts(self.config, key, encoded)
+            _check_prompts(self.config, key, encoded, max(self.prompt_slots))
             self._sets[key] = encoded
         return self._sets[key]
 
@@ -89,11 +87,30 @@ class Experiment:
         """Bytes of an encoded reference."""
         return reference_width([problem.answer for problem in self.train.problems])
 
+    def abstract_params(self) -> dict[str, Any]:
+        """Shapes, types and sharding of the parameters."""
+        shapes = jax.eval_shape(self._random_params)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+
     def initial_params(self) -> dict[str, Any]:
-        """Random parameters, the same for the same seed."""
-        reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
-        params = jax.jit(lambda: {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)})()
+        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
+        if self.origin.orbax is not None:
+            return load_params(self.origin.orbax, self.abstract_params())
+        found = self.origin.read() if self.origin.read is not None else {}
+
+        def missing():
+            drawn = self._random_params()
+            lacking = {name: tree for name, tree in drawn["reasoner"].items() if name not in found.get("reasoner", {})}
+            return {"reasoner": lacking} | ({} if "gate" in found else {"gate": drawn["gate"]})
+
+        drawn = jax.jit(missing)()
+        params = {**drawn, **found, "reasoner": {**drawn["reasoner"], **found.get("reasoner", {})}}
         return replicate(params, self.mesh)
+
+    def _random_params(self) -> dict[str, Any]:
+        reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
+        return {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
@@ -101,7 +118,7 @@ class Experiment:
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
         config = dataclasses.replace(self.rollout, answer_slots=answer_slots, temperature=0.0)
-        slots = self.config.prompt_slots
+        slots = self.prompt_slots
         return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, slots, self.key)
 
     @functools.cached_property
@@ -120,32 +137,25 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
-    if config.reasoner not in REASONERS:
-        raise UserError(f"config.reasoner: {config.reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
-    recipe = REASONERS[config.reasoner]
-    template = recipe.template(load_tokenizer(config.tokenizer))
-    pieces = token_bytes(template.tokenizer)
-    model = config.model.to_dict() | {
-        "vocab_size": len(pieces),
-        "dropout_sites": tuple(config.model.dropout_sites),
-        "dtype": jnp.dtype(config.model.dtype),
-    }
-    longest = max(config.prompt_slots) + config.max_latents
-    longest += max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
-    if longest > config.model.n_positions:
-        raise UserError(
-            f"config.model.n_positions: {config.model.n_positions} is less than the {longest} slots of prompt, latents "
-            "and answer; raise it or lower config.prompt_slots"
-        )
-    reasoner = recipe.functions(recipe.model_config(**model))
+    origin = open_origin(config)
+    template, model = origin.template, origin.description.model
+    # Names may be missing at the end of a vocabulary that was padded.
+    pieces = [*token_bytes(template.tokenizer)]
+    pieces += [b""] * (model.vocab_size - len(pieces))
+    _check_usable(config, origin, workdir)
+    _resolve(config, model, origin)
+    reasoner = origin.recipe.functions(model, origin.description.projector)
+    prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
+    workdir.mkdir(parents=True, exist_ok=True)
     return Experiment(
         config=config,
         workdir=workdir,
         mesh=data_mesh(),
         key=jax.random.key(config.seed),
         log=MetricsLog(workdir),
-        template=template,
+        origin=origin,
+        prompt_slots=prompt_slots,
         reasoner=reasoner,
         gate=stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached),
         rollout=RolloutConfig(
@@ -156,19 +166,57 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
             pad_id=template.pad_id,
             dropout_rate=config.dropout.rate,
             dropout_where=config.dropout.where,
+            banned_ids=template.banned_ids,
         ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
 
 
-def _check_prompts(config: ConfigDict, key: str, problems: EncodedProblems) -> None:
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Path) -> None:
+    """What an imported checkpoint lacks must be trained, or not be asked for."""
+    checkpoints = workdir / "checkpoints"
+    if origin.is_base and "imitate" not in config.stages and not (checkpoints / "imitate" / "finished").exists():
+        lacking = "vocabulary lacks the special tokens" if not origin.recipe.has_projector else "has no projector"
+        raise UserError(
+            f"config.init: {config.init} is a base model, its {lacking} of {config.reasoner}; put imitate into "
+            "config.stages, or give a reasoner's checkpoint"
+        )
+    trains = set(config.stages) != {"evaluate"} or any(checkpoints.glob("*/finished"))
+    if config.gate.enabled and origin.read is not None and origin.description.gate is None and not trains:
+        raise UserError(
+            f"config.gate.enabled: {config.init} comes without a stopping gate; set it to False for a fixed number of "
+            "latents, or train a gate with the cold_start stage"
+        )
+
+
+def _resolve(config: ConfigDict, model, origin: Origin) -> None:
+    """Write the loaded shapes into config.model, so that config.json says what was run."""
+    for name in config.model:
+        if hasattr(model, name):
+            value = getattr(model, name)
+            config.model[name] = jnp.dtype(value).name if name == "dtype" else value
+    config.model.projector = origin.description.projector
+
+
+def _fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
+    """The buckets, cut to what the model's positions leave for prompts."""
+    others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
+    if others >= positions or (not config.init and max(config.prompt_slots) + others > positions):
+        raise UserError(
+            f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of "
+            "prompt, latents and answer; raise it or lower config.prompt_slots"
+        )
+    return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
+
+
+def _check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
     """Fail before the first step, not at the one that draws the problem."""
     used = config.evaluate.limit if key.startswith("config.data.eval") else 0
     lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
-    if max(lengths) > max(config.prompt_slots):
+    if max(lengths) > most:
         raise UserError(
             f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
-            f"{max(config.prompt_slots)} of config.prompt_slots; add a larger bucket there or drop the problem"
+            f"{most} of config.prompt_slots; add a larger bucket there or drop the problem"
         )
 
 
@@ -177,10 +225,10 @@ def _load(config: ConfigDict, key: str, source: str):
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     synthetic = SyntheticConfig(**config.data.synthetic.to_dict())
     try:
-        problems = load_problems(source, synthetic)
+        problems = load_problems(source, synthetic, _ROLES.get(key, "test"))
         if key == "config.data.train" and config.data.valid:
             # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-            problems = without(problems, load_problems(config.data.valid, synthetic))
+            problems = without(problems, load_problems(config.data.valid, synthetic, "validation"))
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     if not problems:

@@ -35,7 +35,6 @@ def main(_: list[str]) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
-    workdir.mkdir(parents=True, exist_ok=True)
     experiment = build(config, workdir)
     try:
         check_stages(experiment)

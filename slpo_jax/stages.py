@@ -26,7 +26,7 @@ Params = dict[str, Any]
 
 def stage_params(experiment: Experiment, stage: str) -> Params:
     """The parameters that a finished stage left."""
-    return load_params(checkpoint_dir(experiment, stage), experiment.initial_params())
+    return load_params(checkpoint_dir(experiment, stage), experiment.abstract_params())
 
 
 def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
@@ -34,8 +34,6 @@ def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
     for stage in reversed(before):
         if has_checkpoint(experiment, stage):
             return stage_params(experiment, stage)
-    if experiment.config.init:
-        return load_params(Path(experiment.config.init).expanduser(), experiment.initial_params())
     return experiment.initial_params()
 
 
@@ -128,9 +126,7 @@ def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], unti
         slots = imitate.suffix_slots(problems, phase)
 
         def batch(step, phase=phase, slots=slots):
-            made = imitate.make_batch(
-                problems, phase, step, seed, config.batch_size, experiment.config.prompt_slots, slots
-            )
+            made = imitate.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
             return shard_rows(made, experiment.mesh)
 
         state = run.advance(state, step_fn, batch, phase.end)
@@ -146,7 +142,7 @@ def _prompted(experiment: Experiment, batch_size: int):
             step,
             experiment.config.seed,
             batch_size,
-            experiment.config.prompt_slots,
+            experiment.prompt_slots,
             experiment.reference_width,
         )
         return shard_rows(made, experiment.mesh)

@@ -251,12 +251,13 @@ def test_evaluation_alone(work, tmp_path, gate):
 def test_a_checkpoint_of_another_model(work, tmp_path):
     folder = new_folder(tmp_path)
     alone = ["--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)"]
-    done = run(*alone, f"--config.init={work}/checkpoints/slpo", "--config.model.n_embd=8", folder=folder)
-    assert done.status == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "checkpoints/slpo" in last
-    assert "config.model" in last
+    for flag, key in (("--config.reasoner=codi_gpt2", "config.reasoner"), ("--config.gate.hidden=8", "config.gate")):
+        done = run(*alone, f"--config.init={work}/checkpoints/slpo", flag, folder=folder)
+        assert done.status == 2
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "checkpoints/slpo" in last
+        assert key in last
 
 
 def test_reward_of_the_experiment(tmp_path, cpu_devices):

@@ -60,7 +60,8 @@ def record():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "make_train_step", _step_without_a_model(record))
         patch.setattr(stages, "validation_accuracy", _accuracy)
-        patch.setattr(Experiment, "initial_params", lambda self: stages.replicate(tiny, self.mesh))
+        for name in ("initial_params", "abstract_params"):
+            patch.setattr(Experiment, name, lambda self: stages.replicate(tiny, self.mesh))
         yield record
 
 

@@ -83,28 +83,33 @@ def load_params(directory: Path, like: Any) -> Any:
 
     Args:
         directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
-        like: parameters of the same shapes.
+        like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s.
     Raises:
         UserError: no checkpoint there, or one of another model.
     """
-    directory = directory.absolute()
-    if (directory / "params").is_dir():
-        path = directory / "params"
-    else:
-        steps = [int(p.name) for p in directory.glob("*") if p.name.isdigit() and (p / "params").is_dir()]
-        if not steps:
-            raise UserError(
-                f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE"
-            )
-        path = directory / str(max(steps)) / "params"
+    path = _params_dir(directory.absolute())
+    if path is None:
+        raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             return checkpointer.restore(path, _abstract(like))
         except (ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{path}: does not fit this config's model ({reason}); set config.model as it was"
+                f"{path}: does not fit this config's model ({reason}); set config.gate and config.model as they were"
             ) from None
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether it is a stage's directory of this project, or one step's in it."""
+    return _params_dir(directory) is not None
+
+
+def _params_dir(directory: Path) -> Path | None:
+    if (directory / "params").is_dir():
+        return directory / "params"
+    steps = [int(p.name) for p in directory.glob("*") if p.name.isdigit() and (p / "params").is_dir()]
+    return directory / str(max(steps)) / "params" if steps else None
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
@@ -112,4 +117,7 @@ def _rest(state: TrainState) -> dict[str, Any]:
 
 
 def _abstract(tree: Any) -> Any:
-    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+    def abstract(x):
+        return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)
+
+    return jax.tree.map(abstract, tree)

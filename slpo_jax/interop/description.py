@@ -1,0 +1,99 @@
+"""What a reasoner is, beside its weights: the files in which a folder says so.
+
+Such a folder is a Hugging Face model directory: `config.json` (the language model's shapes), the tokenizer's files, and
+`reasoner.json` (below). Without weights it lies beside our Orbax checkpoints; with `model.safetensors` it is an export.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
+
+FILE = "reasoner.json"
+MODEL_FILE = "config.json"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A reasoner's kind and shapes.
+
+    Attributes:
+        kind: "coconut" or "codi".
+        model: the backbone's shapes.
+        projector: width of CODI's projector; 0 for COCONUT.
+        tidy: CODI's own protocol (questions are tidied, the end marker can't be generated) and not Hugging Face's.
+        gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
+    """
+
+    kind: str
+    model: BackboneConfig
+    projector: int = 0
+    tidy: bool = True
+    gate: int | None = None
+
+
+def write_description(
+    folder: Path, description: Description, tokenizer: PreTrainedTokenizerFast, tokens: dict[str, int]
+) -> None:
+    """Write the folder's files, without weights.
+
+    Args:
+        folder: exists.
+        tokens: ids of start, end, pad, eos and, where there is one, latent; config.json gets those that
+            transformers and other latent-reasoning programs look for.
+    """
+    latent = {f"latent_{name}_id": tokens[name] for name in ("start", "end")}
+    if "latent" in tokens:
+        latent["latent_id"] = tokens["latent"]
+    config = to_hugging_face(description.model) | latent
+    config |= {"eos_token_id": tokens["eos"], "pad_token_id": tokens["pad"], "bos_token_id": tokenizer.bos_token_id}
+    _write_json(folder / MODEL_FILE, config)
+    facts = {name: getattr(description, name) for name in ("kind", "projector", "tidy", "gate")}
+    _write_json(folder / FILE, {"format": FORMAT} | facts)
+    tokenizer.save_pretrained(folder)
+
+
+def read_description(folder: Path) -> Description | None:
+    """The description in a folder, None if it has none.
+
+    Raises:
+        UserError: one that can't be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    try:
+        if values["format"] != FORMAT:
+            raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
+        model = from_hugging_face(read_json(folder / MODEL_FILE), str(folder / MODEL_FILE))
+        return Description(values["kind"], model, values["projector"], values["tidy"], values["gate"])
+    except KeyError as error:
+        raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; give the model's whole directory") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); fetch it again") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is no JSON object; fetch it again")
+    return values
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
