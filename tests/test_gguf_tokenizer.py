@@ -29,16 +29,22 @@ def test_tokenizer_against_slow_bpe(tmp_path, pre):
 @pytest.mark.parametrize(
     ("pre", "words"),
     [
-        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "Ġb", "ĠĠ", "5", "ĠĠ", "Ġc"]),
-        ("llama-bpe", ["a", "Ġ", "123", "4", "Ġb", "Ġ", "Ġ", "5", "ĠĠ", "Ġc"]),
-        ("gpt-2", ["a", "Ġ1234", "Ġb", "Ġ", "Ġ5", "ĠĠ", "Ġc"]),
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "Ġb", "ĠĠ", "5", "ĠĠ", "Ġ(", "c", "'", "REd"]),
+        ("llama-bpe", ["a", "Ġ", "123", "4", "Ġb", "Ġ", "Ġ", "5", "ĠĠ", "Ġ(", "c", "'RE", "d"]),
+        ("gpt-2", ["a", "Ġ1234", "Ġb", "Ġ", "Ġ5", "ĠĠ", "Ġ(", "c", "'", "REd"]),
     ],
 )
 def test_what_a_word_is(tmp_path, pre, words):
     """By hand: digits one by one, in threes, or as one word with the space before it."""
     tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": pre})).tokenizer()
-    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 1234 b  5   c")
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 1234 b  5   (c'REd")
     assert [word for word, _ in split] == words
+
+
+def test_llama3_keeps_a_mark_with_its_word(tmp_path):
+    tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": "llama-bpe"})).tokenizer()
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("(hi)\n\n x")
+    assert [word for word, _ in split] == ["(hi", ")ĊĊ", "Ġx"]
 
 
 def test_llama3_takes_a_word_that_is_a_token_whole(tmp_path):
@@ -103,6 +109,8 @@ def test_a_saved_tokenizer_opens_as_the_same(tmp_path, pre):
     (tmp_path / "saved" / "config.json").write_text(
         json.dumps({k: v for k, v in opened.config.items() if v is not None})
     )
+    saved = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert saved["clean_up_tokenization_spaces"] is False  # which older versions would do unless told
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again.chat_template == "{{ x }}"
     slow = slow_tokenizer(pre)
@@ -118,7 +126,7 @@ def test_a_saved_tokenizer_opens_as_the_same(tmp_path, pre):
         ("pre", "qwen2"),
         ("pre", None),
         ("tokens", None),
-        ("tokens", ["a", "b"]),
+        ("tokens", [*bpe()[0], "one more"]),
         ("tokens", ["<|endoftext|>"] * len(bpe()[0])),
         ("merges", None),
         ("merges", ["a b c"]),

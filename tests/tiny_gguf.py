@@ -24,6 +24,7 @@ TEXTS = [
     "\ttabs\r\nand\n\n\n  lines 3\n 4",
     "naïve café 数字 ١٢٣ ½ 🙂🙂 o'clock I'M",
     "<|im_start|>user\n7+8=15<|im_end|>\n<|endoftext|>",
+    "no , clean up ! of spaces . it 's n't done ?",
     "",
 ]
 CORPUS = [*TEXTS, "the sold apples cost them 12 and they had the pears in the café", "and and  the  the 1 2 3 "]

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its fields, and where each tensor lies.
 
-The `gguf` package has a reader too. It isn't used since it takes 3 s over SmolLM2's header, which takes 0.1 s here, and,
-where a corrupt file claims an array of 2^60 numbers, fills the memory with them.
+The `gguf` package has a reader too. It isn't used since it takes 3 s over SmolLM2's header, which takes 0.1 s here,
+and, where a corrupt file claims an array of 2^60 numbers, fills the memory with them.
 """
 
 import mmap
