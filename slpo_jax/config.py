@@ -92,6 +92,7 @@ def default_config() -> ConfigDict:
             final_steps=10_000,  # of the last stage, where all steps have become latents
             final_latents="published",  # c_thought * max_latent_stage, or "random": from a problem's steps to T
             dropout=0.0,  # at every position, while imitating
+            suffix_slots=(),  # buckets of written steps and answer, below the one that holds all; each is compiled
             reset_optimizer=True,  # at the beginning of every stage
             control=False,  # also imitate on for as many steps as slpo takes, as its control
             optimizer=_optimizer("adamw", 1e-4),

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,7 @@ def run_evaluate(experiment: Experiment) -> None:
     config = experiment.config
     names = config.evaluate.datasets or tuple(config.data.eval)
     table = rows(experiment)
+    done: dict[tuple, Path] = {}
     for row in table:
         params = stage_params(experiment, row.stage) if row.stage else starting_params(experiment, ())
         rule = None
@@ -72,13 +74,23 @@ def run_evaluate(experiment: Experiment) -> None:
                     rule = row.rules[0]
                     if len(row.rules) > 1:
                         rule = choose(experiment, row.name, params, row.stopping, list(row.rules))
-                _evaluate_set(experiment, row, rule, params, name, folder)
+                same = done.get((row.stage, row.stopping, rule, name))
+                if same is None:
+                    _evaluate_set(experiment, row, rule, params, name, folder)
+                else:
+                    _copy_results(same, folder, name)
+                done[row.stage, row.stopping, rule, name] = folder
                 write_text(folder / f"{name}.stamp", stamp)
             if row is table[-1]:
-                for suffix in (".jsonl", ".latents.npz"):
-                    if (folder / (name + suffix)).exists():
-                        (folder.parent / (name + suffix)).write_bytes((folder / (name + suffix)).read_bytes())
+                _copy_results(folder, folder.parent, name)
     write_report(experiment.workdir)
+
+
+def _copy_results(source: Path, target: Path, name: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for suffix in (".jsonl", ".latents.npz"):
+        if (source / (name + suffix)).exists():
+            shutil.copyfile(source / (name + suffix), target / (name + suffix))
 
 
 def _evaluate_set(experiment: Experiment, row: Row, rule, params, name: str, folder: Path) -> None:

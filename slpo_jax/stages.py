@@ -123,7 +123,7 @@ def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], unti
         layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
         loss_fn = imitate.make_loss(experiment.reasoner, experiment.gate, layout)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
-        slots = imitate.suffix_slots(problems, phase)
+        slots = imitate.suffix_slots(problems, phase, config.suffix_slots)
 
         def batch(step, phase=phase, slots=slots):
             made = imitate.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)

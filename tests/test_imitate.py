@@ -92,11 +92,11 @@ SUFFIXES = {
 @pytest.mark.parametrize(("dropped", "latents"), [(0, 0), (1, 2), (2, 4), (None, 6)])
 def test_batch_by_hand(problems, dropped, latents):
     phase = imitate.Phase("x", 0, 9, dropped, latents, latents)
-    slots = imitate.suffix_slots(problems, phase)
+    (slots,) = imitate.suffix_slots(problems, phase)
     longest = max(len(suffix.split()) for suffix in SUFFIXES[dropped]) + 1  # eos; the end marker is an input alone
     assert longest <= slots < longest + 4
     assert slots % 4 == 0
-    batch = imitate.make_batch(problems, phase, 7, 3, 5, (12, 9), slots)
+    batch = imitate.make_batch(problems, phase, 7, 3, 5, (12, 9), (slots,))
     np.testing.assert_array_equal(batch.index, batch_indices(3, 7, 3, 5))
     np.testing.assert_array_equal(batch.latents, np.full(5, latents))
     assert batch.prompts.tokens.shape == (5, 9)  # six words, a line break and the start marker fit the smaller bucket
@@ -113,7 +113,7 @@ def test_batch_by_hand(problems, dropped, latents):
 def test_drawn_latents_lie_between_the_steps_and_t(problems):
     phase, seen = imitate.Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
     for step in range(100):
-        batch = imitate.make_batch(problems, phase, step, 0, 6, (12,), 4)
+        batch = imitate.make_batch(problems, phase, step, 0, 6, (12,), (4,))
         for example, latents in zip(batch.index, batch.latents, strict=True):
             seen[int(example)].append(int(latents))
     for example, drawn in seen.items():
@@ -123,13 +123,29 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
         for latents in range(least, 5):
             spread = 5 * (share * (1 - share) / 200) ** 0.5
             assert np.mean(np.array(drawn) == latents) == pytest.approx(share, abs=spread)
-    again = imitate.make_batch(problems, phase, 17, 0, 6, (12,), 4)
-    np.testing.assert_array_equal(imitate.make_batch(problems, phase, 17, 0, 6, (12,), 4).latents, again.latents)
+    again = imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,))
+    np.testing.assert_array_equal(imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
+
+
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
+    phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
+    (longest,) = imitate.suffix_slots(problems, phase)
+    needed = {index: len(problems.suffix(index, 0)) - 1 for index in range(len(problems))}
+    small = min(needed.values())
+    assert small < max(needed.values()) <= longest
+    buckets = imitate.suffix_slots(problems, phase, (longest + 1, small))
+    assert buckets == (small, longest)
+    sizes = set()
+    for step in range(6):
+        batch = imitate.make_batch(problems, phase, step, 0, 1, (12,), buckets)
+        sizes.add(batch.suffix.tokens.shape[1])
+        assert batch.suffix.tokens.shape[1] == (small if needed[int(batch.index[0])] <= small else longest)
+    assert sizes == {small, longest}
 
 
 def test_more_steps_than_slots_takes_all_slots(problems):
     phase = imitate.Phase("final", 0, 9, None, None, 2)
-    batch = imitate.make_batch(problems, phase, 0, 0, 3, (12,), 4)
+    batch = imitate.make_batch(problems, phase, 0, 0, 3, (12,), (4,))
     assert batch.latents[list(batch.index).index(2)] == 2
 
 

@@ -5,6 +5,7 @@ steps are gone. With c_thought = 0 nothing replaces the steps: iCoT's no-thought
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -78,16 +79,19 @@ def phases(
     return out
 
 
-def suffix_slots(problems: EncodedProblems, phase: Phase, multiple: int = 4) -> int:
-    """Answer slots that hold every suffix of a phase, rounded up so that few shapes are compiled."""
+def suffix_slots(
+    problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = (), multiple: int = 4
+) -> tuple[int, ...]:
+    """Answer slots of a phase's batches: those of `buckets` that are of use, and the first that holds every suffix."""
     longest = max(len(problems.suffix(i, phase.dropped)) for i in range(len(problems))) - 1
-    return -(-longest // multiple) * multiple
+    most = -(-longest // multiple) * multiple
+    return (*sorted(size for size in buckets if size < most), most)
 
 
 def make_batch(
-    problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int, prompt_slots, slots: int
+    problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int, prompt_slots, slots: tuple[int, ...]
 ) -> ImitationBatch:
-    """The batch of one step; a pure function of its arguments."""
+    """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
     indices = batch_indices(seed, step, len(problems), batch_size)
     prompts = problems.prompt_batch(indices, prompt_slots)
     if phase.latents is None:
@@ -97,7 +101,9 @@ def make_batch(
         latents = np.minimum(fewest + np.floor(draw * (most - fewest + 1)), phase.latent_slots).astype(np.int32)
     else:
         latents = np.full(batch_size, phase.latents, np.int32)
-    suffix = pad_suffixes([problems.suffix(i, phase.dropped) for i in indices], slots, problems.template.pad_id)
+    suffixes = [problems.suffix(i, phase.dropped) for i in indices]
+    longest = max(map(len, suffixes)) - 1
+    suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
     return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, prompts.index)
 
 
