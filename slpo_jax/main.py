@@ -3,16 +3,14 @@
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
 
-import os
 import re
-import sys
 from pathlib import Path
 
-import jax
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from slpo_jax import config as configs
+from slpo_jax.command import run_command, set_up_jax
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.experiment import build
@@ -23,16 +21,12 @@ RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
-flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
 
 def main(_: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)
     config = _CONFIG.value
     configs.check(config)
-    jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
+    set_up_jax(config.cpu_devices)
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     experiment = build(config, workdir)
@@ -91,13 +85,7 @@ def _neighbours(key: str) -> str:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
-    try:
-        app.run(main, flags_parser=_parse)
-    except UserError as error:
-        if "--debug" in sys.argv:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(main, _parse)
 
 
 if __name__ == "__main__":

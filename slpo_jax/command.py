@@ -1,0 +1,55 @@
+"""What the project's commands share: flags, jax's settings, and one line with status 2 for what the user can mend."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+
+from slpo_jax.errors import UserError
+
+flags.DEFINE_bool("debug", False, "Show tracebacks.")
+
+
+def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None) -> None:
+    """Parse the flags and run `main`; a `UserError` of either is printed as one line, and ends with status 2.
+
+    Args:
+        main: what to do, from the program's name and the arguments that are no flags.
+        parse: the command line -> those arguments; None is `parse_flags`.
+    """
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help shows the main module's
+    try:
+        app.run(main, flags_parser=parse or parse_flags)
+    except UserError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """absl's flags, before, between or after the other arguments, which are returned.
+
+    Raises:
+        UserError: an unknown flag or a value of another type.
+    """
+    flags.FLAGS.set_gnu_getopt(True)
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        raise UserError(f"{' '.join(str(error).split()).rstrip('.')}; see --help") from error
+
+
+def set_up_jax(cpu_devices: int = 1) -> None:
+    """Quiet logs, devices, and a cache of compiled programs that other runs find again.
+
+    Args:
+        cpu_devices: shards of the batch where there is no accelerator.
+    """
+    logging.set_verbosity(logging.WARNING)
+    jax.config.update("jax_num_cpu_devices", cpu_devices)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
