@@ -32,9 +32,9 @@ from slpo_jax.training.state import data_mesh, replicate
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 
-@dataclasses.dataclass
-class Experiment:
-    """A run in the making.
+@dataclasses.dataclass(kw_only=True)
+class Setup:
+    """What a config describes, without a place on the disk: models, texts and data to train on or to look at.
 
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
@@ -46,10 +46,8 @@ class Experiment:
     """
 
     config: ConfigDict
-    workdir: Path
     mesh: Mesh
     key: jax.Array
-    log: MetricsLog
     origin: Origin
     prompt_slots: tuple[int, ...]
     reasoner: Reasoner
@@ -134,12 +132,34 @@ class Experiment:
 def build(config: ConfigDict, workdir: Path) -> Experiment:
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
+@dataclasses.dataclass(kw_only=True)
+class Experiment(Setup):
+    """A run in the making: a setup, its workdir and its log."""
+
+    workdir: Path
+    log: MetricsLog
+
+
     Raises:
         UserError: a key's value can't be used.
     """
     origin = open_origin(config)
     template, model = origin.template, origin.description.model
     # Names may be missing at the end of a vocabulary that was padded.
+    setup = assemble(config, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
+    return Experiment(**parts, workdir=workdir, log=MetricsLog(workdir))
+
+
+def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
+    """`build` without writing anything.
+
+    Args:
+        workdir: whose finished stages may make up for what `config.init` lacks.
+    Raises:
+        UserError: a key's value can't be used.
+    """
     pieces = [*token_bytes(template.tokenizer)]
     pieces += [b""] * (model.vocab_size - len(pieces))
     _check_usable(config, origin, workdir)
@@ -147,13 +167,10 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     reasoner = origin.recipe.functions(model, origin.description.projector)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
-    workdir.mkdir(parents=True, exist_ok=True)
-    return Experiment(
+    return Setup(
         config=config,
-        workdir=workdir,
         mesh=data_mesh(),
         key=jax.random.key(config.seed),
-        log=MetricsLog(workdir),
         origin=origin,
         prompt_slots=prompt_slots,
         reasoner=reasoner,
@@ -172,16 +189,16 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     )
 
 
-def _check_usable(config: ConfigDict, origin: Origin, workdir: Path) -> None:
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for."""
-    checkpoints = workdir / "checkpoints"
-    if origin.is_base and "imitate" not in config.stages and not (checkpoints / "imitate" / "finished").exists():
+    finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
+    if origin.is_base and "imitate" not in {*config.stages, *finished}:
         lacking = "vocabulary lacks the special tokens" if not origin.recipe.has_projector else "has no projector"
         raise UserError(
             f"config.init: {config.init} is a base model, its {lacking} of {config.reasoner}; put imitate into "
             "config.stages, or give a reasoner's checkpoint"
         )
-    trains = set(config.stages) != {"evaluate"} or any(checkpoints.glob("*/finished"))
+    trains = set(config.stages) != {"evaluate"} or bool(finished)
     if config.gate.enabled and origin.read is not None and origin.description.gate is None and not trains:
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a stopping gate; set it to False for a fixed number of "
