@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
-from slpo_jax.interop.description import Description, read_description, write_description
+from slpo_jax.interop.description import Description, read_description, read_json, write_description
 from slpo_jax.interop.opening import Opened, open_checkpoint
 from slpo_jax.interop.weights import (
     Weight,
@@ -26,7 +26,7 @@ from slpo_jax.interop.weights import (
 from slpo_jax.reasoners import REASONERS, Recipe
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
-from slpo_jax.training.checkpoint import is_checkpoint
+from slpo_jax.training.checkpoint import is_checkpoint, stored_params
 
 REASONER_FOLDER = "reasoner"  # beside the checkpoints of the stages
 _RUNTIME = ("dropout_sites", "dtype", "remat")  # of a backbone's config; not of its shapes
@@ -59,15 +59,10 @@ class Origin:
         found = {"start": t.start_id, "end": t.end_id, "pad": t.pad_id, "eos": t.eos_id}
         return found if t.latent_id is None else found | {"latent": t.latent_id}
 
-    def write(self, folder: Path, gate: int | None = None) -> None:
-        """Describe the reasoner in a folder: what our checkpoints are read with.
-
-        Args:
-            gate: see `Description.gate`.
-        """
+    def write(self, folder: Path) -> None:
+        """Describe the reasoner in a folder: what our checkpoints are read with."""
         folder.mkdir(parents=True, exist_ok=True)
-        description = dataclasses.replace(self.description, gate=gate)
-        write_description(folder, description, self.template.tokenizer, self.tokens)
+        write_description(folder, self.description, self.template.tokenizer, self.tokens)
 
 
 def open_origin(config: ConfigDict) -> Origin:
@@ -126,8 +121,19 @@ def _ours(config: ConfigDict, recipe: Recipe, path: Path) -> Origin:
             f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {path} "
             f"{description.model.vocab_size}; leave it out for the checkpoint's own"
         )
-    model = _at_run_time(config, recipe, description.model)
-    return Origin(recipe, dataclasses.replace(description, model=model), template, orbax=path)
+    description = with_gate(dataclasses.replace(description, model=_at_run_time(config, recipe, description.model)), path)
+    return Origin(recipe, description, template, orbax=path)
+
+
+def with_gate(description: Description, path: Path) -> Description:
+    """What a checkpoint of ours holds of a gate: its parameters say, and the stage that made it."""
+    gate = stored_params(path).get("gate")
+    if gate is None:
+        return dataclasses.replace(description, gate=None, gate_trained=False)
+    hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
+    stage = next((place / "config.json" for place in (path, path.parent) if (place / "config.json").is_file()), None)
+    trained = description.gate_trained if stage is None else bool({"cold_start", "slpo"} & read_json(stage).keys())
+    return dataclasses.replace(description, gate=hidden, gate_trained=trained)
 
 
 def find_folder(path: Path) -> Path:
@@ -170,8 +176,9 @@ def _imported(config: ConfigDict, recipe: Recipe, opened: Opened) -> Origin:
     extra = _extras(config, recipe, opened, stored_model.n_embd, projector)
     rows = max(stored_model.vocab_size, len(tokenizer))
     model = _at_run_time(config, recipe, dataclasses.replace(stored_model, vocab_size=rows))
-    tidy = opened.description.tidy if opened.description else layout.kind != "codi_hugging_face"
-    gate = opened.description.gate if opened.description else None
+    description = Description(recipe.kind, model, projector, _is_tidy(opened))
+    if opened.description:
+        description = dataclasses.replace(opened.description, model=model)
 
     def read() -> dict[str, Any]:
         tree = grow(read_tree(weights, layout.model, source), rows, template.tokenizer)
@@ -179,7 +186,7 @@ def _imported(config: ConfigDict, recipe: Recipe, opened: Opened) -> Origin:
         reasoner = {"backbone": tree} | {name: part for name, part in parts.items() if name == "projector"}
         return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
 
-    return Origin(recipe, Description(recipe.kind, model, projector, tidy, gate), template, read, is_base=is_base)
+    return Origin(recipe, description, template, read, is_base=is_base)
 
 
 def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -217,8 +224,12 @@ def _texts(recipe: Recipe, opened: Opened, tokenizer: PreTrainedTokenizerFast) -
     first_id = None
     if recipe.has_projector and not named:
         first_id = rows if is_base else rows - 3
-    tidy = opened.description.tidy if opened.description else layout.kind != "codi_hugging_face"
-    return recipe.template(tokenizer, first_id, tidy), is_base
+    return recipe.template(tokenizer, first_id, _is_tidy(opened)), is_base
+
+
+def _is_tidy(opened: Opened) -> bool:
+    """Whether CODI's own protocol goes with the checkpoint: see `Description.tidy`."""
+    return opened.description.tidy if opened.description else opened.layout.kind != "codi_hugging_face"
 
 
 def _projector_width(recipe: Recipe, opened: Opened, is_base: bool, width: int) -> int:

@@ -17,6 +17,7 @@ from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_huggi
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 FORMAT = 1
+_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Description:
         projector: width of CODI's projector; 0 for COCONUT.
         tidy: CODI's own protocol (questions are tidied, the end marker can't be generated) and not Hugging Face's.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
+        gate_trained: False for a gate that is still random.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Description:
     projector: int = 0
     tidy: bool = True
     gate: int | None = None
+    gate_trained: bool = False
 
 
 def write_description(
@@ -54,7 +57,7 @@ def write_description(
     config = to_hugging_face(description.model) | latent
     config |= {"eos_token_id": tokens["eos"], "pad_token_id": tokens["pad"], "bos_token_id": tokenizer.bos_token_id}
     _write_json(folder / MODEL_FILE, config)
-    facts = {name: getattr(description, name) for name in ("kind", "projector", "tidy", "gate")}
+    facts = {name: getattr(description, name) for name in _FACTS}
     _write_json(folder / FILE, {"format": FORMAT} | facts)
     tokenizer.save_pretrained(folder)
 
@@ -73,7 +76,7 @@ def read_description(folder: Path) -> Description | None:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
         model = from_hugging_face(read_json(folder / MODEL_FILE), str(folder / MODEL_FILE))
-        return Description(values["kind"], model, values["projector"], values["tidy"], values["gate"])
+        return Description(model=model, **{name: values[name] for name in _FACTS})
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
 

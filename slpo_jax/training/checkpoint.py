@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import UserError
 from slpo_jax.training.state import TrainState
@@ -87,9 +88,7 @@ def load_params(directory: Path, like: Any) -> Any:
     Raises:
         UserError: no checkpoint there, or one of another model.
     """
-    path = _params_dir(directory.absolute())
-    if path is None:
-        raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    path = _existing_params_dir(directory)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             return checkpointer.restore(path, _abstract(like))
@@ -98,6 +97,24 @@ def load_params(directory: Path, like: Any) -> Any:
             raise UserError(
                 f"{path}: does not fit this config's model ({reason}); set config.gate and config.model as they were"
             ) from None
+
+
+def save_params(directory: Path, params: Any) -> None:
+    """A checkpoint of parameters alone, which `load_params` reads."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory.absolute() / "0" / "params", params)
+
+
+def stored_params(directory: Path) -> Any:
+    """Shapes and types of a checkpoint's parameters, as they were saved.
+
+    Raises:
+        UserError: no checkpoint there.
+    """
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.metadata(_existing_params_dir(directory)).item_metadata.tree
+    device = SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -110,6 +127,13 @@ def _params_dir(directory: Path) -> Path | None:
         return directory / "params"
     steps = [int(p.name) for p in directory.glob("*") if p.name.isdigit() and (p / "params").is_dir()]
     return directory / str(max(steps)) / "params" if steps else None
+
+
+def _existing_params_dir(directory: Path) -> Path:
+    path = _params_dir(directory.absolute())
+    if path is None:
+        raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    return path
 
 
 def _rest(state: TrainState) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""`python -m slpo_jax.convert import|export SRC DST`: checkpoints between Orbax and Hugging Face.
+
+import  SRC (a Hugging Face directory or hub id, a torch, safetensors or GGUF file) -> DST, an Orbax checkpoint that
+        `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is imported if there is one.
+export  SRC (WORKDIR/checkpoints/STAGE, or what import wrote) -> DST, a directory that
+        `transformers.AutoModelForCausalLM.from_pretrained` opens. `reasoner.safetensors` beside the model has the gate
+        (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from slpo_jax.cards import model_card
+from slpo_jax.command import run_command
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.interop.description import read_description
+from slpo_jax.interop.export import export_reasoner
+from slpo_jax.interop.opening import open_checkpoint
+from slpo_jax.origin import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
+from slpo_jax.reasoners import REASONERS
+from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.training.checkpoint import is_checkpoint, load_params, save_params, stored_params
+
+_REASONER = flags.DEFINE_string("reasoner", None, f"One of {', '.join(REASONERS)}; needed where SRC doesn't tell.")
+_BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
+_LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
+
+
+def import_checkpoint(source: str, target: Path, config: ConfigDict) -> Origin:
+    """Convert a foreign checkpoint into one of ours.
+
+    Args:
+        source: see `config.init`.
+        target: must not exist, or be empty.
+        config: its reasoner, base, tokenizer and lora_alpha are used.
+    Returns:
+        what the checkpoint is.
+    Raises:
+        UserError: it can't be used; nothing has been written then.
+    """
+    _check_free(target)
+    config.init = source
+    origin = open_origin(config)
+    if origin.read is None:
+        raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
+    params = origin.read()
+    if origin.recipe.has_projector and "projector" not in params["reasoner"]:
+        raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        save_params(made, jax.tree.map(np.asarray, params))
+        origin.write(made / REASONER_FOLDER)
+        made.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        made.replace(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return origin
+
+
+def export_checkpoint(source: Path, target: Path) -> None:
+    """Convert one of our checkpoints into a Hugging Face directory.
+
+    Args:
+        source: WORKDIR/checkpoints/STAGE, or what `import_checkpoint` wrote.
+        target: must not exist, or be empty.
+    Raises:
+        UserError: no checkpoint there, or the target is in use.
+    """
+    _check_free(target)
+    if not is_checkpoint(source):
+        raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    folder = find_folder(source)
+    described = read_description(folder)
+    assert described is not None
+    description = with_gate(described, source)
+    tokenizer = load_tokenizer(str(folder))
+    recipe = REASONERS[name_of(described.kind, description.model)]
+    template = recipe.template(tokenizer, None, description.tidy)
+    params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
+    origin = Origin(recipe, description, template)
+    export_reasoner(target, params, description, tokenizer, origin.tokens, model_card(source, description, target.name))
+
+
+def name_of(kind: str, model: Any) -> str:
+    """The name in `REASONERS` of a kind on a backbone's config."""
+    return next(n for n, recipe in REASONERS.items() if recipe.kind == kind and type(model) is recipe.model_config)
+
+
+def guess_reasoner(source: str, config: ConfigDict) -> str:
+    """The name in `REASONERS` that a foreign checkpoint's own tensors and files tell.
+
+    Raises:
+        UserError: they fit both kinds.
+    """
+    opened = open_checkpoint(source, config.base, config.lora_alpha or None, load_tokenizer, key="SRC")
+    if opened.description is not None:
+        return name_of(opened.description.kind, opened.description.model)
+    if opened.layout.kind == "plain":
+        raise UserError(
+            f"--reasoner: {source} has a plain language model's tensors; say what it is, "
+            f"coconut_{opened.layout.backbone} or codi_{opened.layout.backbone}"
+        )
+    return f"{opened.layout.kind.removesuffix('_hugging_face')}_{opened.layout.backbone}"
+
+
+def _check_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: exists and is not empty; give another directory")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 4 or argv[1] not in ("import", "export"):
+        raise UserError("usage: python -m slpo_jax.convert import|export SRC DST; see --help")
+    _, action, source, target = argv
+    if action == "export":
+        export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
+    else:
+        config = default_config()
+        config.update(base=_BASE.value, tokenizer=_TOKENIZER.value, lora_alpha=_LORA_ALPHA.value or 0.0)
+        config.reasoner = _REASONER.value or guess_reasoner(source, config)
+        import_checkpoint(source, Path(target).expanduser(), config)
+    print(f"{action}ed: {target}")
+
+
+if __name__ == "__main__":
+    run_command(main)
