@@ -22,7 +22,7 @@ from slpo_jax.text.synthetic import SyntheticConfig
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import token_bytes
 from slpo_jax.text.verifier import byte_table, reference_width, verify
-from slpo_jax.training.checkpoint import load_params
+from slpo_jax.training.checkpoint import load_params, stored_params
 from slpo_jax.training.loop import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.slpo import RewardFn
@@ -93,9 +93,12 @@ class Setup:
 
     def initial_params(self) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
+        found: dict[str, Any] = {}
         if self.origin.orbax is not None:
-            return load_params(self.origin.orbax, self.abstract_params())
-        found = self.origin.read() if self.origin.read is not None else {}
+            shapes = self.abstract_params()
+            found = load_params(self.origin.orbax, {name: shapes[name] for name in stored_params(self.origin.orbax)})
+        elif self.origin.read is not None:
+            found = self.origin.read()
 
         def missing():
             drawn = self._random_params()
@@ -129,9 +132,6 @@ class Setup:
         return OptimizerConfig(**values, total_steps=total_steps, key=f"config.{stage}.optimizer")
 
 
-def build(config: ConfigDict, workdir: Path) -> Experiment:
-    """Everything that a config describes, except data sets, which are read when a stage asks for them.
-
 @dataclasses.dataclass(kw_only=True)
 class Experiment(Setup):
     """A run in the making: a setup, its workdir and its log."""
@@ -140,12 +140,12 @@ class Experiment(Setup):
     log: MetricsLog
 
 
+def build(config: ConfigDict, workdir: Path) -> Experiment:
+    """Everything that a config describes, except data sets, which are read when a stage asks for them.
+
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config)
-    template, model = origin.template, origin.description.model
-    # Names may be missing at the end of a vocabulary that was padded.
     setup = assemble(config, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
@@ -160,6 +160,9 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
     Raises:
         UserError: a key's value can't be used.
     """
+    origin = open_origin(config)
+    template, model = origin.template, origin.description.model
+    # Names may be missing at the end of a vocabulary that was padded.
     pieces = [*token_bytes(template.tokenizer)]
     pieces += [b""] * (model.vocab_size - len(pieces))
     _check_usable(config, origin, workdir)
@@ -199,10 +202,10 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> N
             "config.stages, or give a reasoner's checkpoint"
         )
     trains = set(config.stages) != {"evaluate"} or bool(finished)
-    if config.gate.enabled and origin.read is not None and origin.description.gate is None and not trains:
+    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
         raise UserError(
-            f"config.gate.enabled: {config.init} comes without a stopping gate; set it to False for a fixed number of "
-            "latents, or train a gate with the cold_start stage"
+            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
+            "number of latents, or train a gate with the cold_start stage"
         )
 
 
