@@ -111,7 +111,7 @@ FLAGS = {
     "a record without answer": (
         ["--config.data.train=noanswer.json"],
         "noanswer.json, record 1: field 'answer'",
-        "expected",
+        "the known layouts",
     ),
     "a line without bars": (["--config.data.train=barless.txt"], "barless.txt, line 2", "question||steps #### answer"),
     "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
