@@ -1,0 +1,146 @@
+"""`python -m slpo_jax.solve --checkpoint=DIR "question"`: ask a trained reasoner, and watch it think.
+
+Prints the answer, the number of latents, and for each latent the gate's stop probability and the nearest vocabulary
+tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
+COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
+it also draws N rollouts with MC-dropout and lets them vote. "-" for the question reads it from standard input. Nothing
+is written.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from typing import Any
+
+from absl import flags
+
+from slpo_jax.command import run_command, set_up_jax
+from slpo_jax.errors import UserError
+from slpo_jax.reasoners import REASONERS
+from slpo_jax.solver import Solution, Solver, Vote, load_solver, solve, vote
+
+_FLAGS = {"init": "checkpoint", "max_latents": "latents"}  # where a flag is called otherwise than the config's key
+
+
+def describe(solver: Solver, solution: Solution) -> str:
+    """A solution for a terminal of 100 columns."""
+    indent = "\n" + " " * 10
+    shown = "none: the text has no number in its place, or no end" if solution.answer is None else solution.answer
+    lines = [
+        f"question  {indent.join(solution.question.strip().splitlines())}",
+        f"answer    {shown}",
+        f"text      {indent.join(solution.text.strip().splitlines())}",
+        f"thought   {_ending(solver, solution)}",
+        "",
+    ]
+    gated = solver.setup.config.gate.enabled
+    lines.append(f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability")
+    cells = [[(_short(token), p) for token, p in latent.nearest] for latent in solution.latents]
+    width = max((len(token) for row in cells for token, _ in row), default=0)
+    for step, (latent, row) in enumerate(zip(solution.latents, cells, strict=True), 1):
+        stop = "" if latent.stop_probability is None else f"{latent.stop_probability:.2f}  "
+        lines.append(f"{step:6}  {stop}" + "  ".join(f"{token:<{width}} {_rounded(p):<5}" for token, p in row).rstrip())
+    return "\n".join(lines)
+
+
+def _ending(solver: Solver, solution: Solution) -> str:
+    steps = len(solution.latents)
+    thought = f"{steps} latent{'s' if steps > 1 else ''}"
+    if solver.stopping == "length":
+        return f"{thought}, a fixed number"
+    if (solution.latents[-1].stop_probability or 0.0) >= solver.rule:
+        return f"{thought}, until the gate's stop probability reached {solver.rule}"
+    return f"{thought}, the most; the gate's stop probability stayed below {solver.rule}"
+
+
+def _rounded(probability: float) -> str:
+    return f"{probability:.2f}" if probability >= 0.01 else f"{probability:.0e}"
+
+
+def _short(token: str) -> str:
+    """A token in at most 9 visible characters."""
+    text = repr(token.strip(" ") or token)[1:-1]
+    return text if len(text) <= 9 else text[:8] + "…"
+
+
+def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
+    """A vote for a terminal."""
+    total = sum(count for _, count in found.counts)
+    lines = [f"vote of {total} rollouts with dropout {solver.setup.rollout.dropout_rate} (seed {seed})"]
+    for answer, count in found.counts:
+        mark = "  <- majority" if answer is not None and answer == found.majority else ""
+        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{mark}")
+    return "\n".join(lines)
+
+
+def as_json(solver: Solver, solution: Solution, found: Vote | None, seed: int) -> dict[str, Any]:
+    """All of it as one JSON object."""
+    config = solver.setup.config
+    voted = found and {
+        "samples": sum(count for _, count in found.counts),
+        "seed": seed,
+        "dropout_rate": config.dropout.rate,
+        "answers": [{"answer": answer, "count": count} for answer, count in found.counts],
+        "majority": found.majority,
+    }
+    facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
+    return facts | dataclasses.asdict(solution) | {"latent_steps": len(solution.latents), "vote": voted}
+
+
+def _define_flags() -> None:
+    """Not on import: other commands have flags of the same names."""
+    flags.DEFINE_string(
+        "checkpoint", None, "WORKDIR, WORKDIR/checkpoints/STAGE, a Hugging Face directory, hub id, file."
+    )
+    flags.DEFINE_integer("samples", 0, "Rollouts with MC-dropout that vote.", lower_bound=0)
+    flags.DEFINE_float("threshold", None, "Of the gate; default: the one chosen in the run, or 0.5.", 0.0, 1.0)
+    flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=1)
+    flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "Of the dropout of --samples.", lower_bound=0)
+    flags.DEFINE_enum("reasoner", None, list(REASONERS), "Default: what the checkpoint says.")
+    flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
+    flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")
+    flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
+    flags.DEFINE_bool("json", False, "Print one JSON object instead.")
+
+
+def main(argv: list[str]) -> None:
+    """The command, after its flags are parsed."""
+    values = flags.FLAGS
+    if not values.checkpoint:
+        raise UserError("--checkpoint: not given; give WORKDIR, WORKDIR/checkpoints/STAGE or a Hugging Face directory")
+    if len(argv) < 2:
+        raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
+    question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
+    set_up_jax()
+    try:
+        solver = load_solver(
+            values.checkpoint, values.threshold, values.latents, values.max_answer_tokens,
+            reasoner=values.reasoner or "", base=values.base, tokenizer=values.tokenizer, lora_alpha=values.lora_alpha,
+        )  # fmt: skip
+        solution = solve(solver, question.strip())
+        found = vote(solver, question.strip(), values.samples, values.seed) if values.samples else None
+    except UserError as error:  # its keys are the config's; here they are flags
+        raise UserError(_with_flags(str(error))) from error
+    if values.json:
+        print(json.dumps(as_json(solver, solution, found, values.seed), ensure_ascii=False))
+        return
+    print(describe(solver, solution))
+    if found is not None:
+        print("\n" + describe_vote(solver, found, values.seed))
+
+
+def _with_flags(message: str) -> str:
+    names = "init|base|tokenizer|reasoner|lora_alpha|max_latents|max_answer_tokens"
+    return re.sub(rf"(?:--)?\bconfig\.({names})\b", lambda m: f"--{_FLAGS.get(m[1], m[1])}", message)
+
+
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
+    _define_flags()
+    run_command(main)
+
+
+if __name__ == "__main__":
+    run()
