@@ -85,16 +85,26 @@ def default_config() -> ConfigDict:
         dict(
             batch_size=128,
             micro_batches=1,  # gradient accumulation
+            max_tokens=0,  # leaves out problems whose question, steps and answer are longer; 0 keeps all
             c_thought=2,  # latents that replace one step; 0 is iCoT's no-thought setting
-            max_latent_stage=3,
-            cot_steps=10_000,  # optimizer steps of CoT-SFT
-            stage_steps=5_000,  # of each stage 1 .. max_latent_stage
+            max_latent_stage=3,  # CODI has no stages, but as many latents as COCONUT's last
+            cot_steps=10_000,  # optimizer steps of CoT-SFT; for CODI, of the teacher alone
+            stage_steps=5_000,  # of each stage 1 .. max_latent_stage; not for CODI
             final_steps=10_000,  # of the last stage, where all steps have become latents
             final_latents="published",  # c_thought * max_latent_stage, or "random": from a problem's steps to T
             dropout=0.0,  # at every position, while imitating
-            suffix_slots=(),  # buckets of written steps and answer, below the one that holds all; each is compiled
+            # Buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all; each is
+            # compiled.
+            suffix_slots=(),
             reset_optimizer=True,  # at the beginning of every stage
             control=False,  # also imitate on for as many steps as slpo takes, as its control
+            # CODI's losses beside the student's, and whether its teacher writes the last step: `training.distil`.
+            teacher_factor=1.0,
+            distil_factor=20.0,
+            last_step=False,
+            # rank above 0 trains low-rank adapters of the blocks' kernels, with alpha / rank as their scale, and
+            # CODI's projector, instead of the whole reasoner; the stage's checkpoint has them merged.
+            lora=dict(rank=0, alpha=32.0),
             optimizer=_optimizer("adamw", 1e-4),
         )
     )
@@ -186,6 +196,12 @@ def check(config: ConfigDict) -> None:
     )
     need(config.model.dtype in ("float32", "bfloat16"), "model.dtype: use float32 or bfloat16")
     need(config.imitate.final_latents in ("published", "random"), "imitate.final_latents: use published or random")
+    need(config.imitate.max_tokens >= 0, "imitate.max_tokens: give a number of tokens, or 0 to keep all problems")
+    need(config.imitate.lora.rank >= 0, "imitate.lora.rank: give 1 or more, or 0 to train all parameters")
+    need(
+        not (config.imitate.lora.rank and config.imitate.control),
+        "imitate.control: goes on with all parameters, but imitate.lora.rank trains adapters; set one of them to 0",
+    )
     own = config.imitate.c_thought * config.imitate.max_latent_stage
     need(
         "imitate" not in config.stages or own <= config.max_latents,

@@ -1,7 +1,7 @@
 """The reasoners that a config can name: a kind and a backbone each."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -10,6 +10,9 @@ from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BackboneConfig, Reasoner, coconut, codi
 from slpo_jax.text.templates import Template, coconut_template, codi_template
+from slpo_jax.training import imitate
+from slpo_jax.training.distil import Distillation
+from slpo_jax.training.imitate import Imitation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Recipe:
         functions: (backbone config, projector width) -> the model.
         template: (tokenizer, id of the first token to be added, tidy) -> the texts.
         has_projector: whether the transition has parameters.
+        imitation: `config.imitate` -> how it is trained on written solutions.
     """
 
     kind: str
@@ -31,12 +35,23 @@ class Recipe:
     functions: Callable[[BackboneConfig, int], Reasoner]
     template: Callable[[PreTrainedTokenizerFast, int | None, bool], Template]
     has_projector: bool
+    imitation: Callable[[Mapping[str, Any]], Imitation]
 
 
 _BACKBONES: dict[str, Any] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 _KINDS: dict[str, Any] = {
-    "coconut": (lambda config, _: coconut(config), lambda *arguments: coconut_template(*arguments[:2]), False),
-    "codi": (codi, codi_template, True),
+    "coconut": (
+        lambda config, _: coconut(config),
+        lambda *arguments: coconut_template(*arguments[:2]),
+        False,
+        lambda settings: imitate,
+    ),
+    "codi": (
+        codi,
+        codi_template,
+        True,
+        lambda settings: Distillation(settings["teacher_factor"], settings["distil_factor"], settings["last_step"]),
+    ),
 }
 REASONERS = {
     f"{kind}_{backbone}": Recipe(kind, backbone, config, *parts)

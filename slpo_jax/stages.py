@@ -6,17 +6,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from slpo_jax.checks import check_batch, check_positions, checkpoint_dir, claim, has_checkpoint
+from slpo_jax.checks import ADAPTER, check_batch, checkpoint_dir, claim, has_checkpoint, imitated
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import accuracy
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.experiment import Experiment
+from slpo_jax.models import lora
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.rollout import Stopping
-from slpo_jax.training import cold_start, imitate, slpo
+from slpo_jax.training import cold_start, slpo
 from slpo_jax.training.checkpoint import StageCheckpoints, load_params
+from slpo_jax.training.imitate import Imitation, Phase, of_adapter
 from slpo_jax.training.loop import StageRun
 from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import TrainState, init_state, make_train_step, replicate, shard_rows
@@ -37,10 +40,12 @@ def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
     return experiment.initial_params()
 
 
-def _open(experiment: Experiment, stage: str, state: TrainState, total: int) -> tuple[StageRun, TrainState, dict]:
-    """The stage's run, at its newest checkpoint if there is one."""
+def _open(
+    experiment: Experiment, stage: str, state: TrainState, total: int, folder: str = ""
+) -> tuple[StageRun, TrainState, dict]:
+    """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
     config = experiment.config
-    checkpoints = StageCheckpoints(checkpoint_dir(experiment, stage))
+    checkpoints = StageCheckpoints(checkpoint_dir(experiment, folder or stage))
     extra: dict[str, Any] = {}
     if checkpoints.latest_step is not None:
         state, extra = checkpoints.restore(state)
@@ -77,10 +82,11 @@ def check_stages(experiment: Experiment) -> None:
 
 
 def run_imitate(experiment: Experiment) -> None:
-    """CoT-SFT and the COCONUT curriculum, then, if asked for, the control's further steps."""
+    """CoT-SFT and the COCONUT curriculum, or CODI's distillation; then, if asked for, the control's further steps."""
     config = experiment.config.imitate
     check_batch(experiment, "imitate")
-    plan = imitate.phases(
+    imitation = experiment.origin.recipe.imitation(config)
+    plan = imitation.phases(
         config.cot_steps,
         config.stage_steps,
         config.final_steps,
@@ -93,26 +99,29 @@ def run_imitate(experiment: Experiment) -> None:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
     claim(experiment, "imitate")
     if not has_checkpoint(experiment, "imitate"):
-        _imitate(experiment, "imitate", plan, plan[-1].end)
+        _imitate(experiment, imitation, "imitate", plan, plan[-1].end)
     if not config.control:
         return
     claim(experiment, "imitate_control")
     if not has_checkpoint(experiment, "imitate_control"):
-        _imitate(experiment, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
+        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
 
 
-def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], until: int) -> None:
+def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: list[Phase], until: int) -> None:
     """Run the phases up to step `until`; the last goes on beyond its end for the control."""
-    check_positions(experiment, plan)
-    config, trained = experiment.config.imitate, ("reasoner",)
+    problems = imitated(experiment, imitation, plan)
+    config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(experiment.optimizer_config("imitate", phase.end - phase.start)) for phase in plan]
-    state = init_state(starting_params(experiment, ()), trained, optimizers[0], experiment.key, experiment.mesh)
+    params, trained = starting_params(experiment, ()), ("reasoner",)
+    if rank:
+        key = jax.random.fold_in(experiment.key, 1 << 29)
+        params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
+    state = init_state(params, trained, optimizers[0], experiment.key, experiment.mesh)
     if stage == "imitate_control":
         before = StageCheckpoints(checkpoint_dir(experiment, "imitate"))
         state, _ = before.restore(state)
         before.close()
-    run, state, _ = _open(experiment, stage, state, until)
-    problems, seed = experiment.train, experiment.config.seed
+    run, state, _ = _open(experiment, stage, state, until, ADAPTER if rank else stage)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
     for phase, optimizer in zip(plan, optimizers, strict=True):
         if int(state.step) >= phase.end:
@@ -121,16 +130,34 @@ def _imitate(experiment: Experiment, stage: str, plan: list[imitate.Phase], unti
             opt_state = optimizer.init({name: state.params[name] for name in trained})
             state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
         layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        loss_fn = imitate.make_loss(experiment.reasoner, experiment.gate, layout)
+        loss_fn = imitation.make_loss(experiment.reasoner, experiment.gate, layout)
+        if rank:
+            loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
-        slots = imitate.suffix_slots(problems, phase, config.suffix_slots)
+        slots = imitation.suffix_slots(problems, phase, config.suffix_slots)
 
         def batch(step, phase=phase, slots=slots):
-            made = imitate.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
+            made = imitation.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
             return shard_rows(made, experiment.mesh)
 
         state = run.advance(state, step_fn, batch, phase.end)
-    _close(experiment, stage, run, state)
+    if rank:
+        run.finish(state)
+        _save_merged(experiment, state, config.lora.alpha / rank)
+    else:
+        _close(experiment, stage, run, state)
+
+
+def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> None:
+    """The end of imitation with adapters: parameters as every other stage leaves them."""
+    reasoner = jax.jit(lora.adapted)(state.params["reasoner"], state.params["adapter"], scale)
+    merged = dataclasses.replace(state, params={"reasoner": reasoner, "gate": state.params["gate"]}, opt_state=())
+    directory = checkpoint_dir(experiment, "imitate")
+    checkpoints = StageCheckpoints(directory)
+    checkpoints.save(merged)
+    checkpoints.close()
+    write_text(directory / "finished", f"{int(state.step)}\n")
+    shutil.rmtree(checkpoint_dir(experiment, ADAPTER), ignore_errors=True)
 
 
 def _prompted(experiment: Experiment, batch_size: int):

@@ -69,6 +69,16 @@ class EncodedProblems:
         steps = [] if first_step is None else self.steps[index][first_step:]
         return self.template.join_suffix(steps, self.answers[index])
 
+    def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
+        """The problems at `indices`, in that order."""
+        return EncodedProblems(
+            problems=tuple(self.problems[i] for i in indices),
+            prompts=[self.prompts[i] for i in indices],
+            steps=[self.steps[i] for i in indices],
+            answers=[self.answers[i] for i in indices],
+            template=self.template,
+        )
+
     def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
         """`pad_prompts` of the problems at `indices`."""
         return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)

@@ -1,7 +1,9 @@
 """How a reasoner writes its prompt and its answer (SPEC section 1). One constructor a reasoner; no `if` elsewhere."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -15,6 +17,7 @@ from slpo_jax.text.tokenizer import (
     CODI_TOKENS,
     ReasonerTokens,
     add_reasoner_tokens,
+    token_bytes,
 )
 
 Ids = list[int]
@@ -80,6 +83,24 @@ class Template:
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """`suffix` from the ids of steps and answer."""
         return [self.end_id, *(token for step in steps for token in step), *answer, self.eos_id]
+
+    def distilled_position(self, ids: Ids, answer: str) -> int:
+        """Where CODI's distillation compares hidden states: at the token just before the answer itself.
+
+        Args:
+          ids: the answer's, from `answer_ids`.
+          answer: the canonical answer, with which its text ends.
+
+        Returns:
+          The place in `ids` of the last token that holds none of the answer's characters: ":" for GPT-2, whose " 72"
+          is one token, the lone " " where digits are tokens of their own.
+        """
+        ends = list(accumulate(len(self._bytes[token]) for token in ids))
+        return sum(end <= ends[-1] - len(answer.encode()) for end in ends) - 1
+
+    @functools.cached_property
+    def _bytes(self) -> list[bytes]:
+        return token_bytes(self.tokenizer)
 
     def _encode(self, texts: list[str], add_special_tokens: bool = False) -> list[Ids]:
         if not texts:

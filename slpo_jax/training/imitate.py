@@ -6,17 +6,19 @@ steps are gone. With c_thought = 0 nothing replaces the steps: iCoT's no-thought
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from slpo_jax.models import lora
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, think
 from slpo_jax.policy.surrogate import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, batch_indices, pad_suffixes
+from slpo_jax.text.templates import Ids
 from slpo_jax.training.state import LossFn
 
 
@@ -50,6 +52,24 @@ class ImitationBatch:
     index: Any
 
 
+class Imitation(Protocol):
+    """A way of imitating, as the stage sees it; this module is one, `distil.Distillation` another."""
+
+    def phases(self, cot_steps: int, stage_steps: int, final_steps: int, c_thought: int, max_latent_stage: int,
+               final_latents: Literal["published", "random"], max_latents: int) -> list[Phase]: ...  # fmt: skip
+
+    def usable(self, problems: EncodedProblems, max_tokens: int) -> list[int]: ...
+
+    def positions(self, problems: EncodedProblems, phase: Phase) -> list[int]: ...
+
+    def suffix_slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Any: ...
+
+    def make_batch(self, problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int,
+                   prompt_slots: Sequence[int], slots: Any) -> Any: ...  # fmt: skip
+
+    def make_loss(self, reasoner: Reasoner, gate: Any, config: RolloutConfig) -> LossFn: ...
+
+
 def phases(
     cot_steps: int,
     stage_steps: int,
@@ -79,11 +99,32 @@ def phases(
     return out
 
 
+def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
+    """The problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    sizes = map(_written, problems.prompts, problems.steps, problems.answers)
+    return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
+
+
+def _written(prompt: Ids, steps: list[Ids], answer: Ids) -> int:
+    return len(prompt) - 1 + sum(map(len, steps)) + len(answer)
+
+
+def positions(problems: EncodedProblems, phase: Phase) -> list[int]:
+    """The positions that each problem takes in a phase, at most."""
+    written = [len(problems.prompts[i]) + len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
+    return [size + phase.latent_slots for size in written]
+
+
 def suffix_slots(
     problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = (), multiple: int = 4
 ) -> tuple[int, ...]:
     """Answer slots of a phase's batches: those of `buckets` that are of use, and the first that holds every suffix."""
     longest = max(len(problems.suffix(i, phase.dropped)) for i in range(len(problems))) - 1
+    return buckets_up_to(longest, buckets, multiple)
+
+
+def buckets_up_to(longest: int, buckets: Sequence[int], multiple: int = 4) -> tuple[int, ...]:
+    """The smaller ones of `buckets`, and the first multiple that holds the longest row."""
     most = -(-longest // multiple) * multiple
     return (*sorted(size for size in buckets if size < most), most)
 
@@ -107,6 +148,28 @@ def make_batch(
     return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, prompts.index)
 
 
+def after_latents(reasoner: Reasoner, gate, params, batch: ImitationBatch, keys_B, config: RolloutConfig) -> dict:
+    """Think, differentiably; then what `Reasoner.forward` or `trace` over the suffixes is called with.
+
+    Args:
+        keys_B: the rows' keys.
+        config: as in `make_loss`.
+    """
+    slots_A = jnp.arange(batch.suffix.tokens.shape[1])
+    layout = dataclasses.replace(config, stopping="length", dropout_where="all", answer_slots=len(slots_A))
+    thought, prefix = think(reasoner, gate, params, batch.prompts, keys_B, layout, batch.latents, differentiable=True)
+    before_B = batch.prompts.lengths + thought.lengths_N
+    return dict(
+        inputs_BLD=reasoner.embed(params["reasoner"], batch.suffix.tokens),
+        positions_BL=before_B[:, None] + slots_A,
+        valid_BL=batch.suffix.weights > 0,
+        prefix=prefix,
+        cache=thought.cache,
+        start=config.max_latents,
+        dropout=noise.answer_dropout(keys_B, slots_A, config.dropout_rate, "all"),
+    )
+
+
 def make_loss(reasoner: Reasoner, gate, config: RolloutConfig) -> LossFn:
     """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
@@ -116,22 +179,8 @@ def make_loss(reasoner: Reasoner, gate, config: RolloutConfig) -> LossFn:
 
     def loss_fn(params, batch: ImitationBatch, key):
         keys_B = noise.row_keys(key, batch.index)
-        slots_A = jnp.arange(batch.suffix.tokens.shape[1])
-        layout = dataclasses.replace(config, stopping="length", dropout_where="all", answer_slots=len(slots_A))
-        thought, prefix = think(
-            reasoner, gate, params, batch.prompts, keys_B, layout, batch.latents, differentiable=True
-        )
-        before_B = batch.prompts.lengths + thought.lengths_N
-        hidden_BAD, _ = reasoner.forward(
-            params["reasoner"],
-            reasoner.embed(params["reasoner"], batch.suffix.tokens),
-            before_B[:, None] + slots_A,
-            batch.suffix.weights > 0,
-            prefix=prefix,
-            cache=thought.cache,
-            start=config.max_latents,
-            dropout=noise.answer_dropout(keys_B, slots_A, config.dropout_rate, "all"),
-        )
+        inputs = after_latents(reasoner, gate, params, batch, keys_B, config)
+        hidden_BAD, _ = reasoner.forward(params["reasoner"], **inputs)
         logits_BAV = reasoner.logits(params["reasoner"], hidden_BAD)
         weights_BA = batch.suffix.weights
         loss = -jnp.sum(token_log_probs(logits_BAV, batch.suffix.targets) * weights_BA)
@@ -142,3 +191,17 @@ def make_loss(reasoner: Reasoner, gate, config: RolloutConfig) -> LossFn:
         }
 
     return loss_fn
+
+
+def of_adapter(loss_fn: LossFn, scale: float) -> LossFn:
+    """The loss of the reasoner with what is trained of it, params["adapter"] (see `lora.adapt`), merged in.
+
+    Args:
+        scale: alpha / rank.
+    """
+
+    def adapter_loss(params, batch, key):
+        reasoner = lora.adapted(params["reasoner"], params["adapter"], scale)
+        return loss_fn({"reasoner": reasoner, "gate": params["gate"]}, batch, key)
+
+    return adapter_loss

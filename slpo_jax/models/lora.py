@@ -1,0 +1,67 @@
+"""LoRA (Hu et al., 2022): low-rank updates of Dense kernels, merged into the weights before they are used."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = dict[str, Any]
+
+
+def init(key: jax.Array, tree: Tree, rank: int) -> Tree:
+    """Adapters of every Dense kernel in a tree; they change nothing yet.
+
+    As peft begins: A is uniform within +-1/sqrt(in), B zero.
+
+    Args:
+        key: of the whole tree; each kernel's is folded in by its place.
+        tree: parameters, kernels [in, out] under the name "kernel".
+        rank: r, the inner width of the update.
+    Returns:
+        float32 {"A": [in, r], "B": [r, out]} in the place of each module that has a kernel.
+    """
+    adapters: Tree = {}
+    for number, (name, part) in enumerate(sorted(tree.items())):
+        if not isinstance(part, dict):
+            continue
+        here = jax.random.fold_in(key, number)
+        if "kernel" in part:
+            rows, columns = part["kernel"].shape
+            bound = rows**-0.5
+            a = jax.random.uniform(here, (rows, rank), jnp.float32, -bound, bound)
+            adapters[name] = {"A": a, "B": jnp.zeros((rank, columns), jnp.float32)}
+        elif below := init(here, part, rank):
+            adapters[name] = below
+    return adapters
+
+
+def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
+    """The tree with `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
+
+    Args:
+        scale: alpha / r.
+    """
+    merged = dict(tree)
+    for name, part in adapters.items():
+        if "A" in part:
+            kernel = tree[name]["kernel"] + scale * part["A"] @ part["B"]
+            merged[name] = tree[name] | {"kernel": kernel}
+        else:
+            merged[name] = merge(tree[name], part, scale)
+    return merged
+
+
+def adapt(key: jax.Array, reasoner: Tree, rank: int) -> Tree:
+    """What is trained of a reasoner: adapters of its backbone's blocks, and all else but the backbone (a projector).
+
+    Returns:
+        {"lora": adapters, ...}, of which no array is one of the reasoner's.
+    """
+    rest = {name: part for name, part in reasoner.items() if name != "backbone"}
+    return {"lora": init(key, reasoner["backbone"], rank)} | jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
+
+
+def adapted(reasoner: Tree, adapter: Tree, scale: float) -> Tree:
+    """The reasoner with what `adapt` made, and training changed, merged into it."""
+    trained = {name: part for name, part in adapter.items() if name != "lora"}
+    return reasoner | trained | {"backbone": merge(reasoner["backbone"], adapter["lora"], scale)}

@@ -1,0 +1,222 @@
+"""CODI's self-distillation (Shen et al., 2025): one model is teacher and student of itself.
+
+The teacher writes its steps out; the student thinks in latents and answers. At the token just before the answer, where
+the two are about to say the same, the student's hidden states of all layers are drawn towards the teacher's.
+
+Apart from the published program: its standard deviations are a batch's, here an example's own, so that micro-batches
+and devices change nothing; left padding is masked, as its option fix_attn_mask does; one pass of the teacher gives
+both its loss and its states, where that has two, which differ in their dropout.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.surrogate import token_log_probs
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.text.templates import Ids
+from slpo_jax.training import imitate
+from slpo_jax.training.imitate import ImitationBatch, Phase
+from slpo_jax.training.state import LossFn
+
+
+class Slots(NamedTuple):
+    """Buckets: of the student's answers, and of the teacher's whole texts."""
+
+    student: tuple[int, ...]
+    teacher: tuple[int, ...]
+
+
+@struct.dataclass
+class DistilBatch:
+    """One step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
+
+    Attributes:
+        index: int [B], the examples.
+        text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
+            targets that belong to the question.
+        valid: bool [B, L], where the text has a token.
+        at: int [B], the distilled position in the text.
+        student: prompts, numbers of latents and answers; None where the teacher learns alone.
+        student_at: int [B], the distilled position in the answers, or None.
+    """
+
+    index: Any
+    text: Any
+    valid: Any
+    at: Any
+    student: ImitationBatch | None = None
+    student_at: Any = None
+
+
+def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
+    """How far the student's hidden states are from the teacher's, which has no gradient from it.
+
+    Smooth L1 (of threshold 1), its mean over D divided by the standard deviation (with Bessel's correction) of the
+    teacher's state over D, and the mean of that over M levels.
+
+    Returns:
+        float32 [B].
+    """
+    teacher_BMD = jax.lax.stop_gradient(teacher_BMD).astype(jnp.float32)
+    distance_BM = optax.losses.huber_loss(student_BMD.astype(jnp.float32), teacher_BMD, delta=1.0).mean(axis=-1)
+    return (distance_BM / jnp.std(teacher_BMD, axis=-1, ddof=1)).mean(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """CODI's way of imitating (see `imitate.Imitation`).
+
+    Attributes:
+        teacher_factor, distil_factor: of the teacher's loss and of the distillation, beside the student's 1.
+        last_step: whether the teacher writes its last step too, which has the answer in it.
+    """
+
+    teacher_factor: float = 1.0
+    distil_factor: float = 20.0
+    last_step: bool = False
+
+    def phases(
+        self,
+        cot_steps: int,
+        stage_steps: int,
+        final_steps: int,
+        c_thought: int,
+        max_latent_stage: int,
+        final_latents: Literal["published", "random"],
+        max_latents: int,
+    ) -> list[Phase]:
+        """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between.
+
+        Arguments as in `imitate.phases`: c_thought * max_latent_stage is the published number of latents.
+        """
+        plan = imitate.phases(cot_steps, 0, final_steps, c_thought, max_latent_stage, final_latents, max_latents)
+        return [dataclasses.replace(phase, name="codi") if phase.name == "final" else phase for phase in plan]
+
+    def usable(self, problems: EncodedProblems, max_tokens: int) -> list[int]:
+        """`imitate.usable`, without negative answers: published CODI is not trained on them."""
+        kept = imitate.usable(problems, max_tokens)
+        return [i for i in kept if not problems.problems[i].answer.startswith("-")]
+
+    def positions(self, problems: EncodedProblems, phase: Phase) -> list[int]:
+        """The positions that each problem takes in a phase, of the teacher or the student, whoever takes more."""
+        texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
+        if _teacher_alone(phase):
+            return texts
+        return list(map(max, texts, imitate.positions(problems, phase)))
+
+    def suffix_slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
+        """Slots of a phase's batches: `buckets` are of the teacher's texts; all answers have one."""
+        longest = max(len(self._text(problems, i)[0]) for i in range(len(problems))) - 1
+        student = () if _teacher_alone(phase) else imitate.suffix_slots(problems, phase)
+        return Slots(student, imitate.buckets_up_to(longest, buckets))
+
+    def make_batch(
+        self,
+        problems: EncodedProblems,
+        phase: Phase,
+        step: int,
+        seed: int,
+        batch_size: int,
+        prompt_slots: Sequence[int],
+        slots: Slots,
+    ) -> DistilBatch:
+        """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
+        indices = batch_indices(seed, step, len(problems), batch_size)
+        texts, questions = zip(*(self._text(problems, i) for i in indices), strict=True)
+        longest = max(map(len, texts)) - 1
+        text = pad_suffixes(texts, next(s for s in slots.teacher if s >= longest), problems.template.pad_id)
+        valid = text.weights > 0
+        of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's place
+        text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
+        ids, answers = problems.answers, [problems.problems[i].answer for i in indices]
+        places = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
+        # Before eos, a text ends with its answer.
+        starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
+        at = np.add(starts, places).astype(np.int32)
+        batch = DistilBatch(indices.astype(np.int32), text, valid, at)
+        if _teacher_alone(phase):
+            return batch
+        student = imitate.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots.student)
+        student = dataclasses.replace(student, suffix=_scaled(student.suffix))
+        after_end_marker = np.array(places, np.int32) + 1
+        return dataclasses.replace(batch, student=student, student_at=after_end_marker)
+
+    def make_loss(self, reasoner: Reasoner, gate: Any, config: RolloutConfig) -> LossFn:
+        """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
+
+        The gradient of the student and the distillation goes back through the latents.
+
+        Args:
+            config: as in `imitate.make_loss`; dropout, if any, is on for the teacher too.
+        """
+
+        def loss_fn(params, batch: DistilBatch, key):
+            rows = jnp.float32(batch.index.shape[0])
+            teacher, teacher_BMD = _teacher(reasoner, params, batch, key, config.dropout_rate)
+            if batch.student is None:
+                return teacher, {"loss": (teacher, rows)}
+            student, right_B, student_BMD = _student(reasoner, gate, params, batch, key, config)
+            distance = distillation(student_BMD, teacher_BMD).sum()
+            loss = student + self.teacher_factor * teacher + self.distil_factor * distance
+            parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
+            return loss, {name: (part, rows) for name, part in parts.items()} | {"accuracy": (right_B.sum(), rows)}
+
+        return loss_fn
+
+    def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
+        """What the teacher writes of a problem, eos included, and the length of the question in it."""
+        question = problems.prompts[index][:-1]
+        steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
+        written = [token for step in steps for token in step]
+        return [*question, *written, *problems.answers[index], problems.template.eos_id], len(question)
+
+
+def _teacher_alone(phase: Phase) -> bool:
+    return phase.dropped == 0
+
+
+def _scaled(rows: SuffixBatch) -> SuffixBatch:
+    """Weights that add up to the number of rows."""
+    return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
+
+
+def _cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: Any):
+    """The weighted sum over all rows, and which rows are all right [B]."""
+    logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+    right_B = jnp.all((jnp.argmax(logits_BLV, axis=-1) == rows.targets) | (rows.weights == 0), axis=1)
+    return -jnp.sum(token_log_probs(logits_BLV, rows.targets) * rows.weights), right_B
+
+
+def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
+    """The cross-entropy of what is written, summed with its weights, and the levels [B, M, D] at the position."""
+    slots_L = jnp.arange(batch.text.tokens.shape[1])
+    # Other noise than the student's: its positions have the same numbers.
+    keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
+    hidden_BLD, _, levels_BMD = reasoner.trace(
+        params["reasoner"],
+        reasoner.embed(params["reasoner"], batch.text.tokens),
+        jnp.broadcast_to(slots_L, batch.text.tokens.shape),
+        batch.valid,
+        batch.at,
+        dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),
+    )
+    return _cross_entropy(reasoner, params, hidden_BLD, batch.text)[0], levels_BMD
+
+
+def _student(reasoner: Reasoner, gate, params, batch: DistilBatch, key, config: RolloutConfig):
+    """The cross-entropy of the answers after the latents, the rows that are right, and the levels [B, M, D]."""
+    student, keys_B = batch.student, noise.row_keys(key, batch.index)
+    assert student is not None
+    inputs = imitate.after_latents(reasoner, gate, params, student, keys_B, config)
+    hidden_BAD, _, levels_BMD = reasoner.trace(params["reasoner"], at_B=batch.student_at, **inputs)
+    return *_cross_entropy(reasoner, params, hidden_BAD, student.suffix), levels_BMD

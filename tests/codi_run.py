@@ -1,0 +1,65 @@
+"""A CODI of a few hundred parameters on sums, with a byte-level tokenizer made here: no file or hub is needed."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from slpo_jax.config import default_config
+
+EOS = "<|endoftext|>"
+SUMS = [(a, b) for a in range(1, 8) for b in range(1, 8)]
+QUESTION = "Tom has {} pens and buys {}. How many?"
+
+
+def write_tokenizer(folder: Path, digits: bool) -> None:
+    """A small byte-level BPE; with `digits` each digit, and the blank before it, is a token of its own, as Llama-3's.
+
+    Without, " 72" is one token, as GPT-2's.
+    """
+    backend = Tokenizer(models.BPE())
+    parts = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    if digits:
+        parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=[EOS], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    texts = [QUESTION.format(a, b) + f" <<{a}+{b}={a + b}>> The answer is: {a + b}" for a, b in SUMS]
+    backend.train_from_iterator(texts * 3, trainer)
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def write_sums(path: Path, sums) -> None:
+    rows = [
+        {"question": QUESTION.format(a, b), "steps": [f"<<{a}+0={a}>>", f"<<{a}+{b}={a + b}>>"], "answer": str(a + b)}
+        for a, b in sums
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def small_config(folder: Path):
+    """Imitation and evaluation of `codi_gpt2`; the folder gets what they read."""
+    if not (folder / "tokenizer").exists():
+        write_tokenizer(folder / "tokenizer", digits=False)
+        write_sums(folder / "train.jsonl", SUMS[:36])
+        write_sums(folder / "valid.jsonl", SUMS[36:40])
+        write_sums(folder / "test.jsonl", SUMS[40:])
+    config = default_config()
+    config.reasoner = "codi_gpt2"
+    config.tokenizer = str(folder / "tokenizer")
+    config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=64)
+    config.stages = ("imitate", "evaluate")
+    config.gate.enabled = False
+    config.max_latents, config.min_latents, config.max_answer_tokens, config.prompt_slots = 2, 1, 8, (32,)
+    config.data.update(train=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
+    config.data.eval.sums = str(folder / "test.jsonl")
+    config.imitate.update(batch_size=4, c_thought=1, max_latent_stage=2, cot_steps=3, final_steps=6)
+    config.imitate.optimizer.update(learning_rate=1e-2)
+    config.evaluate.update(batch_size=16, limit=3, samples=2, seeds=1)
+    config.log_every, config.checkpoint_every = 1, 2
+    return config
