@@ -222,7 +222,12 @@ def _resolve(config: ConfigDict, model, origin: Origin) -> None:
 def _fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
     """The buckets, cut to what the model's positions leave for prompts."""
     others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
-    if others >= positions or (not config.init and max(config.prompt_slots) + others > positions):
+    if others >= positions and config.init:
+        raise UserError(
+            f"config.max_latents: {config.max_latents} latents and {others - config.max_latents} answer tokens leave a "
+            f"prompt none of the {positions} positions of {config.init}; lower it or config.max_answer_tokens"
+        )
+    if not config.init and max(config.prompt_slots) + others > positions:
         raise UserError(
             f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of "
             "prompt, latents and answer; raise it or lower config.prompt_slots"

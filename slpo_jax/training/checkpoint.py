@@ -111,8 +111,8 @@ def stored_params(directory: Path) -> Any:
     Raises:
         UserError: no checkpoint there.
     """
-    with ocp.StandardCheckpointer() as checkpointer:
-        found = checkpointer.metadata(_existing_params_dir(directory)).item_metadata.tree
+    # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
+    found = ocp.StandardCheckpointHandler().metadata(_existing_params_dir(directory)).tree
     device = SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
 
