@@ -21,8 +21,13 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
         parse: the command line -> those arguments; None is `parse_flags`.
     """
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help shows the main module's
+
+    def quiet(arguments: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+        main(arguments)
+
     try:
-        app.run(main, flags_parser=parse or parse_flags)
+        app.run(quiet, flags_parser=parse or parse_flags)
     except UserError as error:
         if "--debug" in sys.argv:
             raise
@@ -44,12 +49,11 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def set_up_jax(cpu_devices: int = 1) -> None:
-    """Quiet logs, devices, and a cache of compiled programs that other runs find again.
+    """Devices, and a cache of compiled programs that other runs find again.
 
     Args:
         cpu_devices: shards of the batch where there is no accelerator.
     """
-    logging.set_verbosity(logging.WARNING)
     jax.config.update("jax_num_cpu_devices", cpu_devices)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
