@@ -38,9 +38,11 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         f"A latent reasoner: {kind} on {backbone} ({description.model.n_layer} layers, width "
         f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax.",
         "## Training",
-        _training(stage, workdir) if in_run else "Not from a finished run of slpo_jax.",
+        _training(stage, workdir)
+        if in_run
+        else "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way.",
         "## Measured",
-        _figures(stage, workdir) if in_run else "Nothing.",
+        _figures(stage, workdir) if in_run else "Not evaluated by slpo_jax.",
         "## Files",
         _files(description),
     ]

@@ -43,7 +43,9 @@ def export_reasoner(
     try:
         _write(made, params, description, tokenizer, tokens)
         (made / "README.md").write_text(card, encoding="utf-8")
-        made.chmod(0o755)  # mkdtemp makes it private
+        made.chmod(0o755)  # mkdtemp makes it private, and safetensors its files
+        for file in made.iterdir():
+            file.chmod(0o644)
         if folder.exists():
             folder.rmdir()
         made.replace(folder)
