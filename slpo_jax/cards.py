@@ -35,8 +35,10 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
     parts = [
         f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {description.kind}, slpo]\n---",
         f"# {name}",
-        f"A latent reasoner: {kind} on {backbone} ({description.model.n_layer} layers, width "
-        f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax.",
+        (
+            f"A latent reasoner: {kind} on {backbone} ({description.model.n_layer} layers, width "
+            f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
+        ),
         "## Training",
         _training(stage, workdir)
         if in_run
@@ -101,9 +103,11 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 def _files(description: Description) -> str:
     lines = [
-        "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
-        "`transformers.AutoModelForCausalLM.from_pretrained`. `latent_start_id` and `latent_end_id` in config.json "
-        "enclose the latents, which are not tokens.",
+        (
+            "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
+            "`transformers.AutoModelForCausalLM.from_pretrained`. `latent_start_id` and `latent_end_id` in config.json "
+            "enclose the latents, which are not tokens."
+        ),
     ]
     if description.kind == "codi":
         lines.append(

@@ -121,8 +121,8 @@ def _ours(config: ConfigDict, recipe: Recipe, path: Path) -> Origin:
             f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {path} "
             f"{description.model.vocab_size}; leave it out for the checkpoint's own"
         )
-    description = with_gate(dataclasses.replace(description, model=_at_run_time(config, recipe, description.model)), path)
-    return Origin(recipe, description, template, orbax=path)
+    model = _at_run_time(config, recipe, description.model)
+    return Origin(recipe, with_gate(dataclasses.replace(description, model=model), path), template, orbax=path)
 
 
 def with_gate(description: Description, path: Path) -> Description:
