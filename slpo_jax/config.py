@@ -22,6 +22,7 @@ def _optimizer(name: str, learning_rate: float, warmup_steps: int = 0, schedule:
             final_fraction=0.0,
             clip_norm=1.0,
             weight_decay=0.0,
+            decay_vectors=False,
         )
     )
 

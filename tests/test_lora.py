@@ -1,0 +1,128 @@
+"""LoRA merged into Dense kernels against peft's adapters on transformers' models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tiny import compiled, load_hf
+from tiny_llama import LLAMA, load_hf_llama, random_tree
+
+from slpo_jax.models import lora
+from slpo_jax.models.reasoner import coconut, codi
+
+RANK, ALPHA = 3, 5.0
+TARGETS = {
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}
+MODELS = {"gpt2": (tiny.CONFIG, load_hf, "transformer."), "llama": (LLAMA, load_hf_llama, "model.")}
+TOKENS = np.random.default_rng(5).integers(0, 58, size=(2, 7))
+
+
+def _flat(tree):
+    """Leaves by dotted path."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+
+
+def _peft_name(path: str) -> str:
+    """h_0.attn.c_attn -> h.0.attn.c_attn."""
+    return path.replace("h_", "h.", 1) if path.startswith("h_") else path.replace("layers_", "layers.", 1)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request):
+    """Our reasoner, its parameters, adapters that do something, and peft's model with all of that."""
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    config, load, prefix = MODELS[request.param]
+    reasoner = coconut(config)
+    params = random_tree(reasoner)
+    adapters = lora.init(jax.random.key(1), params["backbone"], RANK)
+    rng = np.random.default_rng(2)
+    adapters = jax.tree.map(lambda x: jnp.asarray(0.3 * rng.normal(size=x.shape), jnp.float32), adapters)
+    settings = peft.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[request.param], fan_in_fan_out=request.param == "gpt2"
+    )
+    model = peft.get_peft_model(load(params, config), settings).eval()
+    theirs = {
+        name.removeprefix("base_model.model." + prefix).replace(".default.weight", ""): parameter
+        for name, parameter in model.named_parameters()
+        if "lora_" in name
+    }
+    ours = _flat(adapters)
+    assert {_peft_name(path.replace(".A", ".lora_A").replace(".B", ".lora_B")) for path in ours} == set(theirs)
+    with torch.no_grad():
+        for path, leaf in ours.items():
+            theirs[_peft_name(path[:-1] + "lora_" + path[-1])].copy_(torch.tensor(np.asarray(leaf).T.copy()))
+    return reasoner, params, adapters, model, theirs
+
+
+def test_merged_is_peft_s_forward_and_gradient(case):
+    torch = pytest.importorskip("torch")
+    reasoner, params, adapters, model, theirs = case
+    weights = np.random.default_rng(3).normal(size=(*TOKENS.shape, 61)).astype(np.float32)
+
+    def loss(adapters):
+        merged = params | {"backbone": lora.merge(params["backbone"], adapters, ALPHA / RANK)}
+        positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+        hidden, _ = reasoner.forward(merged, reasoner.embed(merged, TOKENS), positions, positions >= 0)
+        logits = reasoner.logits(merged, hidden)
+        return (logits * weights).mean(), logits
+
+    (_, logits), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(adapters)
+    expected = model(input_ids=torch.tensor(TOKENS)).logits
+    np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=0, atol=1e-4)
+    (expected * torch.tensor(weights)).mean().backward()
+    for path, leaf in _flat(gradient).items():
+        slow = theirs[_peft_name(path[:-1] + "lora_" + path[-1])].grad.numpy().T
+        assert np.abs(slow).max() > 1e-4
+        np.testing.assert_allclose(leaf, slow, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+def test_fresh_adapters_change_nothing_and_begin_as_peft_s(case):
+    _, params, _, model, theirs = case
+    fresh = lora.init(jax.random.key(7), params["backbone"], RANK)
+    merged = lora.merge(params["backbone"], fresh, ALPHA / RANK)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), merged, params["backbone"]))
+    ours = _flat(lora.init(jax.random.key(7), params["backbone"], 400))
+    seen = []
+    for path, leaf in ours.items():
+        if path.endswith("B"):
+            assert (leaf == 0).all()
+            continue
+        bound = leaf.shape[0] ** -0.5  # kaiming_uniform_(a=sqrt(5)) of torch's [r, in]
+        assert 0.98 * bound < np.abs(leaf).max() <= bound
+        assert np.std(leaf) == pytest.approx(bound / 3**0.5, rel=0.05)
+        seen.append(float(leaf[0, 0]) / bound)
+    assert len(np.unique(seen)) == len(seen) == len(ours) / 2
+    name = next(name for name in theirs if name.endswith("lora_A"))
+    module = model.get_submodule(f"base_model.model.{_prefix(model)}{name.removesuffix('.lora_A')}")
+    module.reset_lora_parameters("default", init_lora_weights=True)
+    theirs_a = module.lora_A["default"].weight
+    assert 0.7 * theirs_a.shape[1] ** -0.5 < float(theirs_a.detach().abs().max()) <= theirs_a.shape[1] ** -0.5
+
+
+def _prefix(model) -> str:
+    return "transformer." if hasattr(model.base_model.model, "transformer") else "model."
+
+
+def test_adapter_of_a_reasoner_has_its_projector_whole():
+    reasoner = codi(LLAMA, 9)
+    params = random_tree(reasoner)
+    adapter = lora.adapt(jax.random.key(0), params, 2)
+    assert set(adapter) == {"lora", "projector"}
+    assert set(_flat(adapter["lora"])) == {
+        path.replace("kernel", name) for path in _flat(params["backbone"]) if path.endswith("kernel") for name in "AB"
+    }
+    # A training step gives the state's arrays away: none may be there twice.
+    pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
+    assert not pointers & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(adapter)}
+    changed = jax.tree.map(lambda x: x + 1.0, adapter)
+    merged = lora.adapted(params, changed, 0.5)
+    np.testing.assert_array_equal(merged["projector"]["fc_in"]["bias"], params["projector"]["fc_in"]["bias"] + 1)
+    np.testing.assert_array_equal(merged["backbone"]["embed_tokens"], params["backbone"]["embed_tokens"])
+    kernel, pair = (tree["layers_1"]["mlp"]["up_proj"] for tree in (params["backbone"], changed["lora"]))
+    expected = np.asarray(kernel["kernel"]) + 0.5 * np.asarray(pair["A"]) @ np.asarray(pair["B"])
+    np.testing.assert_allclose(merged["backbone"]["layers_1"]["mlp"]["up_proj"]["kernel"], expected, rtol=1e-5)
