@@ -1,0 +1,143 @@
+"""Tiny language models that are no reasoners yet, as they are published, and ours made of published files."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import tiny_gguf
+from published import (
+    BUDGET,
+    LATENTS,
+    QUESTIONS,
+    Published,
+    enliven,
+    line,
+    random_model,
+    tokenizer,
+    torch,
+)
+
+from slpo_jax.config import default_config
+from slpo_jax.experiment import build
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def _reasoner(settings, model, texts, row) -> Published:
+    """What a base model becomes: three more rows, all alike."""
+    plain = len(model.get_input_embeddings().weight)
+    wider = copy.deepcopy(model)
+    wider.resize_token_embeddings(plain + 3, mean_resizing=False)
+    with torch.no_grad():
+        for table in (wider.get_input_embeddings().weight, wider.get_output_embeddings().weight):
+            table[plain:] = row(table[:plain])
+    # A base model has to be imitated with before it is worth evaluating.
+    settings |= {"stages": ("imitate", "evaluate")}
+    return Published(settings, wider, texts, plain, plain + 1, line)
+
+
+def _opening(texts):
+    """The row of "<<"."""
+    (token,) = texts("<<", add_special_tokens=False)["input_ids"]
+    return lambda table: table[token]
+
+
+def base_gpt2(folder: Path, hub: bool = False) -> Published:
+    """What transformers saves, or what the hub has: no prefix, no head, causal masks, GPT-2's own tokenizer files."""
+    texts = tokenizer("gpt2")
+    model = random_model("gpt2", len(texts), seed=11, layer_norm_epsilon=1e-3)
+    case = enliven(
+        _reasoner({"init": str(folder), "reasoner": "coconut_gpt2"}, model, texts, _opening(texts)), model, end=False
+    )
+    if not hub:
+        model.save_pretrained(folder)
+        texts.save_pretrained(folder)
+        return case
+    model.config.save_pretrained(folder)
+    state = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+    del state["lm_head.weight"]
+    for layer in range(model.config.n_layer):
+        state[f"h.{layer}.attn.bias"] = torch.ones(96, 96).tril()[None, None]
+        state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    backend = texts.backend_tokenizer
+    backend.model.save(str(folder))
+    vocabulary = json.loads((folder / "vocab.json").read_text()) | {"<|endoftext|>": len(texts) - 1}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    return case
+
+
+def base_llama(folder: Path, tied: bool = False) -> Published:
+    """Shards of 8 KB, a head of its own, scaled rotary frequencies."""
+    texts = tokenizer("llama")
+    model = random_model("llama", len(texts), seed=12, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE)
+    case = enliven(
+        _reasoner({"init": str(folder), "reasoner": "coconut_llama"}, model, texts, _opening(texts)), model, end=False
+    )
+    model.save_pretrained(folder, max_shard_size="8KB")
+    texts.save_pretrained(folder)
+    return case
+
+
+def base_gguf(folder: Path) -> Published:
+    """A Llama file of llama.cpp's, in whose vocabulary "<<" is not one token."""
+    model = tiny_gguf.llama_model(max_position_embeddings=160)
+    path = folder / "tiny.gguf"
+    tiny_gguf.write_gguf(path, tiny_gguf.fields_of(model.config), tiny_gguf.tensors_of(model))
+    texts = tiny_gguf.open_gguf(path).tokenizer()
+    settings = {"init": str(path), "reasoner": "coconut_llama", "prompt_slots": (32, 120)}
+    return _reasoner(settings, model, texts, lambda table: table.mean(dim=0))
+
+
+FIXED = {
+    "stages": ("evaluate",), "gate.enabled": False, "max_latents": LATENTS, "evaluate.max_answer_tokens": BUDGET,
+    "evaluate.samples": 0, "evaluate.save_latents": True, "evaluate.batch_size": 3, "prompt_slots": (24, 64),
+}  # fmt: skip
+CONFIG = """
+from slpo_jax.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.data.eval.questions = "questions.jsonl"
+    return config
+"""
+
+
+def write_config(folder: Path) -> None:
+    """`config.py` and the questions that it evaluates on."""
+    (folder / "config.py").write_text(CONFIG)
+    rows = [{"question": question, "answer": "7"} for question in QUESTIONS]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def arguments(settings: dict) -> list[str]:
+    """The command's, for `config.py`."""
+    return ["--config=config.py", *(f"--config.{key}={value}" for key, value in (FIXED | settings).items())]
+
+
+def config_of(settings: dict, folder: Path):
+    """The same config in this process."""
+    config = default_config()
+    config.data.eval.questions = str(folder / "questions.jsonl")
+    config.update_from_flattened_dict(FIXED | settings)
+    return config
+
+
+def decode_here(settings: dict, folder: Path) -> tuple[list[list[int]], np.ndarray]:
+    """(tokens up to and including eos, latents [N, T, D]) of all questions, by `build` and the evaluator."""
+    write_config(folder)
+    experiment = build(config_of(settings, folder), folder / "work")
+    done = experiment.evaluator.run(
+        experiment.initial_params(), experiment.test_set("questions"), "length", LATENTS, keep_latents=True
+    )
+    experiment.log.close()
+    assert (done.latent_steps == LATENTS).all()
+    return [experiment.reader.read(row)[0] for row in done.tokens], done.latents

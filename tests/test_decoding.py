@@ -1,0 +1,87 @@
+"""Greedy answers and latents of published checkpoints, against transformers one unpadded problem at a time."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from published import (
+    QUESTIONS,
+    coconut_hugging_face,
+    coconut_original,
+    codi_hugging_face,
+    codi_original,
+)
+from published_bases import arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config
+from small_run import run
+
+TOLERANCE = 1e-4
+LAYOUTS = {
+    "COCONUT in Hugging Face's layout": (coconut_hugging_face,),
+    "COCONUT's own, GPT-2": (coconut_original, "gpt2"),
+    "COCONUT's own, Llama": (coconut_original, "llama"),
+    "CODI in Hugging Face's layout": (codi_hugging_face,),
+    "CODI's own, GPT-2": (codi_original, "gpt2"),
+    "CODI's own, Llama": (codi_original, "llama"),
+}
+BASES = {
+    "GPT-2": (base_gpt2,),
+    "GPT-2 as on the hub": (base_gpt2, True),
+    "Llama": (base_llama,),
+    "Llama with a tied head": (base_llama, True),
+    "GGUF": (base_gguf,),
+}
+
+
+def check_answers(case, found):
+    """Some answers end with eos and some don't, and they aren't all alike."""
+    wanted = [case.decode(question)[0] for question in QUESTIONS]
+    assert found == wanted
+    assert 0 < sum(case.eos in tokens for tokens in wanted) < len(wanted)
+    assert len({token for tokens in wanted for token in tokens}) > 10
+
+
+def check_latents(case, found):
+    wanted = np.stack([case.decode(question)[1] for question in QUESTIONS])
+    np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
+    write, *options = LAYOUTS[layout]
+    case = write(tmp_path, *options)
+    write_config(tmp_path)
+    done = run(*arguments(case.settings), "--workdir=work", folder=tmp_path)
+    assert done.status == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "work/eval/questions.jsonl").read_text().splitlines()]
+    assert [row["question"] for row in rows] == QUESTIONS
+    assert {row["latent_steps"] for row in rows} == {6}
+    check_answers(case, [row["completion_tokens"] for row in rows])
+    stored = np.load(tmp_path / "work/eval/questions.latents.npz")
+    assert stored["latent_steps"].tolist() == [6] * len(rows)
+    check_latents(case, stored["latents"])
+
+
+@pytest.mark.parametrize(("write", "backbone"), [(coconut_original, "llama"), (codi_original, "gpt2")])
+def test_one_row_at_a_time(write, backbone, tmp_path):
+    case = write(tmp_path, backbone, safe=True)
+    tokens, latents = decode_here(case.settings | {"evaluate.batch_size": 1}, tmp_path)
+    check_answers(case, tokens)
+    check_latents(case, latents)
+
+
+@pytest.mark.parametrize("layout", BASES)
+def test_base_models_begin_as_their_own_continuation(layout, tmp_path):
+    write, *options = BASES[layout]
+    case = write(tmp_path, *options)
+    tokens, latents = decode_here(case.settings, tmp_path)
+    assert tokens == [case.decode(question)[0] for question in QUESTIONS]
+    check_latents(case, latents)
+
+
+def test_codis_own_program_never_generates_the_end_marker(tmp_path):
+    """Without the ban on it, the same checkpoint would."""
+    case = codi_original(tmp_path, "gpt2")
+    free = [dataclasses.replace(case, banned=()).decode(question)[0] for question in QUESTIONS]
+    assert any(case.end in tokens for tokens in free)
+    assert not any(case.end in case.decode(question)[0] for question in QUESTIONS)
