@@ -44,6 +44,7 @@ class Layout:
 
 
 EMBEDDING = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
+_FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
 def recognise(stored: Mapping[str, Stored], source: str, lora_alpha: float | None) -> Layout:
@@ -76,6 +77,9 @@ def recognise(stored: Mapping[str, Stored], source: str, lora_alpha: float | Non
         if marker in tensors:
             tensors = {name if name == "lm_head.weight" else prefix + name: t for name, t in tensors.items()}
     for backbone, name in EMBEDDING.items():
+        # Of tensors that share their memory, safetensors' save_model keeps the first in the alphabet.
+        if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
+            tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
             return Layout(kind, "gpt2" if backbone == "gpt2" else "llama", tensors, projector, source)
     raise UserError(

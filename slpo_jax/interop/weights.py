@@ -160,11 +160,14 @@ def refuse_leftovers(weights: list[Weight], stored: Mapping[str, Stored], config
     """Every stored tensor must be one of the weights, or one that repeats what the model has anyway.
 
     Raises:
-        UserError: an unexpected tensor, or a tied head that differs from the embedding.
+        UserError: an unexpected tensor, a tied head that differs from the embedding, or an untied one without it.
     """
+    embedding = weights[0].name
+    if not config.tied and stored[embedding].name == stored["lm_head.weight"].name:
+        raise UserError(f"{source}: tensor {embedding} is missing, and the config doesn't tie it; give the whole file")
     for name in stored.keys() - {weight.name for weight in weights}:
         if name == "lm_head.weight" and config.tied:
-            _check_copy(stored, name, weights[0].name, source)
+            _check_copy(stored, name, embedding, source)
         elif not _is_buffer(name, stored[name]):
             raise UserError(
                 f"{source}: tensor {stored[name].name} is unexpected; give a checkpoint of this reasoner and backbone"
