@@ -7,33 +7,13 @@ CPU cores; raise them on an accelerator.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.interop.gguf import bundled_gguf
+from slpo_jax.presets import smollm2
 
 
 def get_config(folder: str = "data"):
     config = default_config()
     config.reasoner = "coconut_llama"
-    config.init = str(bundled_gguf())
-    config.max_latents = 6
-    config.min_latents = 1
-    config.prompt_slots = (96, 256)
+    smollm2(config, folder)
     config.max_answer_tokens = 16
-    config.data.train = f"{folder}/gsm8k_train.jsonl"
-    config.data.valid = f"{folder}/gsm_valid.json"
-    config.data.eval.gsm8k = f"{folder}/gsm_test.json"
-    config.data.eval.gsm_hard = f"{folder}/gsm_hard.json"
-    config.data.eval.multiarith = f"{folder}/multiarith.json"
-
-    config.imitate.update(
-        batch_size=8, c_thought=2, max_latent_stage=3, cot_steps=600, stage_steps=100, final_steps=300,
-        final_latents="published", suffix_slots=(80,),
-    )  # fmt: skip
-    config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
-    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
-    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.slpo.update(batch_size=8, steps=30)
-    config.slpo.objective.latent_reduction = "mean"
-    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
-    config.evaluate.update(batch_size=64, samples=8, seeds=1)
-    config.checkpoint_every = 100
+    config.imitate.update(cot_steps=600, stage_steps=100, final_steps=300, suffix_slots=(80,))
     return config

@@ -5,6 +5,7 @@
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.presets import gsm8k_files
 
 
 def get_config(folder: str = "data"):
@@ -15,12 +16,7 @@ def get_config(folder: str = "data"):
     config.min_latents = 1
     config.prompt_slots = (64, 96, 224)
     config.max_answer_tokens = 12
-    config.data.train = f"{folder}/gsm8k_train.jsonl"
-    config.data.valid = f"{folder}/gsm_valid.json"
-    config.data.eval.gsm8k = f"{folder}/gsm_test.json"
-    config.data.eval.gsm_hard = f"{folder}/gsm_hard.json"
-    config.data.eval.multiarith = f"{folder}/multiarith.json"
-
+    gsm8k_files(config, folder, "gsm8k_train.jsonl")
     config.imitate.update(
         batch_size=8, c_thought=1, max_latent_stage=3, cot_steps=300, stage_steps=60, final_steps=500,
         final_latents="random", control=True,

@@ -225,6 +225,10 @@ def test_adafactor_refuses_what_it_would_factor_otherwise():
             {"schedule": "linear", "warmup_steps": 0, "total_steps": 8, "final_fraction": 0.2},
             {0: 2.0, 2: 1.6, 4: 1.2, 8: 0.4, 9: 0.4},
         ),
+        (  # 1 + cos of 0, 60, 90, 120 and 180 degrees
+            {"schedule": "cosine", "warmup_steps": 4, "total_steps": 16},
+            {0: 0.0, 3: 1.5, 4: 2.0, 8: 1.5, 10: 1.0, 12: 0.5, 16: 0.0, 50: 0.0},
+        ),
     ],
 )
 def test_schedule_by_hand(changes, expected):
@@ -251,7 +255,7 @@ def test_the_papers_warmup_counts_optimizer_steps():
     ("changes", "field"),
     [
         ({"name": "sgd"}, "name"),
-        ({"schedule": "cosine"}, "schedule"),
+        ({"schedule": "step"}, "schedule"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"learning_rate": "1e-6"}, "learning_rate"),
         ({"learning_rate": math.nan}, "learning_rate"),
@@ -259,6 +263,7 @@ def test_the_papers_warmup_counts_optimizer_steps():
         ({"warmup_steps": 2.5}, "warmup_steps"),
         ({"schedule": "linear"}, "total_steps"),
         ({"schedule": "linear", "total_steps": 4}, "total_steps"),
+        ({"schedule": "cosine"}, "total_steps"),
         ({"final_fraction": 1.5}, "final_fraction"),
         ({"clip_norm": 0}, "clip_norm"),
         ({"weight_decay": -0.1}, "weight_decay"),

@@ -32,7 +32,7 @@ class Opened:
         layout: its tensors under Hugging Face's names.
         model: the config.json that goes with them, the checkpoint's own or the base model's.
         model_source: where that is from.
-        has_own_model: whether it's the checkpoint's own.
+        has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
         description: what our exports say of themselves; None for others.
         gate: tensors of an export's stopping gate, empty without one.
         tokenizer: loads the checkpoint's or the base's tokenizer; None if neither has one.
@@ -98,11 +98,13 @@ def open_checkpoint(
         return _open_gguf(path)
     folder = path if path.is_dir() else None
     layout = recognise(_stored(open_tensors(path)), str(path), _alpha(folder, lora_alpha))
-    own = folder is not None and (folder / descriptions.MODEL_FILE).is_file()
-    model_folder = folder if own else _base(base, path)
-    assert model_folder is not None
-    places = [*([folder] if folder else []), model_folder, *([locate(base, "config.base", False)] if base else [])]
-    with_tokenizer = next((p for p in places if any((p / name).is_file() for name in _TOKENIZER_FILES)), None)
+    # An original state dict goes with its base model, even where a config of the training lies beside it.
+    original = layout.kind in ("coconut", "codi")
+    own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
+    model_folder = folder if own and folder else _base(base, path)
+    with_tokenizer = next((place for place in (folder, model_folder) if place and _has_tokenizer(place)), None)
+    if with_tokenizer is None and base:
+        with_tokenizer = next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
     described = read_description(folder) if folder else None
     gate: dict[str, Stored] = {}
     if described is not None and folder is not None:
@@ -116,11 +118,15 @@ def open_checkpoint(
         layout=layout,
         model=read_json(source),
         model_source=str(source),
-        has_own_model=own,
+        has_own_model=own and not original,
         description=described,
         gate=gate,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _starts_with_gguf(path: Path) -> bool:

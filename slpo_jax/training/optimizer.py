@@ -12,7 +12,7 @@ import optax
 from slpo_jax.errors import UserError
 
 OptimizerName = Literal["adafactor", "adamw"]
-ScheduleName = Literal["constant", "linear"]
+ScheduleName = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ class OptimizerConfig:
         name: "adafactor" (the paper's, for SLPO and the gate) or "adamw".
         learning_rate: The rate after warm-up.
         warmup_steps: Optimizer steps in which the rate climbs linearly from 0; the first of them has rate 0.
-        schedule: After warm-up, "constant", or "linear" down to `final_fraction * learning_rate` at `total_steps`.
-        total_steps: Optimizer steps of the whole run, warm-up included; only the linear schedule reads it.
-        final_fraction: What is left of the rate at the end of a linear schedule, and after it.
+        schedule: After warm-up, "constant", or down to `final_fraction * learning_rate` at `total_steps`, in a
+            "linear" way or along half a "cosine".
+        total_steps: Optimizer steps of the whole run, warm-up included; the constant schedule doesn't read it.
+        final_fraction: What is left of the rate at the end of a falling schedule, and after it.
         clip_norm: Largest global norm of the gradient; None leaves it unclipped.
         weight_decay: Decoupled, multiplied by the scheduled rate, as torch's AdamW and transformers' Adafactor do.
         decay_vectors: Also decay biases and norm scales, as an optimizer given all of a model's parameters does
@@ -60,8 +61,8 @@ class OptimizerConfig:
         check(self.schedule in get_args(ScheduleName), "schedule", f"use one of {', '.join(get_args(ScheduleName))}")
         check(_is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "give a number above 0")
         check(_is_count(self.warmup_steps), "warmup_steps", "give a whole number of steps, 0 or more")
-        if self.schedule == "linear":
-            remedy = f"a linear schedule needs more steps than its {self.warmup_steps} of warm-up"
+        if self.schedule != "constant":
+            remedy = f"a {self.schedule} schedule needs more steps than its {self.warmup_steps} of warm-up"
             check(_is_count(self.total_steps) and self.total_steps > self.warmup_steps, "total_steps", remedy)
         fraction = self.final_fraction
         check(_is_number(fraction) and 0 <= fraction <= 1, "final_fraction", "give a number from 0 to 1")
@@ -74,7 +75,7 @@ class OptimizerConfig:
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Learning rate by optimizer step, as the Hugging Face trainer's "constant_with_warmup" and "linear".
+    """Learning rate by optimizer step, as the Hugging Face trainer's "constant_with_warmup", "linear" and "cosine".
 
     Args:
         config: What to build.
@@ -84,7 +85,7 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
         next one (float32 array, []): `step / warmup_steps * learning_rate` while step < warmup_steps.
     """
     warmup = config.warmup_steps
-    if config.schedule == "linear":
+    if config.schedule != "constant":
         assert config.total_steps is not None  # checked by OptimizerConfig
         span, final = config.total_steps - warmup, config.final_fraction
     else:
@@ -94,6 +95,8 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
         step = jnp.asarray(step, jnp.float32)
         climb = jnp.minimum(step / max(warmup, 1), 1.0) if warmup else jnp.float32(1.0)
         done = jnp.clip((step - warmup) / span, 0.0, 1.0)
+        if config.schedule == "cosine":
+            done = (1.0 - jnp.cos(jnp.pi * done)) / 2
         return config.learning_rate * climb * (1.0 - done * (1.0 - final))
 
     return schedule

