@@ -126,9 +126,7 @@ def verify(
     def verify_row(tokens_A, reference_R):
         is_eos_A = tokens_A == eos_id
         ended_A = jnp.cumsum(is_eos_A) > 0
-        bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(
-            mode="fill", fill_value=0, wrap_negative_indices=False
-        )
+        bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         bytes_N = jnp.where(ended_A[:, None], 0, bytes_AL).reshape(-1)
         start = _last_number_start(bytes_N)
         correct = is_eos_A.any() & _equals(bytes_N, start, reference_R)
