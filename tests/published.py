@@ -127,7 +127,7 @@ class Published:
     start: int
     end: int
     text: Callable[[str], str]
-    transition: Callable = torch.nn.Identity()
+    transition: Callable = dataclasses.field(default_factory=torch.nn.Identity)
     banned: tuple[int, ...] = ()
 
     @property
@@ -216,15 +216,21 @@ def _save_base(folder: Path, model, rows: int, texts: PreTrainedTokenizerFast) -
     return str(folder / "base")
 
 
-def coconut_original(folder: Path, backbone: str, safe: bool = False) -> Published:
-    """The state dict of a module that holds the model and, once more, its embedding."""
+def coconut_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
+    """The state dict of a module that holds the model and, once more, its embedding.
+
+    Args:
+        safe: safetensors, which keep one of tied tensors.
+        padding: rows of the base model's vocabulary that no token has; its program cuts them off.
+    """
     texts = tokenizer(backbone)
     plain = len(texts)
     model = random_model(backbone, plain + 3, seed=2)
     module = torch.nn.Module()
     module.base_causallm, module.embedding = model, model.get_input_embeddings()
     init = folder / "checkpoint_12"
-    settings = {"init": str(init), "reasoner": f"coconut_{backbone}", "base": _save_base(folder, model, plain, texts)}
+    settings = {"init": str(init), "reasoner": f"coconut_{backbone}"}
+    settings["base"] = _save_base(folder, model, plain + padding, texts)
     case = enliven(Published(settings, model, texts, plain, plain + 1, line))
     if safe:
         safetensors.torch.save_model(module, init)
@@ -239,10 +245,14 @@ _LORA_TARGETS = {
 }
 
 
-def codi_original(folder: Path, backbone: str, safe: bool = False) -> Published:
-    """The state dict of a module that holds the model with LoRA adapters of scale 16 / 8, and the projector."""
+def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
+    """The state dict of a module that holds the model with LoRA adapters of scale 16 / 8, and the projector.
+
+    Args:
+        safe, padding: as above, but here they stay.
+    """
     texts = tokenizer(backbone)
-    plain = len(texts)
+    plain = len(texts) + padding
     model = random_model(backbone, plain, seed=33)
     base = _save_base(folder, model, plain, texts)
     model.resize_token_embeddings(plain + 3, mean_resizing=False)

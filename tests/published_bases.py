@@ -28,32 +28,24 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
-def _reasoner(settings, model, texts, row) -> Published:
-    """What a base model becomes: three more rows, all alike."""
-    plain = len(model.get_input_embeddings().weight)
+def _reasoner(settings, model, texts) -> Published:
+    """What a base model becomes: three more rows, all as that of "<<" or, without such a token, the mean of all."""
+    plain, opening = len(model.get_input_embeddings().weight), texts("<<", add_special_tokens=False)["input_ids"]
     wider = copy.deepcopy(model)
     wider.resize_token_embeddings(plain + 3, mean_resizing=False)
     with torch.no_grad():
         for table in (wider.get_input_embeddings().weight, wider.get_output_embeddings().weight):
-            table[plain:] = row(table[:plain])
+            table[plain:] = table[opening[0]] if len(opening) == 1 else table[:plain].mean(dim=0)
     # A base model has to be imitated with before it is worth evaluating.
     settings |= {"stages": ("imitate", "evaluate")}
     return Published(settings, wider, texts, plain, plain + 1, line)
-
-
-def _opening(texts):
-    """The row of "<<"."""
-    (token,) = texts("<<", add_special_tokens=False)["input_ids"]
-    return lambda table: table[token]
 
 
 def base_gpt2(folder: Path, hub: bool = False) -> Published:
     """What transformers saves, or what the hub has: no prefix, no head, causal masks, GPT-2's own tokenizer files."""
     texts = tokenizer("gpt2")
     model = random_model("gpt2", len(texts), seed=11, layer_norm_epsilon=1e-3)
-    case = enliven(
-        _reasoner({"init": str(folder), "reasoner": "coconut_gpt2"}, model, texts, _opening(texts)), model, end=False
-    )
+    case = enliven(_reasoner({"init": str(folder), "reasoner": "coconut_gpt2"}, model, texts), model, end=False)
     if not hub:
         model.save_pretrained(folder)
         texts.save_pretrained(folder)
@@ -62,7 +54,7 @@ def base_gpt2(folder: Path, hub: bool = False) -> Published:
     state = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
     del state["lm_head.weight"]
     for layer in range(model.config.n_layer):
-        state[f"h.{layer}.attn.bias"] = torch.ones(96, 96).tril()[None, None]
+        state[f"h.{layer}.attn.bias"] = torch.ones(96, 96, dtype=(torch.float32, torch.bool)[layer]).tril()[None, None]
         state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     backend = texts.backend_tokenizer
@@ -78,9 +70,7 @@ def base_llama(folder: Path, tied: bool = False) -> Published:
     """Shards of 8 KB, a head of its own, scaled rotary frequencies."""
     texts = tokenizer("llama")
     model = random_model("llama", len(texts), seed=12, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE)
-    case = enliven(
-        _reasoner({"init": str(folder), "reasoner": "coconut_llama"}, model, texts, _opening(texts)), model, end=False
-    )
+    case = enliven(_reasoner({"init": str(folder), "reasoner": "coconut_llama"}, model, texts), model, end=False)
     model.save_pretrained(folder, max_shard_size="8KB")
     texts.save_pretrained(folder)
     return case
@@ -93,7 +83,7 @@ def base_gguf(folder: Path) -> Published:
     tiny_gguf.write_gguf(path, tiny_gguf.fields_of(model.config), tiny_gguf.tensors_of(model))
     texts = tiny_gguf.open_gguf(path).tokenizer()
     settings = {"init": str(path), "reasoner": "coconut_llama", "prompt_slots": (32, 120)}
-    return _reasoner(settings, model, texts, lambda table: table.mean(dim=0))
+    return _reasoner(settings, model, texts)
 
 
 FIXED = {
