@@ -1,0 +1,59 @@
+"""Workdirs of reasoners with random weights, to be asked questions without training any."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from tiny_llama import random_tree
+
+from slpo_jax.checks import checkpoint_dir, claim
+from slpo_jax.config import default_config
+from slpo_jax.experiment import assemble, build
+from slpo_jax.training.checkpoint import save_params
+
+QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
+T, ANSWER = 4, 3
+RUN = {"coconut_gpt2": 0.92, "codi_gpt2": 0.8}  # reasoner: the threshold that its run has chosen
+
+
+def run_config(reasoner: str):
+    config = default_config()
+    config.reasoner, config.tokenizer = reasoner, "synthetic:20"
+    config.model.update(n_layer=2, n_head=2, n_embd=16, n_positions=40, projector=12)
+    config.update(max_latents=T, min_latents=1, prompt_slots=(16, 20), max_answer_tokens=ANSWER, seed=7)
+    config.dropout.update(rate=0.3, where="all")
+    config.imitate.update(c_thought=1, max_latent_stage=2)
+    return config
+
+
+@functools.cache
+def run_params(reasoner: str):
+    """Random weights, and a gate that hesitates."""
+    parts = assembled(reasoner)
+    tree, tokenizer = jax.tree.map(np.array, random_tree(parts.reasoner, 5)), parts.template.tokenizer
+    numbers = tokenizer.convert_tokens_to_ids([str(n) for n in range(21)])
+    table = tree["backbone"]["wte"]  # many answers are to be a number, and some to end
+    table[numbers] *= 2.5
+    table[tokenizer.eos_token_id] = 6.0 * np.random.default_rng(2).normal(size=16)
+    kernel = np.random.default_rng(26).normal(size=(16, 1)).astype(np.float32)
+    gate = {"out": {"kernel": 0.5 * kernel, "bias": np.full(1, -0.3, np.float32)}}
+    return {"reasoner": tree, "gate": gate}
+
+
+@functools.cache
+def assembled(reasoner: str):
+    return assemble(run_config(reasoner))
+
+
+def workdir(reasoner: str, folder: Path) -> Path:
+    """`folder` with imitation and cold start, as a run leaves it, but with random weights."""
+    experiment = build(run_config(reasoner), folder)
+    for stage in ("imitate", "cold_start"):
+        claim(experiment, stage)
+        save_params(checkpoint_dir(experiment, stage), run_params(reasoner))
+    experiment.log.close()
+    (folder / "config.json").write_text(experiment.config.to_json_best_effort())
+    (folder / "thresholds.json").write_text(json.dumps({"cold_start": {"chosen": RUN[reasoner]}}))
+    return folder
