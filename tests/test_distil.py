@@ -1,0 +1,386 @@
+"""CODI's distillation against the same losses written in torch, one unpadded row at a time, on transformers' models."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+import tiny_llama
+from codi_run import write_tokenizer
+from small_steps import difference, dropout_factors, plain_hidden
+from tiny import FAST, GATE, compiled, load_hf
+from tiny_llama import load_hf_llama, random_tree
+
+from slpo_jax.errors import UserError
+from slpo_jax.interop.gguf import bundled_gguf, open_gguf
+from slpo_jax.models.reasoner import codi
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.text.batches import batch_indices, encode_problems
+from slpo_jax.text.problems import Problem
+from slpo_jax.text.templates import codi_template
+from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.training import imitate
+from slpo_jax.training.distil import Distillation, distillation
+from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+
+ROWS = (
+    ("Tom has 5 pens.", ("<<5+2=7>>", "<<7-1=6>>", "<<6*2=12>>"), "12"),
+    ("How many? ", ("<<1+2=3>>",), "3"),
+    ("Buys 3  and 4 pens.", ("<<3+4=7>>", "<<7*20=140>>"), "140"),
+    ("Tom buys 9.", (), "9.5"),
+)
+PROBLEMS = tuple(Problem(*row) for row in ROWS)
+WAY = Distillation(teacher_factor=0.7, distil_factor=3.0)
+PHASE = imitate.Phase("codi", 0, 9, None, None, 3)
+HIDDEN = 9
+
+
+def _tokenizer(tmp_path_factory, digits: bool):
+    folder = tmp_path_factory.mktemp("tokenizer") / "files"
+    write_tokenizer(folder, digits)
+    return load_tokenizer(str(folder))
+
+
+def _rollout(template, latents: int, **changes) -> RolloutConfig:
+    t = template
+    return RolloutConfig(latents, 8, t.end_id, t.eos_id, t.pad_id, dropout_rate=0.0, **changes)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def case(request, tmp_path_factory):
+    """A model, problems in tokens of either kind, and one batch of all of them."""
+    tokenizer = _tokenizer(tmp_path_factory, digits=request.param == "llama")
+    template = codi_template(tokenizer)
+    base = {"gpt2": tiny.CONFIG, "llama": tiny_llama.LLAMA}[request.param]
+    config = dataclasses.replace(base, vocab_size=len(tokenizer), n_layer=1 if request.param == "gpt2" else 2)
+    reasoner = codi(config, HIDDEN)
+    params = {"reasoner": random_tree(reasoner), "gate": tiny.random_gate()}
+    problems = encode_problems(template, PROBLEMS)
+    batch = WAY.make_batch(problems, PHASE, 0, 1, 4, (24,), WAY.suffix_slots(problems, PHASE))
+    assert len(set(batch.student.latents)) > 1
+    hf = (load_hf if request.param == "gpt2" else load_hf_llama)(params["reasoner"], config)
+    digits = request.param == "llama"
+    return SimpleNamespace(
+        reasoner=reasoner, params=params, problems=problems, batch=batch, hf=hf, digits=digits, template=template
+    )
+
+
+class _Oracle:
+    """The losses in torch; question, steps and answer are tokenised here, by themselves."""
+
+    def __init__(self, case):
+        self.torch = torch = pytest.importorskip("torch")
+        self.case, self.hf, self.tokenizer = case, case.hf, case.template.tokenizer
+        ours = case.params["reasoner"]["projector"]
+        nn, width = torch.nn, case.reasoner.width
+        self.projector = nn.Sequential(
+            nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, width), nn.LayerNorm(width)
+        )
+        with torch.no_grad():
+            for module, name in ((self.projector[0], "fc_in"), (self.projector[2], "fc_out")):
+                module.weight.copy_(torch.tensor(np.asarray(ours[name]["kernel"]).T.copy()))
+                module.bias.copy_(torch.tensor(np.asarray(ours[name]["bias"])))
+            self.projector[3].weight.copy_(torch.tensor(np.asarray(ours["norm"]["scale"])))
+            self.projector[3].bias.copy_(torch.tensor(np.asarray(ours["norm"]["bias"])))
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _hidden(self, inputs_LD):
+        """All levels of one row [M, L, D]."""
+        return self.torch.stack(self.hf(inputs_embeds=inputs_LD[None], output_hidden_states=True).hidden_states)[:, 0]
+
+    def _losses(self, hidden_LD, targets: list[int]):
+        """The cross-entropy of each of the last tokens, which come after the last positions."""
+        logits = self.hf.lm_head(hidden_LD[-len(targets) :])
+        return self.torch.nn.functional.cross_entropy(logits, self.torch.tensor(targets), reduction="none")
+
+    def __call__(self, last_step: bool = False):
+        torch, functional = self.torch, self.torch.nn.functional
+        embed = self.hf.get_input_embeddings()
+        bot, eot = self.tokenizer.convert_tokens_to_ids(["<|start-latent|>", "<|end-latent|>"])
+        teacher, student, distances = [], [], []
+        for row, latents in zip(self.case.batch.index, self.case.batch.student.latents, strict=True):
+            question, steps, answer = ROWS[row]
+            question = self._ids(question.strip().replace("  ", " "))
+            written = self._ids(" ".join(steps if last_step else steps[:-1]))
+            answer = [*self._ids(f"The answer is: {answer}"), self.tokenizer.eos_token_id]
+            place = len(self._ids("The answer is:")) - 1 + (1 if self.case.digits else 0)
+            whole = [*question, *written, *answer]
+            levels = self._hidden(embed(torch.tensor(whole[:-1])))
+            teacher += [self._losses(levels[-1], [*written, *answer])]
+            target = levels[:, len(question) + len(written) + place].detach()
+            inputs = embed(torch.tensor([*question, bot]))
+            for _ in range(latents):
+                inputs = torch.cat([inputs, self.projector(self._hidden(inputs)[-1, -1:])])
+            thought = len(inputs)
+            levels = self._hidden(torch.cat([inputs, embed(torch.tensor([eot, *answer[:-1]]))]))
+            student += [self._losses(levels[-1], answer)]
+            own = levels[:, thought + 1 + place]
+            terms = [functional.smooth_l1_loss(o, t) / t.std() for o, t in zip(own, target, strict=True)]
+            distances += [torch.stack(terms).mean()]
+        return torch.cat(student).mean(), torch.cat(teacher).mean(), torch.stack(distances).mean()
+
+
+@pytest.fixture(scope="module")
+def ours(case):
+    """Our loss and gradient."""
+    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+
+    def loss(params):
+        total, sums = loss_fn(params, case.batch, jax.random.key(0))
+        return total / sums["loss"][1], {name: total / count for name, (total, count) in sums.items()}
+
+    (_, parts), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(case.params)
+    return parts, gradient
+
+
+def test_losses_are_torch_s(case, ours):
+    parts, gradient = ours
+    oracle = _Oracle(case)
+    student, teacher, distance = oracle()
+    assert float(distance.detach()) > 0.05
+    for name, value in (("student", student), ("teacher", teacher), ("distil", distance)):
+        assert float(parts[name]) == pytest.approx(float(value.detach()), rel=1e-4), name
+    loss = student + 0.7 * teacher + 3.0 * distance
+    assert float(parts["loss"]) == pytest.approx(float(loss.detach()), rel=1e-4)
+    loss.backward()
+    for path, slow in _torch_gradients(case, oracle).items():
+        fast = gradient["reasoner"]
+        for name in path:
+            fast = fast[name]
+        assert np.abs(slow).max() > 1e-3, path
+        np.testing.assert_allclose(fast, slow, rtol=0, atol=2e-4 * np.abs(slow).max(), err_msg=str(path))
+
+
+def _torch_gradients(case, oracle):
+    """A few parameters' by the path of ours, in our layout."""
+    found = {
+        ("projector", "fc_in", "kernel"): oracle.projector[0].weight.grad.T,
+        ("projector", "norm", "scale"): oracle.projector[3].weight.grad,
+    }
+    if case.digits:
+        model = case.hf.model
+        found |= {
+            ("backbone", "embed_tokens"): model.embed_tokens.weight.grad,
+            ("backbone", "layers_0", "self_attn", "v_proj", "kernel"): model.layers[0].self_attn.v_proj.weight.grad.T,
+            ("backbone", "norm", "scale"): model.norm.weight.grad,
+        }
+    else:
+        model = case.hf.transformer
+        found |= {
+            ("backbone", "wte"): model.wte.weight.grad,
+            ("backbone", "wpe"): model.wpe.weight.grad,
+            ("backbone", "h_0", "attn", "c_attn", "kernel"): model.h[0].attn.c_attn.weight.grad,
+        }
+    return {path: gradient.numpy() for path, gradient in found.items()}
+
+
+def test_padding_changes_nothing(case, ours):
+    """Nor do pads' tokens, nor that the last step is written when there is none."""
+    longer = WAY.make_batch(
+        case.problems, PHASE, 0, 1, 4, (31,), type(WAY.suffix_slots(case.problems, PHASE))((17,), (61,))
+    )
+    assert longer.text.tokens.shape == (4, 61)
+    assert longer.student.suffix.tokens.shape == (4, 17)
+    spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)
+    longer = longer.replace(text=longer.text._replace(tokens=spoilt))
+    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    _, sums = compiled(loss_fn)(case.params, longer, jax.random.key(0))
+    for name, (total, count) in sums.items():
+        assert float(total / count) == pytest.approx(float(ours[0][name]), rel=2e-5, abs=1e-6), name
+
+
+@pytest.mark.usefixtures("cpu_devices")
+def test_steps_do_not_know_devices_and_micro_batches(case, ours):
+    if case.digits:
+        pytest.skip("one kind of model is enough")
+    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    optimizer = optax.chain(optax.trace(0.0), optax.sgd(0.1))
+    for devices, micro_batches in ((1, 2), (4, 1)):
+        mesh = data_mesh(jax.devices("cpu")[:devices])
+        step = make_train_step(loss_fn, optimizer, ("reasoner",), mesh, "imitate", micro_batches)
+        params = jax.tree.map(jnp.array, case.params)
+        state = init_state(params, ("reasoner",), optimizer, jax.random.key(0), mesh)
+        batch = shard_rows(case.batch, mesh)
+        state, metrics = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
+        for name, value in ours[0].items():
+            assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6)
+        gradient = state.opt_state[0].trace["reasoner"]
+        scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(ours[1]["reasoner"]))
+        assert difference(gradient, ours[1]["reasoner"]) < 1e-4 * scale
+
+
+def test_weights_add_up_to_the_rows(case):
+    for weights in (case.batch.text.weights, case.batch.student.suffix.weights):
+        assert weights.sum() == pytest.approx(4, rel=1e-6)
+        assert len(np.unique(weights)) == 2
+
+
+def test_distillation_by_hand():
+    """Both branches of smooth L1, levels of different spread, and no gradient to the teacher."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    teacher = (rng.normal(size=(3, 2, 5)) * [[[0.3], [4.0]]]).astype(np.float32)
+    student = teacher + rng.normal(size=teacher.shape).astype(np.float32) * 1.5
+    theirs = torch.tensor(student, requires_grad=True)
+    expected = []
+    for row in range(3):
+        terms = [torch.nn.functional.smooth_l1_loss(theirs[row, m], torch.tensor(teacher[row, m])) for m in range(2)]
+        expected.append(sum(term / np.std(teacher[row, m], ddof=1) for m, term in enumerate(terms)) / 2)
+    np.testing.assert_allclose(distillation(student, teacher), [e.item() for e in expected], rtol=1e-5)
+    sum(expected).backward()
+    own, none = jax.grad(lambda s, t: distillation(s, t).sum(), argnums=(0, 1))(jnp.array(student), jnp.array(teacher))
+    np.testing.assert_allclose(own, theirs.grad, rtol=1e-4, atol=1e-7)
+    assert (none == 0).all()
+    low = distillation(student.astype(jnp.bfloat16), teacher.astype(jnp.bfloat16))
+    assert low.dtype == jnp.float32
+
+
+def test_the_teacher_alone_under_dropout(case):
+    """The first phase: no latents, and noise on every position of the text, which isn't the student's noise."""
+    if case.digits:
+        pytest.skip("the oracle is a GPT-2")
+    phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
+    batch = WAY.make_batch(case.problems, phase, 0, 1, 4, (24,), WAY.suffix_slots(case.problems, phase))
+    assert batch.student is None
+    assert jax.tree.all(jax.tree.map(np.array_equal, batch.text, case.batch.text))
+    key, layout = jax.random.key(3), dataclasses.replace(_rollout(case.template, 0), dropout_rate=0.3)
+    config = case.reasoner.config
+
+    def both(params):
+        total, sums = WAY.make_loss(case.reasoner, GATE, layout)(params, batch, key)
+        slow = []
+        for row, index in enumerate(batch.index):
+            used = int(batch.valid[row].sum())
+            row_key = jax.random.fold_in(jax.random.fold_in(key, index), 1)
+            masks = noise.answer_dropout(row_key[None], jnp.arange(used), 0.3, "all")
+            inputs = params["reasoner"]["backbone"]["wte"][batch.text.tokens[row, :used]]
+            hidden = plain_hidden(params["reasoner"], inputs, dropout_factors(masks, config.n_embd, config.n_layer))
+            log_probs = jax.nn.log_softmax(hidden @ params["reasoner"]["backbone"]["wte"].T)
+            kept = np.flatnonzero(batch.text.weights[row])
+            slow += [-log_probs[at, batch.text.targets[row, at]] for at in kept]
+        return total / sums["loss"][1], sum(slow) / len(slow)
+
+    ours, slow = compiled(both)(case.params)
+    assert float(ours) == pytest.approx(float(slow), rel=1e-4)
+
+
+def _words(template, ids) -> str:
+    return template.tokenizer.decode([int(i) for i in ids])
+
+
+@pytest.mark.parametrize("last_step", [False, True])
+def test_texts_by_hand(case, last_step):
+    way = dataclasses.replace(WAY, last_step=last_step)
+    batch = way.make_batch(case.problems, PHASE, 3, 5, 6, (24,), way.suffix_slots(case.problems, PHASE, (32,)))
+    np.testing.assert_array_equal(batch.index, batch_indices(5, 3, 4, 6))
+    for row, index in enumerate(batch.index):
+        question, steps, answer = ROWS[index]
+        question = question.strip().replace("  ", " ")
+        written = " ".join(steps if last_step else steps[:-1]) + f"The answer is: {answer}"
+        used = batch.valid[row].sum()
+        assert _words(case.template, batch.text.tokens[row, :used]) == question + written
+        assert not batch.valid[row, used:].any()
+        learned = batch.text.targets[row][batch.text.weights[row] > 0]
+        assert _words(case.template, learned) == written + case.template.tokenizer.eos_token
+        before = "The answer is:" + (" " if case.digits else "")
+        assert _words(case.template, batch.text.tokens[row, : batch.at[row] + 1]).endswith(before)
+        suffix, at = batch.student.suffix, batch.student_at[row]
+        assert _words(case.template, suffix.tokens[row, : at + 1]) == f"<|end-latent|>{before}"
+        assert _words(case.template, suffix.targets[row][suffix.weights[row] > 0]).endswith(f": {answer}<|endoftext|>")
+        prompt = batch.student.prompts.tokens[row][batch.student.prompts.valid[row]]
+        assert _words(case.template, prompt) == f"{question}<|start-latent|>"
+        assert max(1, len(steps)) <= batch.student.latents[row] <= 3
+
+
+def test_texts_come_in_the_smallest_bucket(case):
+    way, sizes = WAY, set()
+    phase = imitate.Phase("codi", 0, 9, None, 2, 2)
+    texts = [len(way._text(case.problems, i)[0]) - 1 for i in range(4)]
+    slots = way.suffix_slots(case.problems, phase, (min(texts), 1000))
+    assert slots.teacher == (min(texts), -(-max(texts) // 4) * 4)
+    for step in range(4):
+        batch = way.make_batch(case.problems, phase, step, 0, 1, (24,), slots)
+        sizes.add((int(batch.index[0]), batch.text.tokens.shape[1]))
+        assert batch.student.latents.tolist() == [2]
+    assert sizes == {
+        (i, slots.teacher[0] if size <= slots.teacher[0] else slots.teacher[1]) for i, size in enumerate(texts)
+    }
+    prompts = [len(prompt) for prompt in case.problems.prompts]
+    suffixes = [len(case.problems.answers[i]) + 1 for i in range(4)]  # the end marker is fed, eos is not
+    needed = way.positions(case.problems, phase)
+    assert needed == [max(t, p + s + 2) for t, p, s in zip(texts, prompts, suffixes, strict=True)]
+    assert way.positions(case.problems, imitate.Phase("cot", 0, 9, 0, 0, 0)) == texts
+
+
+def test_phases():
+    def plan(**changes):
+        settings = dict(
+            cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
+            max_latents=8,
+        )  # fmt: skip
+        return [dataclasses.astuple(phase) for phase in WAY.phases(**(settings | changes))]
+
+    assert plan() == [("cot", 0, 10, 0, 0, 0), ("codi", 10, 30, None, 6, 6)]
+    assert plan(cot_steps=0, final_latents="random") == [("codi", 0, 20, None, None, 8)]
+    assert plan(cot_steps=0, final_steps=0) == []
+
+
+def test_usable_problems(case):
+    """Lengths by the tokenizer; CODI leaves out negative answers, COCONUT keeps them."""
+    tokenizer = case.template.tokenizer
+    problems = encode_problems(case.template, (*PROBLEMS, Problem("Tom?", ("<<1-3=-2>>",), "-2")))
+    sizes = [
+        len(tokenizer(question.strip().replace("  ", " "))["input_ids"])
+        + len(tokenizer(" ".join(steps))["input_ids"])
+        + len(tokenizer(f"The answer is: {answer}")["input_ids"])
+        for question, steps, answer in ROWS
+    ]
+    assert WAY.usable(problems, 0) == [0, 1, 2, 3]
+    assert imitate.usable(problems, 0) == [0, 1, 2, 3, 4]
+    for most in (min(sizes), min(sizes) - 1, max(sizes), max(sizes) - 1):
+        assert WAY.usable(problems, most) == [i for i, size in enumerate(sizes) if size <= most]
+        assert [i for i in imitate.usable(problems, most) if i < 4] == WAY.usable(problems, most)
+    chosen = problems.subset([2, 0])
+    assert (chosen.problems, chosen.prompts) == ((PROBLEMS[2], PROBLEMS[0]), [problems.prompts[2], problems.prompts[0]])
+    assert chosen.suffix(1) == problems.suffix(0)
+
+
+ANSWERS = ("7", "72", "1450000", "-5", "0.25")
+
+
+def _check_positions(template, digits: bool):
+    for answer, ids in zip(ANSWERS, template.answer_ids(ANSWERS), strict=True):
+        at = template.distilled_position(ids, answer)
+        before, after = (template.tokenizer.decode(part) for part in (ids[: at + 1], ids[at + 1 :]))
+        assert before.rstrip() == "The answer is:"
+        assert (before + after) == f"The answer is: {answer}"
+        assert before.endswith(" ") == (digits and not answer.startswith("-"))
+
+
+@pytest.mark.parametrize("digits", [False, True])
+def test_distilled_position(tmp_path_factory, digits):
+    template = codi_template(_tokenizer(tmp_path_factory, digits))
+    for answer, ids in zip(ANSWERS, template.answer_ids(ANSWERS), strict=True):
+        at = template.distilled_position(ids, answer)
+        ends = [len(template.tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]
+        assert ends[at] <= len("The answer is: ") < ends[at + 1]
+
+
+def test_distilled_position_of_gpt2(shared_data):
+    _check_positions(codi_template(load_tokenizer(str(shared_data / "gpt2_tokenizer"))), digits=False)
+
+
+def test_distilled_position_of_smollm2():
+    pytest.importorskip("gguf")
+    try:
+        tokenizer = open_gguf(bundled_gguf()).tokenizer()
+    except UserError as error:
+        pytest.skip(str(error))
+    _check_positions(codi_template(tokenizer), digits=True)
