@@ -172,6 +172,22 @@ def test_bare_vocabulary_and_merges_load(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
+def test_added_tokens_beside_vocabulary_and_merges(tmp_path):
+    """As older programs saved GPT-2's tokenizer: without tokenizer.json, the reasoner's tokens in another file."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*alphabet, "ab", "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    names = {258: "<|latent|>", 259: "<|start-latent|>", 260: "<|end-latent|>"}
+    added = {str(index): {"content": name, "special": False} for index, name in names.items()}
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer("ab<|latent|> a")["input_ids"] == [256, 258, vocab["\u0120"], vocab["a"]]
+    assert add_reasoner_tokens(tokenizer) == (259, 260, 258, 257, 257)
+    assert len(token_bytes(tokenizer)) == 261
+
+
 def test_gpt2(shared_data):
     tokenizer = load_tokenizer(str(shared_data / "gpt2_tokenizer"))
     # Known ids of GPT-2.

@@ -192,11 +192,12 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
     has = {name: (directory / name).is_file() for name in
            ("tokenizer.json", "tokenizer_config.json", "config.json", "vocab.json", "merges.txt")}  # fmt: skip
     try:
-        if has["tokenizer.json"] and (has["tokenizer_config.json"] or has["config.json"]):
+        bare = has["vocab.json"] and has["merges.txt"]
+        if (has["tokenizer.json"] or bare) and (has["tokenizer_config.json"] or has["config.json"]):
             tokenizer = AutoTokenizer.from_pretrained(directory)
         elif has["tokenizer.json"]:
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-        elif has["vocab.json"] and has["merges.txt"]:
+        elif bare:
             tokenizer = _gpt2(directory)
         else:
             raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json + merges.txt; add them")
