@@ -29,12 +29,15 @@ REQUIREMENTS = [
 EXTRAS = {
     "test": [
         "hypothesis>=6.130",
+        "ipykernel>=6.29",
+        "nbclient>=0.10",
+        "nbformat>=5.10",
         "pytest>=8.4",
         "pytest-timeout>=2.4",
         "pytest-xdist>=3.8",
     ],
     # Oracles that compare against torch; tests skip without it, and nothing needs it at run time.
-    "parity": ["torch==2.13.0"],
+    "parity": ["peft>=0.19", "torch==2.13.0"],
     "dev": ["mypy==2.4.1", "pre-commit>=4.0", "ruff==0.17.5"],
     # CUDA 12 wheels run on any driver since 525; newer drivers may prefer jax's own "cuda13" extra.
     "gpu": ["jax[cuda12]>=0.10"],
