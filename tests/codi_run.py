@@ -1,4 +1,4 @@
-"""A CODI of a few hundred parameters on sums, with a byte-level tokenizer made here: no file or hub is needed."""
+"""CODI on a few sums, with a byte-level tokenizer made here, and a run's config of it: no file or hub is needed."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,23 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slpo_jax.config import default_config
+from slpo_jax.text.problems import Problem
+from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.training import imitate
+from slpo_jax.training.distil import Distillation
 
 EOS = "<|endoftext|>"
 SUMS = [(a, b) for a in range(1, 8) for b in range(1, 8)]
 QUESTION = "Tom has {} pens and buys {}. How many?"
+ROWS = (
+    ("Tom has 5 pens.", ("<<5+2=7>>", "<<7-1=6>>", "<<6*2=12>>"), "12"),
+    ("How many? ", ("<<1+2=3>>",), "3"),
+    ("Buys 3  and 4 pens.", ("<<3+4=7>>", "<<7*20=140>>"), "140"),
+    ("Tom buys 9.", (), "9.5"),
+)
+PROBLEMS = tuple(Problem(*row) for row in ROWS)
+WAY = Distillation(teacher_factor=0.7, distil_factor=3.0)
+PHASE = imitate.Phase("codi", 0, 9, None, None, 3)
 
 
 def write_tokenizer(folder: Path, digits: bool) -> None:
@@ -32,6 +45,13 @@ def write_tokenizer(folder: Path, digits: bool) -> None:
     backend.save(str(folder / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def new_tokenizer(tmp_path_factory, digits: bool):
+    """A tokenizer of either kind, without a reasoner's tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "files"
+    write_tokenizer(folder, digits)
+    return load_tokenizer(str(folder))
 
 
 def write_sums(path: Path, sums) -> None:
