@@ -161,10 +161,10 @@ def _imported(config: ConfigDict, recipe: Recipe, opened: Opened) -> Origin:
     layout, source = opened.layout, opened.source
     kind = opened.description.kind if opened.description else layout.kind.removesuffix("_hugging_face")
     _check_kind(config, recipe, recipe.kind if kind == "plain" else kind, layout.backbone == recipe.backbone, source)
+    stored_model = from_hugging_face(opened.model, opened.model_source)
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
-    stored_model = from_hugging_face(opened.model, opened.model_source)
     if not opened.has_own_model:
         _check_vocabulary(recipe, opened, stored_model.vocab_size, tokenizer)
         stored_model = dataclasses.replace(stored_model, vocab_size=layout.embedding.shape[0])

@@ -1,5 +1,6 @@
 """A backbone's shapes, in our dataclasses and in Hugging Face's config.json."""
 
+import math
 from typing import Any
 
 from slpo_jax.errors import UserError
@@ -34,51 +35,106 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     for key, wanted in (_GPT2_FIXED if kind == "gpt2" else _LLAMA_FIXED).items():
         if values.get(key, wanted) != wanted:
             raise UserError(f"{source}: {key} = {values[key]!r} is not supported, only {wanted!r}; give another model")
-    try:
-        return _gpt2(values) if kind == "gpt2" else _llama(values, source)
-    except KeyError as error:
-        raise UserError(f"{source}: key {error} is missing; give the model's whole config.json") from None
+    fields = _Fields(values, source)
+    return _gpt2(fields) if kind == "gpt2" else _llama(fields)
 
 
-def _gpt2(values: dict[str, Any]) -> GPT2Config:
+class _Fields:
+    """The values of a config.json, checked when they are asked for."""
+
+    def __init__(self, values: dict[str, Any], source: str):
+        self.values, self.source = values, source
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; null is as good as missing."""
+        value = self._get(key, default)
+        if type(value) is not int or value < 1:
+            raise UserError(f"{self.source}: {key} is {value!r}, not a positive whole number; mend it")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UserError(f"{self.source}: {key} is {value!r}, not a positive number; mend it")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if type(value) is not bool:
+            raise UserError(f"{self.source}: {key} is {value!r}, neither true nor false; mend it")
+        return value
+
+    def divisor(self, key: str, of: str, number: int, default: int | None = None) -> int:
+        """A positive whole number that divides another field's."""
+        value = self.count(key, default)
+        if number % value:
+            raise UserError(f"{self.source}: {key} is {value}, which does not divide {of}, {number}; mend it")
+        return value
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UserError(f"{self.source}: key {key!r} is missing; give the model's whole config.json")
+        return value
+
+
+def _gpt2(fields: _Fields) -> GPT2Config:
+    width = fields.count("n_embd")
     return GPT2Config(
-        vocab_size=values["vocab_size"],
-        n_positions=values["n_positions"],
-        n_embd=values["n_embd"],
-        n_layer=values["n_layer"],
-        n_head=values["n_head"],
-        n_inner=values.get("n_inner") or 0,
-        norm_epsilon=values.get("layer_norm_epsilon", 1e-5),
-        tied=values.get("tie_word_embeddings", True),
+        vocab_size=fields.count("vocab_size"),
+        n_positions=fields.count("n_positions"),
+        n_embd=width,
+        n_layer=fields.count("n_layer"),
+        n_head=fields.divisor("n_head", "n_embd", width),
+        n_inner=fields.count("n_inner") if fields.values.get("n_inner") is not None else 0,
+        norm_epsilon=fields.real("layer_norm_epsilon", 1e-5),
+        tied=fields.flag("tie_word_embeddings", True),
     )
 
 
-def _llama(values: dict[str, Any], source: str) -> LlamaConfig:
-    heads = values["num_attention_heads"]
+def _llama(fields: _Fields) -> LlamaConfig:
+    values, width, heads = fields.values, fields.count("hidden_size"), fields.count("num_attention_heads")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UserError(f"{fields.source}: rope_parameters is {rope!r}, no object; mend it")
+    rope_fields = _Fields({"rope_theta": values.get("rope_theta")} | rope, fields.source)
+    if values.get("head_dim") is None:
+        fields.divisor("num_attention_heads", "hidden_size", width)
+    head_dim = fields.count("head_dim", width // heads)
+    if head_dim % 2:
+        raise UserError(f"{fields.source}: head_dim is {head_dim}, which rope can't halve; give another model")
     return LlamaConfig(
-        vocab_size=values["vocab_size"],
-        n_positions=values["max_position_embeddings"],
-        n_embd=values["hidden_size"],
-        n_layer=values["num_hidden_layers"],
+        vocab_size=fields.count("vocab_size"),
+        n_positions=fields.count("max_position_embeddings"),
+        n_embd=width,
+        n_layer=fields.count("num_hidden_layers"),
         n_head=heads,
-        n_kv_head=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-        n_inner=values["intermediate_size"],
-        norm_epsilon=values["rms_norm_eps"],
-        rope_theta=float(rope.get("rope_theta") or values.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope, source),
-        tied=values.get("tie_word_embeddings", False),
+        n_kv_head=fields.divisor("num_key_value_heads", "num_attention_heads", heads, heads),
+        head_dim=head_dim,
+        n_inner=fields.count("intermediate_size"),
+        norm_epsilon=fields.real("rms_norm_eps", 1e-6),
+        rope_theta=rope_fields.real("rope_theta", 10_000.0),
+        rope_scaling=_rope_scaling(rope_fields),
+        tied=fields.flag("tie_word_embeddings", False),
     )
 
 
-def _rope_scaling(rope: dict[str, Any], source: str) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+def _rope_scaling(rope: _Fields) -> RopeScaling | None:
+    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"{source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope")
-    return RopeScaling(**{key: rope[key] for key in _ROPE_KEYS})
+        raise UserError(
+            f"{rope.source}: rope scaling {kind!r} is not supported; give a model with default or llama3 rope"
+        )
+    return RopeScaling(
+        factor=rope.real("factor"),
+        low_freq_factor=rope.real("low_freq_factor"),
+        high_freq_factor=rope.real("high_freq_factor"),
+        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
+    )
 
 
 def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:

@@ -159,7 +159,14 @@ def _alpha(folder: Path | None, alpha: float | None) -> float | None:
     path = folder and folder / "adapter_config.json"
     if path is None or not path.is_file():
         return alpha
-    return float(read_json(path).get("lora_alpha") or 0) or alpha
+    values = read_json(path)
+    for key in ("use_rslora", "use_dora", "alpha_pattern"):
+        if values.get(key):
+            raise UserError(f"{path}: {key} is not supported; merge the adapters with peft's merge_and_unload()")
+    found = values.get("lora_alpha")
+    if found is not None and (type(found) not in (int, float) or found <= 0):
+        raise UserError(f"{path}: lora_alpha is {found!r}, not a positive number; mend it")
+    return float(found) if found else alpha
 
 
 def has_weights(folder: Path) -> bool:
