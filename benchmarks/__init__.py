@@ -50,8 +50,16 @@ class Shapes:
 
 
 # Of the text, GPT-2's shapes need the size of the vocabulary alone: 50,257 tokens and COCONUT's three.
-_GPT2 = {"init": "", "tokenizer": "synthetic:50199", "prompt_slots": (72,), "data.train": "synthetic:train",
-         "data.valid": "", "data.synthetic.train_size": 64, "data.synthetic.valid_size": 64, "data.synthetic.test_size": 64}  # fmt: skip
+_GPT2 = {
+    "init": "",
+    "tokenizer": "synthetic:50199",
+    "prompt_slots": (72,),
+    "data.train": "synthetic:train",
+    "data.valid": "",
+    "data.synthetic.train_size": 64,
+    "data.synthetic.valid_size": 64,
+    "data.synthetic.test_size": 64,
+}
 SHAPES = {
     "quickstart": Shapes("quickstart.py", {}, prompts=16, answer_tokens=3),  # "### 12" and eos
     "gpt2": Shapes("coconut_gpt2.py", _GPT2, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)),
