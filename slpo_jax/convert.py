@@ -25,7 +25,7 @@ from slpo_jax.interop.description import read_description
 from slpo_jax.interop.export import export_reasoner
 from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.origin import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
-from slpo_jax.reasoners import REASONERS
+from slpo_jax.reasoners import REASONERS, name_of
 from slpo_jax.text.tokenizer import load_tokenizer
 from slpo_jax.training.checkpoint import is_checkpoint, load_params, save_params, stored_params
 
@@ -92,11 +92,6 @@ def export_checkpoint(source: Path, target: Path) -> None:
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     origin = Origin(recipe, description, template)
     export_reasoner(target, params, description, tokenizer, origin.tokens, model_card(source, description, target.name))
-
-
-def name_of(kind: str, model: Any) -> str:
-    """The name in `REASONERS` of a kind on a backbone's config."""
-    return next(n for n, recipe in REASONERS.items() if recipe.kind == kind and type(model) is recipe.model_config)
 
 
 def guess_reasoner(source: str, config: ConfigDict) -> str:

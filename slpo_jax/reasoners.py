@@ -58,3 +58,8 @@ REASONERS = {
     for kind, parts in _KINDS.items()
     for backbone, config in _BACKBONES.items()
 }
+
+
+def name_of(kind: str, model: BackboneConfig) -> str:
+    """The name in `REASONERS` of a kind on a backbone of these shapes."""
+    return next(n for n, recipe in REASONERS.items() if recipe.kind == kind and recipe.model_config is type(model))

@@ -7,11 +7,11 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.interop.description import Description, read_description, read_json
+from slpo_jax.interop.description import read_description, read_json
 from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.origin import find_folder, with_gate
 from slpo_jax.policy.rollout import Stopping
-from slpo_jax.reasoners import REASONERS
+from slpo_jax.reasoners import name_of
 from slpo_jax.text.tokenizer import load_tokenizer
 from slpo_jax.training.checkpoint import is_checkpoint
 
@@ -62,27 +62,18 @@ def config_of(
         description = with_gate(description, path)
         if not _take_settings(config, path):
             config.max_latents = PUBLISHED_LATENTS
-        found = reasoner_name(description)
+        found = name_of(description.kind, description.model)
     else:
         opened = open_checkpoint(config.init, base, config.lora_alpha or None, load_tokenizer)
         description, config.max_latents = opened.description, PUBLISHED_LATENTS
         # A language model's tensors alone are COCONUT's, which has no others.
         kind = opened.layout.kind.removesuffix("_hugging_face").replace("plain", "coconut")
-        found = reasoner_name(description) if description else f"{kind}_{opened.layout.backbone}"
+        found = name_of(description.kind, description.model) if description else f"{kind}_{opened.layout.backbone}"
     config.reasoner = reasoner or found
     config.min_latents = min(config.min_latents, config.max_latents)
     config.gate.enabled = bool(config.gate.enabled and description and description.gate_trained)
     config.gate.hidden = (description.gate if description else 0) or 0
     return config
-
-
-def reasoner_name(description: Description) -> str:
-    """The name in `REASONERS` of what a checkpoint is."""
-    return next(
-        name
-        for name, recipe in REASONERS.items()
-        if recipe.kind == description.kind and recipe.model_config is type(description.model)
-    )
 
 
 def stopping_of(config: ConfigDict) -> tuple[Stopping, float | int]:
