@@ -68,9 +68,11 @@ def tokenizer(backbone: str) -> PreTrainedTokenizerFast:
 def random_model(backbone: str, rows: int, seed: int = 0, **changes):
     """transformers' model with random weights in which everything matters: norms and biases too."""
     if backbone == "gpt2":
-        config = transformers.GPT2Config(
-            **dict(vocab_size=rows, n_positions=96, n_embd=WIDTH, n_layer=2, n_head=2, n_inner=40) | changes
-        )
+        sizes = dict(
+            vocab_size=rows, n_positions=96, n_embd=WIDTH, n_layer=2, n_head=2, n_inner=40, bos_token_id=320,
+            eos_token_id=320,
+        )  # fmt: skip
+        config = transformers.GPT2Config(**sizes | changes)
         model = transformers.GPT2LMHeadModel(config)
     else:
         sizes = dict(
@@ -108,7 +110,7 @@ def projector(seed: int = 7, last: str = "ln"):
     return layers.eval()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Published:
     """A checkpoint, and what the program that wrote it does with it.
 
@@ -161,14 +163,20 @@ class Published:
         return hidden[0], out.logits[0]
 
 
+@functools.cache
+def answers(case: Published) -> list[tuple[list[int], np.ndarray]]:
+    """`decode` of all questions."""
+    return [case.decode(question) for question in QUESTIONS]
+
+
 def enliven(case: Published, *others, end: bool = True) -> Published:
     """Let the end marker and then eos win where another token did, in the case's model and others with its weights.
 
     So some answers end early, some don't, and it matters whether the end marker can be generated.
     """
     for token in (case.end, case.eos) if end else (case.eos,):
-        answers = [case.decode(question)[0] for question in QUESTIONS]
-        later = [found for answer in answers for found in set(answer[1:]) - {answer[0], case.end, case.eos}]
+        decoded = [case.decode(question)[0] for question in QUESTIONS]
+        later = [found for answer in decoded for found in set(answer[1:]) - {answer[0], case.end, case.eos}]
         like = max(sorted(set(later)), key=later.count)
         with torch.no_grad():
             for model in (case.model, *others):
@@ -186,11 +194,7 @@ def _tidy(question: str) -> str:
 
 
 def coconut_hugging_face(folder: Path, kind: str = "safetensors") -> Published:
-    """GPT-2 with three tokens more, in an order of its own.
-
-    Args:
-        kind: "safetensors", "sharded" or "bin".
-    """
+    """GPT-2 with three tokens more, in an order of its own; `kind` is "safetensors", "sharded" or "bin"."""
     texts, plain = tokenizer("gpt2"), len(tokenizer("gpt2"))
     texts.add_special_tokens({"additional_special_tokens": [LATENT, START, END]})
     model = random_model("gpt2", plain + 3, seed=1)
@@ -248,8 +252,7 @@ _LORA_TARGETS = {
 def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int = 0) -> Published:
     """The state dict of a module that holds the model with LoRA adapters of scale 16 / 8, and the projector.
 
-    Args:
-        safe, padding: as above, but here they stay.
+    Padded rows stay in this one.
     """
     texts = tokenizer(backbone)
     plain = len(texts) + padding

@@ -1,7 +1,13 @@
 """Tiny language models that are no reasoners yet, as they are published, and ours made of published files."""
 
+import atexit
 import copy
+import dataclasses
+import functools
 import json
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +90,24 @@ def base_gguf(folder: Path) -> Published:
     texts = tiny_gguf.open_gguf(path).tokenizer()
     settings = {"init": str(path), "reasoner": "coconut_llama", "prompt_slots": (32, 120)}
     return _reasoner(settings, model, texts)
+
+
+@functools.cache
+def written(write: Callable[..., Published], *options) -> Published:
+    """What a writer makes, once, in a folder of its own; read it, don't touch it."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write(folder, *options)
+
+
+def copied(folder: Path, write: Callable[..., Published], *options) -> Published:
+    """The same in a folder where it can be changed."""
+    case = written(write, *options)
+    paths = {key: Path(case.settings[key]) for key in ("init", "base") if key in case.settings}
+    source = paths["init"] if paths["init"].is_dir() else paths["init"].parent
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    moved = {key: str(folder / path.relative_to(source)) for key, path in paths.items()}
+    return dataclasses.replace(case, settings=case.settings | moved)
 
 
 FIXED = {

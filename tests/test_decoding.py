@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from published import (
     QUESTIONS,
+    answers,
     coconut_hugging_face,
     coconut_original,
     codi_hugging_face,
     codi_original,
 )
-from published_bases import arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config
+from published_bases import arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config, written
 from small_run import run
 
 TOLERANCE = 1e-4
@@ -35,21 +36,20 @@ BASES = {
 
 def check_answers(case, found):
     """Some answers end with eos and some don't, and they aren't all alike."""
-    wanted = [case.decode(question)[0] for question in QUESTIONS]
+    wanted = [tokens for tokens, _ in answers(case)]
     assert found == wanted
     assert 0 < sum(case.eos in tokens for tokens in wanted) < len(wanted)
     assert len({token for tokens in wanted for token in tokens}) > 10
 
 
 def check_latents(case, found):
-    wanted = np.stack([case.decode(question)[1] for question in QUESTIONS])
+    wanted = np.stack([latents for _, latents in answers(case)])
     np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
-    write, *options = LAYOUTS[layout]
-    case = write(tmp_path, *options)
+    case = written(*LAYOUTS[layout])
     write_config(tmp_path)
     done = run(*arguments(case.settings), "--workdir=work", folder=tmp_path)
     assert done.status == 0, done.stderr
@@ -64,7 +64,7 @@ def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
 
 @pytest.mark.parametrize(("write", "backbone"), [(coconut_original, "llama"), (codi_original, "gpt2")])
 def test_one_row_at_a_time(write, backbone, tmp_path):
-    case = write(tmp_path, backbone, safe=True)
+    case = written(write, backbone, True)
     tokens, latents = decode_here(case.settings | {"evaluate.batch_size": 1}, tmp_path)
     check_answers(case, tokens)
     check_latents(case, latents)
@@ -72,16 +72,15 @@ def test_one_row_at_a_time(write, backbone, tmp_path):
 
 @pytest.mark.parametrize("layout", BASES)
 def test_base_models_begin_as_their_own_continuation(layout, tmp_path):
-    write, *options = BASES[layout]
-    case = write(tmp_path, *options)
+    case = written(*BASES[layout])
     tokens, latents = decode_here(case.settings, tmp_path)
-    assert tokens == [case.decode(question)[0] for question in QUESTIONS]
+    assert tokens == [wanted for wanted, _ in answers(case)]
     check_latents(case, latents)
 
 
-def test_codis_own_program_never_generates_the_end_marker(tmp_path):
+def test_codis_own_program_never_generates_the_end_marker():
     """Without the ban on it, the same checkpoint would."""
-    case = codi_original(tmp_path, "gpt2")
+    case = written(codi_original, "gpt2")
     free = [dataclasses.replace(case, banned=()).decode(question)[0] for question in QUESTIONS]
     assert any(case.end in tokens for tokens in free)
-    assert not any(case.end in case.decode(question)[0] for question in QUESTIONS)
+    assert not any(case.end in tokens for tokens, _ in answers(case))

@@ -19,7 +19,7 @@ from published import (
     tokenizer,
     torch,
 )
-from published_bases import base_gguf, base_gpt2, base_llama, config_of, write_config
+from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, write_config, written
 from tiny import load_hf
 from tiny_llama import load_hf_llama
 
@@ -77,7 +77,7 @@ def projector_of(layers) -> dict[str, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("name", CASES)
 def test_everything_arrives(name, tmp_path):
     write, *options = CASES[name]
-    case = write(tmp_path, *options)
+    case = written(write, *options)
     origin = open_case(case.settings, tmp_path)
     state = {key: value for key, value in case.model.state_dict().items() if not key.startswith("projector.")}
     # Adapters are added, and rows averaged, in another order of summation.
@@ -99,13 +99,11 @@ def test_everything_arrives(name, tmp_path):
 
 def test_ids_by_name_and_published_ones(tmp_path):
     plain = len(tokenizer("gpt2"))
-    for folder in ("names", "coconut", "codi"):
-        (tmp_path / folder).mkdir()
-    named = open_case(coconut_hugging_face(tmp_path / "names").settings, tmp_path).tokens
+    named = open_case(written(coconut_hugging_face).settings, tmp_path).tokens
     assert (named["latent"], named["start"], named["end"]) == (plain, plain + 1, plain + 2)
-    coconut = open_case(coconut_original(tmp_path / "coconut", "gpt2").settings, tmp_path).tokens
+    coconut = open_case(written(coconut_original, "gpt2").settings, tmp_path).tokens
     assert (coconut["start"], coconut["end"], coconut["latent"]) == (plain, plain + 1, plain + 2)
-    codi = open_case(codi_original(tmp_path / "codi", "gpt2").settings, tmp_path)
+    codi = open_case(written(codi_original, "gpt2").settings, tmp_path)
     assert (codi.tokens["pad"], codi.tokens["start"], codi.tokens["end"]) == (plain, plain + 1, plain + 2)
     assert codi.template.tokenizer.convert_tokens_to_ids([START, END]) == [plain + 1, plain + 2]
     assert LATENT not in codi.template.tokenizer.get_vocab()
@@ -113,7 +111,7 @@ def test_ids_by_name_and_published_ones(tmp_path):
 
 def test_all_programs_see_the_same_parameters(tmp_path):
     """`initial_params` has what was read, and draws what is missing."""
-    case = base_gpt2(tmp_path)
+    case = written(base_gpt2)
     write_config(tmp_path)
     experiment = build(config_of(case.settings | {"reasoner": "codi_gpt2"}, tmp_path), tmp_path / "work")
     experiment.log.close()
@@ -133,7 +131,7 @@ def _resave(path: Path, change) -> None:
 
 
 def test_what_older_programs_left_in_their_files(tmp_path):
-    case = coconut_original(tmp_path, "gpt2")
+    case = copied(tmp_path / "gpt2", coconut_original, "gpt2")
     mask = torch.ones(1, 1, 96, 96, dtype=torch.uint8).tril()
 
     def add(state):
@@ -144,15 +142,14 @@ def test_what_older_programs_left_in_their_files(tmp_path):
 
     _resave(Path(case.settings["init"]), add)
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
-    (tmp_path / "llama").mkdir()
-    case = coconut_original(tmp_path / "llama", "llama")
+    case = copied(tmp_path / "llama", coconut_original, "llama")
     add_one = {"base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     _resave(Path(case.settings["init"]), lambda state: state.update(add_one))
     assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
 
 
 def test_half_precision_becomes_single_unchanged(tmp_path):
-    case = coconut_original(tmp_path, "llama")
+    case = copied(tmp_path, coconut_original, "llama")
 
     def halve(state):
         for name in state:
@@ -165,7 +162,7 @@ def test_half_precision_becomes_single_unchanged(tmp_path):
 
 
 def test_pefts_own_word_on_the_scale_goes_first(tmp_path):
-    case = codi_original(tmp_path, "llama")
+    case = copied(tmp_path, codi_original, "llama")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 16, "r": 8}))
     settings = case.settings | {"init": str(tmp_path), "lora_alpha": 77.0}
     assert_arrived(open_case(settings, tmp_path), case.model.state_dict(), 1e-6)

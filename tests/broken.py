@@ -1,0 +1,79 @@
+"""Published checkpoints that a test spoils, and how they must be refused."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from published import torch
+from published_bases import config_of, copied, write_config
+from safetensors.torch import load_file, save_file
+
+from slpo_jax.errors import UserError
+from slpo_jax.experiment import build
+
+
+@dataclasses.dataclass
+class Broken:
+    """A checkpoint of which a test spoils something.
+
+    Attributes:
+        folder: holds it.
+        settings: the config's keys.
+    """
+
+    folder: Path
+    settings: dict
+
+    @property
+    def init(self) -> Path:
+        return Path(self.settings["init"])
+
+    def tensors(self, change: Callable[[dict], object]) -> None:
+        """Change the tensors that are stored in the file, or the directory's only one."""
+        path = self.init / "model.safetensors" if self.init.is_dir() else self.init
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+            change(state)
+            save_file(state, path, metadata={"format": "pt"})
+        else:
+            state = torch.load(path)
+            change(state)
+            torch.save(state, path)
+
+    def cut(self, name: str = "", keep: float = 0.6) -> None:
+        """Truncate a file."""
+        path = self.init / name
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * keep)])
+
+    def gather_shards(self) -> None:
+        """Make one file of the directory's shards."""
+        state = {name: tensor for path in self.init.glob("model-*") for name, tensor in load_file(path).items()}
+        (self.init / "model.safetensors.index.json").unlink()
+        save_file(state, self.init / "model.safetensors")
+
+    def edit(self, file: str, **changes) -> None:
+        """Change keys of a JSON file; None takes one out."""
+        path = self.folder / file
+        values = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+    def refused(self, *parts: str) -> None:
+        """Building the run fails in one line with these parts and a remedy, and writes nothing."""
+        workdir = self.folder / "work"
+        with pytest.raises(UserError) as caught:
+            build(config_of(self.settings, self.folder), workdir).initial_params()
+        message = str(caught.value)
+        assert "\n" not in message
+        assert ";" in message
+        for part in parts:
+            assert part in message
+        assert not workdir.exists()
+
+
+def to_be_broken(folder: Path, write: Callable, *options) -> Broken:
+    """A whole checkpoint in this folder."""
+    write_config(folder)
+    return Broken(folder, copied(folder, write, *options).settings)

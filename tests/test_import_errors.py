@@ -1,0 +1,272 @@
+"""Checkpoints that can't be used end in one line that names the file, tensor or key, and leave nothing behind."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from broken import to_be_broken
+from published import coconut_hugging_face, coconut_original, codi_hugging_face, codi_original, tokenizer, torch
+from published_bases import arguments, base_gguf, base_gpt2, base_llama, written
+from small_run import run
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """(writer, options) -> a checkpoint to be spoilt."""
+    return functools.partial(to_be_broken, tmp_path)
+
+
+WTE, C_FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc.weight"
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "reasoner", "part"),
+    [
+        (base_llama, (), "coconut_gpt2", "coconut_llama"),
+        (base_gguf, (), "coconut_gpt2", "coconut_llama"),
+        (base_gpt2, (), "coconut_llama", "coconut_gpt2"),
+        (coconut_original, ("llama",), "coconut_gpt2", "coconut_llama"),
+        (coconut_original, ("gpt2",), "codi_gpt2", "coconut_gpt2"),
+        (coconut_original, ("gpt2",), "codi_llama", "coconut_gpt2"),
+        (codi_original, ("llama",), "coconut_llama", "codi_llama"),
+        (codi_original, ("gpt2",), "codi_llama", "codi_gpt2"),
+        (codi_hugging_face, (), "coconut_gpt2", "codi_gpt2"),
+    ],
+)
+def test_another_reasoner_than_the_files(checkpoint, write, options, reasoner, part):
+    broken = checkpoint(write, *options)
+    broken.settings["reasoner"] = reasoner
+    broken.refused(f"config.reasoner: is {reasoner}", str(broken.init), f"is a {part} checkpoint")
+
+
+def test_a_coconut_directory_is_no_codi(checkpoint):
+    broken = checkpoint(coconut_hugging_face)
+    broken.settings["reasoner"] = "codi_gpt2"
+    broken.refused(str(broken.init), "base model", "projector")
+
+
+def test_truncated_files(checkpoint):
+    broken = checkpoint(coconut_hugging_face, "sharded")
+    shard = sorted(broken.init.glob("model-*"))[2].name
+    broken.cut(shard)
+    broken.refused(shard, "truncated or corrupt")
+    (broken.init / shard).unlink()
+    broken.refused(shard, "missing")
+
+
+def test_truncated_torch_files(checkpoint):
+    broken = checkpoint(codi_original, "gpt2")
+    whole = broken.init.read_bytes()
+    for keep in (0.001, 0.3, 0.9, 0.999):
+        broken.init.write_bytes(whole)
+        broken.cut(keep=keep)
+        broken.refused(str(broken.init), "fetch it again")
+    broken.init.write_bytes(bytes(reversed(whole)))
+    broken.refused(str(broken.init), "fetch it again")
+
+
+def test_truncated_gguf(checkpoint):
+    broken = checkpoint(base_gguf)
+    broken.cut()
+    broken.refused(str(broken.init), "truncated")
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "name", "named"),
+    [
+        (coconut_hugging_face, (), C_FC, C_FC),
+        (coconut_hugging_face, (), WTE, WTE),
+        (coconut_original, ("llama",), "base_causallm.model.layers.1.self_attn.k_proj.weight", "k_proj.weight"),
+        (codi_original, ("gpt2",), "codi.base_model.model.transformer.h.0.ln_1.bias", "transformer.h.0.ln_1.bias"),
+        (codi_original, ("llama",), "prj.ln.bias", "projector.4.bias"),
+        (codi_original, ("llama",), "prj.1.weight", "prj.1.weight"),
+        (codi_hugging_face, (), "projector.3.weight", "projector.3.weight"),
+        (base_llama, (True,), "model.norm.weight", "model.norm.weight"),
+    ],
+)
+def test_a_missing_tensor(checkpoint, write, options, name, named):
+    broken = checkpoint(write, *options)
+    if write is base_llama:
+        broken.gather_shards()
+    broken.tensors(lambda state: state.pop(name))
+    broken.refused(str(broken.init), named, "missing")
+
+
+def test_a_missing_embedding_of_an_untied_model(checkpoint):
+    """The head that is there must not be taken for it."""
+    broken = checkpoint(base_llama)
+    broken.gather_shards()
+    broken.tensors(lambda state: state.pop("model.embed_tokens.weight"))
+    broken.refused(str(broken.init), "model.embed_tokens.weight", "missing")
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "name"),
+    [
+        (coconut_hugging_face, (), "transformer.h.2.ln_1.weight"),
+        (coconut_hugging_face, (), "score.weight"),
+        (coconut_hugging_face, (), "transformer.h.0.attn.bias"),
+        (coconut_original, ("gpt2",), "base_causallm.transformer.h.0.attn.extra"),
+        (coconut_original, ("gpt2",), "gate.weight"),
+        (codi_original, ("llama",), "codi.base_model.model.model.layers.0.self_attn.q_proj.bias"),
+        (codi_original, ("llama",), "teacher.weight"),
+        (codi_original, ("llama",), "prj.5.weight"),
+        (codi_hugging_face, (), "projector.0.weight"),
+    ],
+)
+def test_an_extra_tensor(checkpoint, write, options, name):
+    broken = checkpoint(write, *options)
+    broken.tensors(lambda state: state.update({name: torch.ones(16)}))
+    broken.refused(str(broken.init), f"tensor {name} is unexpected")
+
+
+@pytest.mark.parametrize(
+    ("write", "options", "name", "shape"),
+    [
+        (coconut_hugging_face, (), C_FC, (40, 16)),
+        (coconut_hugging_face, (), "transformer.wpe.weight", (95, 16)),
+        (codi_original, ("llama",), "prj.ln.weight", (20,)),
+        (codi_original, ("llama",), "prj.1.weight", (16,)),
+        (codi_original, ("llama",), "codi.base_model.model.model.norm.weight", (1, 16)),
+        (codi_hugging_face, (), "projector.3.weight", (20, 16)),
+    ],
+)
+def test_a_wrong_shape(checkpoint, write, options, name, shape):
+    broken = checkpoint(write, *options)
+    broken.tensors(lambda state: state.update({name: torch.ones(shape)}))
+    broken.refused(str(broken.init), f"tensor {name} has shape {list(shape)}", "says [")
+
+
+def test_rows_that_do_not_fit_the_vocabulary(checkpoint):
+    broken = checkpoint(coconut_hugging_face)
+    broken.tensors(lambda state: state.update({WTE: state[WTE][:-1]}))
+    broken.edit("config.json", vocab_size=323)
+    broken.refused(str(broken.init), WTE, "323 rows", "tokenizer 324")
+
+
+@pytest.mark.parametrize("write", [coconut_original, codi_original])
+def test_the_base_of_another_checkpoint(checkpoint, write):
+    broken = checkpoint(write, "gpt2")
+    base = broken.folder / "base"
+    smaller = tokenizer("gpt2").backend_tokenizer
+    smaller.add_tokens(["another", "vocabulary"])
+    smaller.save(str(base / "tokenizer.json"))
+    broken.edit("base/config.json", vocab_size=323)
+    broken.refused("config.base")
+    broken.edit("base/config.json", vocab_size=321, n_embd=8)
+    tokenizer("gpt2").backend_tokenizer.save(str(base / "tokenizer.json"))
+    broken.refused(str(broken.init), "wte.weight has shape [324, 16]", "[324, 8]")
+
+
+def test_a_reasoner_without_its_tokens(checkpoint):
+    broken = checkpoint(coconut_original, "gpt2")
+
+    def shorten(state):
+        for name in state:
+            if len(state[name]) == 324:
+                state[name] = state[name][:321].clone()
+
+    broken.tensors(shorten)
+    broken.refused(str(broken.init), "321 rows", "special tokens")
+
+
+def test_lora(checkpoint):
+    broken = checkpoint(codi_original, "llama")
+    place = "codi.base_model.model.model.layers.1.mlp.up_proj"
+    alpha, broken.settings["lora_alpha"] = broken.settings["lora_alpha"], 0.0
+    broken.refused(str(broken.init), "config.lora_alpha")
+    broken.settings["lora_alpha"] = alpha
+    taken = {}
+    for part in ("lora_B.default.weight", "lora_A.default.weight", "base_layer.weight"):
+        name = f"{place}.{part}"
+        broken.tensors(lambda state, name=name: taken.update({name: state.pop(name)}))
+        broken.refused(str(broken.init), place.removeprefix("codi.base_model.model."), part, "missing")
+        broken.tensors(lambda state: state.update(taken))
+    rank = {f"{place}.lora_B.default.weight": torch.ones(24, 7)}
+    broken.tensors(lambda state: state.update(rank))
+    broken.refused(str(broken.init), "up_proj.lora_B.default.weight", "[24, 7]", "don't fit")
+    broken.tensors(lambda state: state.update(taken | {f"{place}.lora_A.other.weight": torch.ones(8, 16)}))
+    broken.refused(str(broken.init), "up_proj.lora_A.other.weight", "unexpected")
+
+
+@pytest.mark.parametrize(("key", "value"), [("use_rslora", True), ("use_dora", True), ("alpha_pattern", {"q": 2})])
+def test_adapters_whose_scale_is_another(checkpoint, key, value):
+    broken = checkpoint(codi_original, "llama")
+    broken.settings["init"] = str(broken.folder)
+    (broken.folder / "adapter_config.json").write_text(json.dumps({"lora_alpha": 16, key: value}))
+    broken.refused("adapter_config.json", key)
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "base_causallm.lm_head.weight"])
+def test_copies_that_differ(checkpoint, name):
+    broken = checkpoint(coconut_original, "gpt2")
+
+    def change(state):
+        state[name] = state[name].clone()
+        state[name][3, 4] += 1e-3
+
+    broken.tensors(change)
+    broken.refused(str(broken.init), name, "differs")
+
+
+def test_a_base_model_evaluated_as_a_reasoner(checkpoint):
+    for write in (base_gpt2, base_gguf):
+        broken = checkpoint(write)
+        broken.settings["stages"] = ("evaluate",)
+        broken.refused(str(broken.init), "base model", "special tokens", "imitate")
+        broken.settings["reasoner"] = broken.settings["reasoner"].replace("coconut", "codi")
+        broken.refused(str(broken.init), "base model", "imitate")
+
+
+def test_no_gate(checkpoint):
+    broken = checkpoint(coconut_hugging_face)
+    broken.settings["gate.enabled"] = True
+    broken.refused("config.gate.enabled", str(broken.init), "cold_start")
+
+
+def test_no_base(checkpoint):
+    broken = checkpoint(coconut_original, "gpt2")
+    base = broken.settings.pop("base")
+    broken.refused("config.base: not set", str(broken.init))
+    broken.settings["base"] = str(broken.folder / "nowhere" / "else" / "x")
+    broken.refused("config.base", "nowhere")
+    (Path(base) / "tokenizer.json").unlink()
+    broken.settings["base"] = base
+    broken.refused("config.base", "without a tokenizer")
+    (Path(base) / "config.json").unlink()
+    broken.refused(str(Path(base) / "config.json"), "no such file")
+
+
+def test_hub_ids_without_a_network(checkpoint, monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unreachable(*_: object) -> None:
+        raise OSError("no name service")
+
+    monkeypatch.setattr("socket.getaddrinfo", unreachable)
+    broken = checkpoint(coconut_original, "gpt2")
+    broken.settings["base"] = "nobody-at-all/no-such-model"
+    broken.refused("config.base: nobody-at-all/no-such-model", "network")
+    broken.settings["init"] = "nobody-at-all/no-such-model"
+    broken.refused("config.init: nobody-at-all/no-such-model", "network")
+
+
+def test_the_command_says_so_in_one_line(checkpoint):
+    broken = checkpoint(coconut_hugging_face)
+    broken.cut("model.safetensors")
+    gguf = written(base_gguf).settings | {"reasoner": "codi_gpt2", "stages": ("evaluate",)}
+    base = written(base_gpt2).settings | {"stages": ("evaluate",)}
+    for settings, part in (
+        (broken.settings, "model.safetensors: "),
+        (gguf, "config.reasoner: is codi_gpt2"),
+        (base, "config.init: "),
+    ):
+        done = run(*arguments(settings), "--workdir=work", folder=broken.folder)
+        assert done.status == 2, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert part in line
+        assert str(settings["init"]) in line
+        assert not (broken.folder / "work").exists()
