@@ -4,8 +4,8 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.templates import coconut_template
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.text.templates import coconut_template, codi_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer, token_bytes
 
 QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
 
@@ -68,3 +68,19 @@ def test_words_that_have_no_token_are_an_error():
         template.prompt("Tom has 31 apples")
     with pytest.raises(UserError, match="### 72"):
         template.suffix([], "72")
+
+
+def test_codi_on_a_word_level_tokenizer():
+    tokenizer = arithmetic_tokenizer(30)
+    known = len(tokenizer)
+    template = codi_template(tokenizer)
+    prompt = template.prompt("  Tom has  5 apples . ")
+    assert _tokens(template, prompt) == ["Tom", "has", "5", "apples", ".", "<|start-latent|>"]
+    expected = ["<|end-latent|>", "5", "+", "3", "=", "8", "The", "answer", "is:", "8", "<eos>"]
+    suffix = template.suffix(["5 + 3 = 8"], "8")
+    assert _tokens(template, suffix) == expected
+    pieces = token_bytes(tokenizer)
+    assert b"".join(pieces[index] for index in suffix) == b" 5 + 3 = 8 The answer is: 8"
+    assert len(tokenizer) == known + 3  # three words; the latent tokens were there
+    codi_template(tokenizer)
+    assert len(tokenizer) == known + 3

@@ -17,6 +17,7 @@ from slpo_jax.text.tokenizer import (
     CODI_TOKENS,
     ReasonerTokens,
     add_reasoner_tokens,
+    add_words,
     token_bytes,
 )
 
@@ -153,6 +154,7 @@ def codi_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = Non
     Returns:
       The template.
     """
+    add_words(tokenizer, CODI_ANSWER)
     tokens = add_reasoner_tokens(tokenizer, CODI_TOKENS, first_id)
     return _template(
         tokenizer,

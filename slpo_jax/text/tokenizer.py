@@ -133,6 +133,13 @@ def add_reasoner_tokens(
     )
 
 
+def add_words(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    """Gives a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them."""
+    if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
+        words = [AddedToken(word, single_word=True, normalized=False) for word in text.split()]
+        tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
+
+
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
     """The bytes that each id stands for, for the device verifier.
 
