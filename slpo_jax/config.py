@@ -166,6 +166,11 @@ def default_config() -> ConfigDict:
     return config
 
 
+def own_latents(config: ConfigDict) -> int:
+    """The number of latents that imitation ends with, which is the reasoner's own without a gate."""
+    return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+
+
 def check(config: ConfigDict) -> None:
     """Fail early on values that no stage could use.
 

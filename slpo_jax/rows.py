@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slpo_jax.checks import SHARED_KEYS, has_checkpoint
+from slpo_jax.config import own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records, write_text
@@ -39,7 +40,7 @@ def rows(experiment: Experiment) -> list[Row]:
     """The rows that the finished stages of this workdir allow, in the report's order."""
     config = experiment.config
     total = config.max_latents
-    own = min(total, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+    own = own_latents(config)
     gated: tuple[Stopping, tuple] = ("length", (total,))
     if config.gate.enabled:
         gated = ("threshold", tuple(config.evaluate.thresholds))

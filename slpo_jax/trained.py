@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import read_description, read_json
 from slpo_jax.interop.opening import open_checkpoint
@@ -88,8 +88,7 @@ def stopping_of(config: ConfigDict) -> tuple[Stopping, float | int]:
     if config.gate.enabled:
         return "threshold", chosen if chosen is not None else 0.5
     if stage.name.startswith("imitate"):
-        own = max(1, config.imitate.c_thought * config.imitate.max_latent_stage)
-        return "length", chosen or min(config.max_latents, own)
+        return "length", chosen or own_latents(config)
     return "length", config.max_latents
 
 

@@ -121,6 +121,14 @@ def test_an_extra_tensor(checkpoint, write, options, name):
     broken.refused(str(broken.init), f"tensor {name} is unexpected")
 
 
+def test_a_mask_that_is_not_causal(checkpoint):
+    """Only the constant that older transformers stored may be left out."""
+    broken = checkpoint(coconut_hugging_face)
+    name = "transformer.h.0.attn.bias"
+    broken.tensors(lambda state: state.update({name: torch.ones(1, 1, 96, 96)}))
+    broken.refused(str(broken.init), f"tensor {name} is unexpected")
+
+
 @pytest.mark.parametrize(
     ("write", "options", "name", "shape"),
     [
