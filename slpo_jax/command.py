@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 from absl import app, flags, logging
+from transformers.utils import logging as transformers_logging
 
 from slpo_jax.errors import UserError
 
@@ -24,6 +25,7 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
 
     def quiet(arguments: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+        transformers_logging.set_verbosity_error()  # what is wrong with a file, our one line says
         main(arguments)
 
     try:

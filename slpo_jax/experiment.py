@@ -196,11 +196,10 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> N
     """What an imported checkpoint lacks must be trained, or not be asked for."""
     finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
-        lacking = "lacks CODI's projector" if origin.recipe.has_projector else "lacks the special tokens"
+        lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(
-            f"config.init: {config.init} is a base model, which {lacking} of a reasoner (vocabulary "
-            f"{origin.description.model.vocab_size} with them); put imitate into config.stages, or give a reasoner's "
-            "checkpoint"
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet ({lacking}); put imitate into "
+            "config.stages, or give a reasoner's checkpoint"
         )
     trains = set(config.stages) != {"evaluate"} or bool(finished)
     if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
