@@ -5,6 +5,8 @@ of the stages: `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="
 'evaluate')"`, which trains COCONUT as its authors trained GPT-2. `config.base` has the tokenizer of a file without one.
 `--config=configs/coconut_llama1b.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
 `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
+Activations are float32, in which tokens are those of the programs that wrote the checkpoints; to train on an
+accelerator, add `--config.model.dtype=bfloat16`.
 """
 
 from slpo_jax.config import default_config
@@ -15,7 +17,7 @@ def get_config(folder: str = "data"):
     config = default_config()
     config.reasoner = "coconut_llama"
     config.base = "meta-llama/Llama-3.2-1B-Instruct"
-    config.model.update(dtype="bfloat16", remat=True)
+    config.model.remat = True
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
     coconut_imitation(config)  # not run by default
     config.imitate.micro_batches = 4

@@ -6,6 +6,8 @@ The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sh
 CODI's own training starts from the base model:
 `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','slpo','evaluate')"`.
 It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
+Activations are float32, in which tokens are those of the programs that wrote the checkpoints; to train on an
+accelerator, add `--config.model.dtype=bfloat16`.
 """
 
 from slpo_jax.config import default_config
@@ -18,7 +20,7 @@ def get_config(folder: str = "data"):
     config.init = "zen-E/CODI-llama3.2-1b-Instruct"
     config.base = "meta-llama/Llama-3.2-1B-Instruct"
     config.lora_alpha = 32.0  # of the published file's adapters
-    config.model.update(dtype="bfloat16", remat=True)
+    config.model.remat = True
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
     codi_imitation(config, epochs=10, learning_rate=8e-4)  # not run by default
     config.imitate.update(micro_batches=4, distil_factor=20.0, max_tokens=200)

@@ -1,6 +1,7 @@
 """What the project's commands share: flags, jax's settings, and one line with status 2 for what the user can mend."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,15 @@ def parse_flags(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         raise UserError(f"{' '.join(str(error).split()).rstrip('.')}; see --help") from error
+
+
+def in_flags(message: str, names: dict[str, str]) -> str:
+    """A message about config keys, for a command that has flags instead.
+
+    Args:
+        names: flag or argument by key.
+    """
+    return re.sub(rf"(?:--)?\bconfig\.({'|'.join(names)})\b", lambda found: names[found[1]], message)
 
 
 def set_up_jax(cpu_devices: int = 1) -> None:

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from slpo_jax.cards import model_card
-from slpo_jax.command import run_command
+from slpo_jax.command import in_flags, run_command
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import read_description
@@ -26,13 +26,16 @@ from slpo_jax.interop.export import export_reasoner
 from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.origin import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
 from slpo_jax.reasoners import REASONERS, name_of
-from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 from slpo_jax.training.checkpoint import is_checkpoint, load_params, save_params, stored_params
 
 _REASONER = flags.DEFINE_string("reasoner", None, f"One of {', '.join(REASONERS)}; needed where SRC doesn't tell.")
 _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
 _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
+
+# What the config's keys are called here.
+_NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha")} | {"init": "SRC"}
 
 
 def import_checkpoint(source: str, target: Path, config: ConfigDict) -> Origin:
@@ -104,6 +107,10 @@ def guess_reasoner(source: str, config: ConfigDict) -> str:
     if opened.description is not None:
         return name_of(opened.description.kind, opened.description.model)
     if opened.layout.kind == "plain":
+        # A language model whose tokenizer has the latent tokens is COCONUT in Hugging Face's layout: it has no more.
+        tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer and opened.tokenizer()
+        if tokenizer and {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys():
+            return f"coconut_{opened.layout.backbone}"
         raise UserError(
             f"--reasoner: {source} has a plain language model's tensors; say what it is, "
             f"coconut_{opened.layout.backbone} or codi_{opened.layout.backbone}"
@@ -120,13 +127,17 @@ def main(argv: list[str]) -> None:
     if len(argv) != 4 or argv[1] not in ("import", "export"):
         raise UserError("usage: python -m slpo_jax.convert import|export SRC DST; see --help")
     _, action, source, target = argv
-    if action == "export":
-        export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
-    else:
-        config = default_config()
-        config.update(base=_BASE.value, tokenizer=_TOKENIZER.value, lora_alpha=_LORA_ALPHA.value or 0.0)
-        config.reasoner = _REASONER.value or guess_reasoner(source, config)
-        import_checkpoint(source, Path(target).expanduser(), config)
+    try:
+        if action == "export":
+            export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
+        else:
+            _check_free(Path(target).expanduser())
+            config = default_config()
+            config.update(base=_BASE.value, tokenizer=_TOKENIZER.value, lora_alpha=_LORA_ALPHA.value)
+            config.reasoner = _REASONER.value or guess_reasoner(source, config)
+            import_checkpoint(source, Path(target).expanduser(), config)
+    except UserError as error:
+        raise UserError(in_flags(str(error), _NAMES)) from error
     print(f"{action}ed: {target}")
 
 

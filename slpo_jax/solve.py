@@ -9,18 +9,19 @@ is written.
 
 import dataclasses
 import json
-import re
 import sys
 from typing import Any
 
 from absl import flags
 
-from slpo_jax.command import run_command, set_up_jax
+from slpo_jax.command import in_flags, run_command, set_up_jax
 from slpo_jax.errors import UserError
 from slpo_jax.reasoners import REASONERS
 from slpo_jax.solver import Solution, Solver, Vote, load_solver, solve, vote
 
-_FLAGS = {"init": "checkpoint", "max_latents": "latents"}  # where a flag is called otherwise than the config's key
+# Flags by the config's keys.
+_FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
+_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents"}
 
 
 def describe(solver: Solver, solution: Solution) -> str:
@@ -113,6 +114,8 @@ def main(argv: list[str]) -> None:
     if len(argv) < 2:
         raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
+    if not question.strip():
+        raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     set_up_jax()
     try:
         solver = load_solver(
@@ -122,18 +125,13 @@ def main(argv: list[str]) -> None:
         solution = solve(solver, question.strip())
         found = vote(solver, question.strip(), values.samples, values.seed) if values.samples else None
     except UserError as error:  # its keys are the config's; here they are flags
-        raise UserError(_with_flags(str(error))) from error
+        raise UserError(in_flags(str(error), _FLAGS)) from error
     if values.json:
         print(json.dumps(as_json(solver, solution, found, values.seed), ensure_ascii=False))
         return
     print(describe(solver, solution))
     if found is not None:
         print("\n" + describe_vote(solver, found, values.seed))
-
-
-def _with_flags(message: str) -> str:
-    names = "init|base|tokenizer|reasoner|lora_alpha|max_latents|max_answer_tokens"
-    return re.sub(rf"(?:--)?\bconfig\.({names})\b", lambda m: f"--{_FLAGS.get(m[1], m[1])}", message)
 
 
 def run() -> None:

@@ -207,8 +207,23 @@ def test_numbers_of_any_length_are_compared_exactly(style):
 def test_compressed_bytes_read_as_the_tokens_do():
     pieces = ["".join(letters) for size in range(5) for letters in itertools.product("1,.-# x\t", repeat=size)]
     compressed = [bytes(row).rstrip(b"\0").decode() for row in byte_table([p.encode() for p in pieces]).bytes_VL]
-    contexts = [("", ""), ("1", "1"), ("-", "1"), ("1", "11"), ("1,", "111"), ("1,1", "1"), ("1.", ".1"), (" ", "1 "),
-                ("# 1", " "), ("1,11", ",111"), ("1,111", "111"), ("x", "1"), ("1", "#1"), ("#", "-1"), ("1-", ",111")]
+    contexts = [
+        ("", ""),
+        ("1", "1"),
+        ("-", "1"),
+        ("1", "11"),
+        ("1,", "111"),
+        ("1,1", "1"),
+        ("1.", ".1"),
+        (" ", "1 "),
+        ("# 1", " "),
+        ("1,11", ",111"),
+        ("1,111", "111"),
+        ("x", "1"),
+        ("1", "#1"),
+        ("#", "-1"),
+        ("1-", ",111"),
+    ]
     for (before, after), style in itertools.product(contexts, STYLES):
         for piece, short in zip(pieces, compressed, strict=True):
             expected = parse_completion(before + piece + after, style)

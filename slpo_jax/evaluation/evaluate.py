@@ -97,9 +97,16 @@ class Evaluator:
             if not len(places):
                 continue
             padded = pad_prompts([problems.prompts[i] for i in distinct], (slots,), distinct, problems.template.pad_id)
-            for chunk, real in padded_chunks(len(places), self.batch_size):
+            for chunk, real in padded_chunks(len(places), self._rows(len(places))):
                 rows = inverse[chunk]
                 yield Prompts(padded.tokens[rows], padded.valid[rows]), places[chunk], real
+
+    def _rows(self, wanted: int) -> int:
+        """Rows of a batch: halved while a quarter would do, so that few problems cost little and few shapes compile."""
+        rows, devices = self.batch_size, self.mesh.size
+        while rows % (2 * devices) == 0 and rows >= 4 * wanted:
+            rows //= 2
+        return rows
 
     def run(
         self,
@@ -132,10 +139,8 @@ class Evaluator:
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         sharding = NamedSharding(self.mesh, PartitionSpec("data"))
         results = []
-        total = -(-len(index_N) // self.batch_size)
-        chunks = tqdm(
-            self._chunks(problems, index_N), total=total, desc=label, unit="batch", leave=False, mininterval=1
-        )
+        chunks = self._chunks(problems, index_N)
+        bar = tqdm(total=len(index_N), desc=label, unit="rollout", leave=False, mininterval=1)
         for prompts, places, real in chunks:
             rule_N = np.full(len(places), rule, np.float32 if stopping == "threshold" else np.int32)
             rows = jax.device_put((prompts, index_N[places], sample_N[places]), sharding)
@@ -143,6 +148,8 @@ class Evaluator:
             results.append((places[real], real, out))
             if len(results) > 1:  # wait for the batch before, so that one is always under way
                 jax.block_until_ready(results[-2][2])
+            bar.update(int(real.sum()))
+        bar.close()
         return _in_order(results, len(index_N))
 
 

@@ -69,9 +69,10 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not hub_reachable()))
     except Exception as error:  # the client raises errors of several libraries
+        reason = first_line(error) if hub_reachable() else "the hub can't be reached"
         raise UserError(
-            f"{key}: {source} is no local path, and can't be had from the Hugging Face hub or its cache "
-            f"({first_line(error)}); give a local path or check the network"
+            f"{key}: {source} is no local path, and can't be had from the Hugging Face hub or its cache ({reason}); "
+            "give a local path or check the network"
         ) from error
 
 
