@@ -76,7 +76,7 @@ def _logits(reasoner, params, prompts: Prompts):
 
 
 def _assert_close(found, expected):
-    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-3
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
     assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.99
 
 
