@@ -15,7 +15,7 @@ from slpo_jax.training.checkpoint import save_params
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
 T, ANSWER = 4, 3
-RUN = {"coconut_gpt2": 0.92, "codi_gpt2": 0.8}  # reasoner: the threshold that its run has chosen
+RUN = {"coconut_gpt2": 0.92, "codi_gpt2": 0.6}  # reasoner: the threshold that its run has chosen
 
 
 def run_config(reasoner: str):
