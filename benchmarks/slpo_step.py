@@ -20,7 +20,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from tqdm import tqdm
 
-from benchmarks import SHAPES, TRAINED, Parser, Shapes, Workload, load_config, machine, make_workload, markdown_table
+from benchmarks.report import Parser, machine, markdown_table
+from benchmarks.workload import SHAPES, TRAINED, Shapes, Workload, load_config, make_workload
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.records import write_text
 from slpo_jax.policy import noise

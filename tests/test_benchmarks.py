@@ -12,14 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-import benchmarks
 from benchmarks import slpo_step
+from benchmarks.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import build
 from slpo_jax.models.gate import first_stop_log_probs
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
-TINY = benchmarks.Shapes(
+TINY = Shapes(
     "quickstart.py",
     {
         "model.n_layer": 1,
@@ -41,7 +41,7 @@ TINY = benchmarks.Shapes(
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory, cpu_devices):
-    return benchmarks.make_workload(TINY, benchmarks.load_config(TINY), PROMPTS, tmp_path_factory.mktemp("work"))
+    return make_workload(TINY, load_config(TINY), PROMPTS, tmp_path_factory.mktemp("work"))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def result(cpu_devices):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slpo_step, "CONFIGURATIONS", ((1, 2), (2, 2)))
         patch.setattr(slpo_step, "BASE", (2, 2))
-        return slpo_step.benchmark("gpt2", TINY, benchmarks.load_config(TINY), PROMPTS, WARMUP, STEPS)
+        return slpo_step.benchmark("gpt2", TINY, load_config(TINY), PROMPTS, WARMUP, STEPS)
 
 
 def test_parts_are_the_train_steps_own_work(workload):
@@ -126,20 +126,20 @@ def test_row_leaves_warm_up_out_and_takes_medians():
 
 @pytest.mark.parametrize("steps", [3, 6, 12])
 def test_gate_bias_makes_half_of_the_latents_the_mean(steps):
-    bias = benchmarks.half_way_bias(steps)
+    bias = half_way_bias(steps)
     law = np.exp(first_stop_log_probs(jnp.full(steps, bias), forced=True))
     np.testing.assert_allclose((law * np.arange(1, steps + 1)).sum(), steps / 2, rtol=1e-5)
 
 
 def test_random_prompts_are_left_padded():
-    prompts = benchmarks.random_prompts(3, 10, (5, 9), vocabulary=4, seed=(0, 1))
+    prompts = random_prompts(3, 10, (5, 9), vocabulary=4, seed=(0, 1))
     assert prompts.lengths.tolist() == [5, 7, 9]
     assert (np.diff(prompts.valid.astype(int), axis=1) >= 0).all()
     assert set(np.unique(prompts.tokens)) == {0, 1, 2, 3}
 
 
 def test_gpt2_shapes_are_gpt2_small(tmp_path):
-    config = benchmarks.load_config(benchmarks.SHAPES["gpt2"])
+    config = load_config(SHAPES["gpt2"])
     experiment = build(config, tmp_path)
     shapes = jax.eval_shape(experiment.reasoner.init, jax.random.key(0))
     # 124,439,808 of GPT-2 and three more tokens.
@@ -149,7 +149,7 @@ def test_gpt2_shapes_are_gpt2_small(tmp_path):
 
 def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
     with pytest.raises(UserError, match=r"--prompts: 3 is not a multiple of 4 devices"):
-        benchmarks.make_workload(TINY, benchmarks.load_config(TINY), 3, tmp_path)
+        make_workload(TINY, load_config(TINY), 3, tmp_path)
 
 
 @pytest.mark.parametrize(

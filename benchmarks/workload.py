@@ -1,0 +1,169 @@
+"""The work that the benchmarks time: models, random weights and prompts, the same for every implementation."""
+
+import dataclasses
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.experiment import build
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.rollout import Prompts
+from slpo_jax.stages import make_slpo
+from slpo_jax.training import slpo
+from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.state import TrainState, init_state, shard_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINED = ("reasoner", "gate")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """What is measured.
+
+    Attributes:
+        config: a file in configs/.
+        changes: config keys that differ, by dotted name.
+        prompts: the default of --prompts.
+        answer_tokens: length of the rollouts' answers, eos included.
+        prompt_tokens: least and most of random prompts; None for problems of config.data.train.
+    """
+
+    config: str
+    changes: dict[str, Any]
+    prompts: int
+    answer_tokens: int
+    prompt_tokens: tuple[int, int] | None = None
+
+
+# Of the text, GPT-2's shapes need the size of the vocabulary alone: 50,257 tokens and COCONUT's three.
+_GPT2 = {
+    "init": "",
+    "tokenizer": "synthetic:50199",
+    "prompt_slots": (72,),
+    "data.train": "synthetic:train",
+    "data.valid": "",
+    "data.synthetic.train_size": 64,
+    "data.synthetic.valid_size": 64,
+    "data.synthetic.test_size": 64,
+}
+SHAPES = {
+    "quickstart": Shapes("quickstart.py", {}, prompts=16, answer_tokens=3),  # "### 12" and eos
+    "gpt2": Shapes("coconut_gpt2.py", _GPT2, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)),
+}
+
+
+@dataclasses.dataclass
+class Workload:
+    """The same work for every configuration and, later, every implementation.
+
+    Attributes:
+        parts: of the step; a configuration replaces K and G.
+        state: its parameters are the random weights.
+        batch: measured or warm-up step -> sharded `PromptedBatch`.
+        facts: what it is, for the header.
+    """
+
+    parts: slpo.Slpo
+    optimizer: Any
+    mesh: jax.sharding.Mesh
+    state: TrainState
+    batch: Callable[[int], slpo.PromptedBatch]
+    facts: dict[str, Any]
+
+
+def load_config(shapes: Shapes):
+    """The shapes' config, changes applied."""
+    config = runpy.run_path(str(ROOT / "configs" / shapes.config))["get_config"]()
+    config.update_from_flattened_dict(shapes.changes)
+    return config
+
+
+def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Workload:
+    """Builds models, weights and input as training does.
+
+    Args:
+        config: from `load_config`.
+        prompts: B, over all devices.
+        workdir: where `build` may write.
+    Raises:
+        UserError: the prompts can't be shared out over the devices.
+    """
+    experiment = build(config, workdir)
+    mesh, template = experiment.mesh, experiment.template
+    if prompts % mesh.size:
+        raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one, or fewer devices")
+    real = make_slpo(experiment)
+    end_slot = config.max_latents + shapes.answer_tokens - 1
+    parts = dataclasses.replace(
+        real,
+        reasoner=ending_answers(real.reasoner, template.eos_id, end_slot),
+        reward=lambda tokens, references: real.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0),
+    )
+    params = experiment.initial_params()
+    gate = jax.tree.map(jnp.zeros_like, params["gate"])
+    gate["out"]["bias"] += half_way_bias(config.max_latents)
+    optimizer = make_optimizer(experiment.optimizer_config("slpo", config.slpo.steps))
+    state = init_state({**params, "gate": gate}, TRAINED, optimizer, experiment.key, mesh)
+
+    def batch(step: int):
+        width = experiment.reference_width
+        made = slpo.make_batch(experiment.train, step, config.seed, prompts, config.prompt_slots, width)
+        if shapes.prompt_tokens:
+            slots, seed = config.prompt_slots[0], (config.seed, step)
+            made = made.replace(prompts=random_prompts(prompts, slots, shapes.prompt_tokens, template.end_id, seed))
+        return shard_rows(made, mesh)
+
+    lengths = np.concatenate([batch(step).prompts.lengths for step in range(4)])
+    facts = {
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "activations": config.model.dtype,
+        "prompts": prompts,
+        "prompt_tokens": [int(lengths.min()), int(lengths.max())],
+        "prompt_slots": config.prompt_slots[0],
+        "latent_slots": config.max_latents,
+        "answer_slots": config.max_answer_tokens,
+        "dropout": [config.dropout.rate, config.dropout.where],
+        "optimizer": config.slpo.optimizer.name,
+        "shards": mesh.size,
+    }
+    return Workload(parts, optimizer, mesh, state, batch, facts)
+
+
+def random_prompts(rows: int, slots: int, lengths: tuple[int, int], vocabulary: int, seed) -> Prompts:
+    """Left-padded prompts of random tokens, their lengths evenly spread between the two given."""
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, size=(rows, slots), dtype=np.int32)
+    lengths_B = np.linspace(*lengths, rows).round().astype(int)
+    return Prompts(tokens, np.arange(slots) >= slots - lengths_B[:, None])
+
+
+def half_way_bias(steps: int) -> float:
+    """The gate's bias with which the mean first stop, forced at `steps`, is `steps` / 2."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rho = (low + high) / 2
+        mean = sum((1 - rho) ** t for t in range(steps))  # P(tau > t)
+        low, high = (rho, high) if mean > steps / 2 else (low, rho)
+    return float(np.log(rho / (1 - rho))) if rho < 1 else 20.0
+
+
+def ending_answers(reasoner: Reasoner, eos_id: int, slot: int) -> Reasoner:
+    """The reasoner, but from cache slot `slot` on its next token is eos: random weights never say that they are done.
+
+    Scoring passes have no cache, and are as they were.
+    """
+
+    def forward(params, *args, cache=None, start=0, **kwargs):
+        hidden_BLD, new = reasoner.forward(params, *args, cache=cache, start=start, **kwargs)
+        if cache is not None:
+            # Embeddings are tied: the token most like eos's own embedding is eos.
+            hidden_BLD = jnp.where(start >= slot, reasoner.embed(params, jnp.array([[eos_id]])), hidden_BLD)
+        return hidden_BLD, new
+
+    return dataclasses.replace(reasoner, forward=forward)
