@@ -3,6 +3,9 @@
 The defaults are the paper's (appendix A) and SPEC section 3's. A key that is not here is an error.
 """
 
+from typing import Any
+
+import numpy as np
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -133,6 +136,9 @@ def default_config() -> ConfigDict:
             temperature=0.0,  # of the answers in training rollouts; 0 is greedy
             stopping="sample",  # Bernoulli(rho_t), or "threshold" (at 0.5)
             answer_passes="mean",  # log-likelihood of the answer: mean over the K passes, or one "clean" pass
+            # Shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
+            # pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
+            rooms=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
             # `policy.objective.ObjectiveConfig`.
             objective=dict(
                 latent_reduction="sum",
@@ -217,6 +223,10 @@ def check(config: ConfigDict) -> None:
     need(config.slpo.passes >= 1, "slpo.passes: K must be 1 or more")
     need(config.slpo.advantage in ("rloo", "grpo"), "slpo.advantage: use rloo or grpo")
     need(config.slpo.answer_passes in ("mean", "clean"), "slpo.answer_passes: use mean or clean")
+    need(
+        _ascends_to_one(config.slpo.rooms),
+        f"slpo.rooms: {config.slpo.rooms} are not pairs of shares that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))",
+    )
     need(config.slpo.stopping in ("sample", "threshold"), "slpo.stopping: use sample or threshold")
     need(config.slpo.objective.latent_reduction in ("sum", "mean"), "slpo.objective.latent_reduction: use sum or mean")
     need(
@@ -236,3 +246,14 @@ def check(config: ConfigDict) -> None:
     need("evaluate" not in config.stages or len(config.data.eval) > 0, "data.eval: no sets; add NAME = source to it")
     for name in config.evaluate.datasets or ():
         need(name in config.data.eval, f"evaluate.datasets: {name!r} is not under config.data.eval")
+
+
+def _ascends_to_one(rooms: Any) -> bool:
+    """Whether these are pairs of positive numbers, none smaller than the one before, of which the last is (1, 1)."""
+    try:
+        shares = np.array([(0, 0), *rooms], float)
+    except (TypeError, ValueError):
+        return False
+    return shares.shape[1:] == (2,) and bool(
+        (shares[1:] > 0).all() and (np.diff(shares, axis=0) >= 0).all() and (shares[-1] == 1).all()
+    )

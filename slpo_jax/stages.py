@@ -264,13 +264,15 @@ def make_slpo(experiment: Experiment) -> slpo.Slpo:
     if objective.latent_weight == objective.answer_weight == objective.stop_weight == 0.0:
         raise UserError("config.slpo.objective: all three weights are 0, so there is nothing to train; set one")
     stopping: Stopping = config.stopping if gated else "length"
+    # Without a gate all latents are used; rooms that differ in those alone are one.
+    rooms = config.rooms if gated else dict.fromkeys((1.0, said) for _, said in config.rooms)
     return slpo.Slpo(
         experiment.reasoner,
         experiment.gate,
         experiment.reward,
         dataclasses.replace(experiment.rollout, stopping=stopping, temperature=config.temperature),
         objective,
-        slpo.SlpoConfig(config.group, config.passes, config.advantage, config.answer_passes),
+        slpo.SlpoConfig(config.group, config.passes, config.advantage, config.answer_passes, tuple(map(tuple, rooms))),
     )
 
 

@@ -117,3 +117,14 @@ def test_smollm2_s_are_one_run_of_two_reasoners():
     for key in ("init", "data", "max_latents", "slpo", "cold_start"):
         assert coconut[key] == codi[key]
     assert coconut.imitate.lora.rank == codi.imitate.lora.rank == 0
+
+
+@pytest.mark.parametrize(
+    "rooms", [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)]
+)
+def test_rooms_are_pairs_that_ascend_to_everything(rooms):
+    config = default_config()
+    with config.unlocked():
+        config.slpo.rooms = rooms
+    with pytest.raises(UserError, match=r"config\.slpo\.rooms: .* ascend to \(1, 1\)"):
+        check(config)

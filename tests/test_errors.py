@@ -53,6 +53,7 @@ FLAGS = {
     "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
     "a word for a number": (["--config.slpo.group=many"], "config.slpo.group", "many"),
     "G": (["--config.slpo.group=1"], "config.slpo.group: G = 1", "use 2 or more"),
+    "rooms": (["--config.slpo.rooms=((0.5, 0.5), (0.4, 1.0))"], "config.slpo.rooms", "ascend to (1, 1)"),
     "K": (["--config.slpo.passes=0"], "config.slpo.passes", "1 or more"),
     "T_min > T_max": (["--config.min_latents=4"], "config.min_latents: 4", "max_latents (3)"),
     "T": (["--config.max_latents=0"], "config.max_latents", "at least 1"),

@@ -54,11 +54,12 @@ def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, star
     )
 
 
-def own_mask(valid_BS: jax.Array, length: int, start) -> jax.Array:
-    """bool [B, L, S]: query i (slot start+i) sees the valid slots up to its own."""
+def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
+    """bool [B, L, S]: query i (slot start+i) sees the valid slots up to its own, of the same owner if there are any."""
     slots = jnp.arange(valid_BS.shape[1])
     causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
-    return causal_LS[None] & valid_BS[:, None, :]
+    mask_BLS = causal_LS[None] & valid_BS[:, None, :]
+    return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
 
 
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:

@@ -111,6 +111,7 @@ class Backbone(nn.Module):
         cache: KVCache | None = None,
         start: int | jax.Array = 0,
         dropout: Dropout | None = None,
+        owner_BL: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Run L positions of B rows.
 
@@ -123,10 +124,14 @@ class Backbone(nn.Module):
                 are all the own slots there are.
             start: first slot to write (may be traced).
             dropout: the pass's noise, None for a deterministic pass.
+            owner_BL: int, without a cache: several sequences side by side in one row, each of which sees only itself
+                (and the prefix). None: a row is one sequence.
         Returns:
             hidden states [B, L, D] after the final norm, and the own slots' `KVCache`.
         """
-        hidden_BLD, own, _ = self._run(inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout)
+        hidden_BLD, own, _ = self._run(
+            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL
+        )
         return hidden_BLD, own
 
     def trace(
@@ -151,7 +156,7 @@ class Backbone(nn.Module):
         hidden_BLD, own, levels = self._run(inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
         return hidden_BLD, own, jnp.stack(levels, axis=1)
 
-    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout):
+    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout, owner_BL=None):
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
         c = self.config
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
@@ -160,7 +165,7 @@ class Backbone(nn.Module):
         valid_BS = valid_BL
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
-        mask_BLS = own_mask(valid_BS, x_BLD.shape[1], start if cache is not None else 0)
+        mask_BLS = own_mask(valid_BS, x_BLD.shape[1], start if cache is not None else 0, owner_BL)
         context = Context(mask_BLS, prefix, cache, start, dropout, rotation)
         levels, layers = [], []
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -11,6 +12,7 @@ from flax import struct
 
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
+from slpo_jax.policy.packing import most_used, pack
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, encode_prompts
 
 EPSILON = 1e-6
@@ -68,6 +70,38 @@ def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
     return jnp.cumsum(is_eos_NA, axis=1) - is_eos_NA == 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """How many places a prompt's row has in a scoring pass, for its G rollouts together; static.
+
+    Attributes:
+        latents: at most G*T.
+        answers: at most G*A.
+    """
+
+    latents: int
+    answers: int
+
+
+def full_room(group: int, config: RolloutConfig) -> Room:
+    """Room for whatever G rollouts can be."""
+    return Room(group * config.max_latents, group * config.answer_slots)
+
+
+def used_slots(trajectories: Trajectories, eos_id: int) -> tuple[jax.Array, jax.Array]:
+    """bool [N, T] and bool [N, A]: the latents that were fed, and the generated tokens."""
+    steps_T = jnp.arange(1, trajectories.latents.shape[1] + 1)
+    return steps_T <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, eos_id)
+
+
+def smallest_room(rooms: Sequence[Room], trajectories: Trajectories, group: int, eos_id: int) -> jax.Array:
+    """int: the first of the ascending `rooms` that every prompt's G trajectories fit in; the last has to hold them."""
+    fed_NT, spoken_NA = used_slots(trajectories, eos_id)
+    latents, answers = most_used(fed_NT, group), most_used(spoken_NA, group)
+    limits = jnp.array([(room.latents, room.answers) for room in rooms[:-1]], jnp.int32).reshape(-1, 2)
+    return jnp.sum(jnp.any(limits < jnp.stack([latents, answers]), axis=1), dtype=jnp.int32)
+
+
 def score_pass(
     reasoner: Reasoner,
     params: Any,
@@ -76,52 +110,57 @@ def score_pass(
     prompt_keys_B: jax.Array,
     keys_N: jax.Array,
     config: RolloutConfig,
+    room: Room | None = None,
 ) -> PassScores:
     """One teacher-forced pass over realised trajectories with fresh dropout masks: all latent positions at once.
 
-    Each of the B prompts is encoded once and shared by its G trajectories. Dropout is on where the rollout had it,
-    position by position.
+    Each of the B prompts is encoded once and shared by its G trajectories, whose used slots lie side by side in one row
+    (`packing`): first the latents of all, then the answers of all. Dropout is on where the rollout had it, position by
+    position.
 
     Args:
         params: the reasoner's parameters.
         trajectories: N = B*G rows, a prompt's G rows in a row; its latents are stop-gradient inputs and targets.
         prompt_keys_B, keys_N: this pass's keys for the prompts and for the trajectories.
         config: the rollout's.
+        room: None has room for every slot; what doesn't fit is lost.
     Returns:
         `PassScores` of N rows.
     """
     rate, where = config.dropout_rate, config.dropout_where
     group = keys_N.shape[0] // prompt_keys_B.shape[0]
+    room = room or full_room(group, config)
     dropout = noise.prompt_dropout(prompt_keys_B, prompts.valid, rate, where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, dropout)
 
-    steps_T = jnp.arange(1, config.max_latents + 1)
-    fed_NT = steps_T <= trajectories.lengths[:, None]
-    noisy_NT = fed_NT if where == "all" else steps_T < trajectories.lengths[:, None]
-    slots_A = jnp.arange(config.answer_slots)
-    spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
-    before_N = jnp.repeat(prompts.lengths, group)
-    positions = jnp.concatenate(
-        [before_N[:, None] + steps_T - 1, (before_N + trajectories.lengths)[:, None] + slots_A], axis=1
-    )
+    fed_NT, spoken_NA = used_slots(trajectories, config.eos_id)
+    thoughts, answers = pack(fed_NT, group, room.latents), pack(spoken_NA, group, room.answers)
+    before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
+    steps_T, slots_A = jnp.arange(1, config.max_latents + 1), jnp.arange(config.answer_slots)
     end_N1 = jnp.full_like(trajectories.tokens[:, :1], config.end_id)
     fed_tokens_NA = jnp.concatenate([end_N1, trajectories.tokens[:, :-1]], axis=1)
-    latents_NTD = jax.lax.stop_gradient(trajectories.latents)
-    hidden, _ = reasoner.forward(
+    noisy_NT = fed_NT if where == "all" else steps_T < lengths_N1
+
+    def side_by_side(x_NT, x_NA):
+        return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NA)], axis=1)
+
+    hidden_BSD, _ = reasoner.forward(
         params,
-        jnp.concatenate([latents_NTD, reasoner.embed(params, fed_tokens_NA)], axis=1),
-        positions,
-        jnp.concatenate([fed_NT, spoken_NA], axis=1),
+        side_by_side(jax.lax.stop_gradient(trajectories.latents), reasoner.embed(params, fed_tokens_NA)),
+        side_by_side(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
+        jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
         prefix=prefix,
+        owner_BL=jnp.concatenate([thoughts.rollout_BS, answers.rollout_BS], axis=1),
         dropout=noise.followed_by(
-            noise.latent_dropout(keys_N, steps_T, noisy_NT, rate),
-            noise.answer_dropout(keys_N, slots_A, rate, where),
+            jax.tree.map(thoughts.packed, noise.latent_dropout(keys_N, steps_T, noisy_NT, rate)),
+            jax.tree.map(answers.packed, noise.answer_dropout(keys_N, slots_A, rate, where)),
         ),
     )
-    later_NTD = reasoner.transition(params, hidden[:, : config.max_latents - 1])
+    later_NTD = thoughts.unpacked(reasoner.transition(params, hidden_BSD[:, : room.latents]))[:, :-1]
     z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
-    log_probs_NA = token_log_probs(reasoner.logits(params, hidden[:, config.max_latents :]), trajectories.tokens)
-    return PassScores(z_NTD, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+    logits_BSV = reasoner.logits(params, hidden_BSD[:, room.latents :])
+    log_probs_BS = token_log_probs(logits_BSV, answers.packed(trajectories.tokens))
+    return PassScores(z_NTD, jnp.sum(answers.unpacked(log_probs_BS), axis=1, where=spoken_NA))
 
 
 def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
@@ -139,6 +178,7 @@ def score(
     key: jax.Array,
     passes: int,
     config: RolloutConfig,
+    room: Room | None = None,
 ) -> PassScores:
     """K independent passes, vmapped over their keys: `PassScores` with a leading axis K.
 
@@ -146,6 +186,7 @@ def score(
         index_B: int, global example indices (the keys depend on them and not on places in the batch).
         key: this step's scoring key.
         passes: K.
+        room: see `score_pass`.
     """
     group = trajectories.lengths.shape[0] // index_B.shape[0]
     index_N = jnp.repeat(index_B, group)
@@ -155,14 +196,16 @@ def score(
         # The trajectories count from 1, so that no trajectory's key is its prompt's.
         prompt_keys_B = noise.row_keys(pass_key, index_B, jnp.zeros_like(index_B))
         keys_N = noise.row_keys(pass_key, index_N, 1 + rollout_N)
-        return score_pass(reasoner, params, prompts, trajectories, prompt_keys_B, keys_N, config)
+        return score_pass(reasoner, params, prompts, trajectories, prompt_keys_B, keys_N, config, room)
 
     return jax.vmap(one)(jax.random.split(key, passes))
 
 
-def score_clean(reasoner, params, prompts: Prompts, trajectories: Trajectories, config: RolloutConfig) -> PassScores:
+def score_clean(
+    reasoner, params, prompts: Prompts, trajectories: Trajectories, config: RolloutConfig, room: Room | None = None
+) -> PassScores:
     """One pass without any noise."""
     keys_B = jnp.broadcast_to(jax.random.key(0), (prompts.tokens.shape[0],))
     keys_N = jnp.broadcast_to(keys_B[0], trajectories.lengths.shape)
     clean = dataclasses.replace(config, dropout_rate=0.0)
-    return score_pass(reasoner, params, prompts, trajectories, keys_B, keys_N, clean)
+    return score_pass(reasoner, params, prompts, trajectories, keys_B, keys_N, clean, room)

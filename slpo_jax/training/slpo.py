@@ -1,6 +1,8 @@
 """SLPO's train step (paper section 4.2; SPEC section 2): roll out, reward, score K times, one surrogate loss."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.advantage import grpo, rloo
 from slpo_jax.policy.objective import ObjectiveConfig, surrogate_loss, trajectory_scores
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, rollout
-from slpo_jax.policy.surrogate import score, score_clean
+from slpo_jax.policy.surrogate import Room, full_room, score, score_clean, smallest_room
 from slpo_jax.text.batches import EncodedProblems, batch_indices
 from slpo_jax.text.verifier import encode_references
 from slpo_jax.training.state import LossFn
@@ -43,12 +45,15 @@ class SlpoConfig:
         passes: K.
         advantage: "rloo" or "grpo".
         answer_passes: the answer's log-likelihood, "mean" over the K passes or one "clean" pass.
+        rooms: (share of a prompt's G*T latent slots, share of its G*A answer slots) that a scoring pass has room for,
+            ascending to (1, 1). Each pair is a program of its own; the result does not depend on them.
     """
 
     group: int = 8
     passes: int = 4
     advantage: Literal["rloo", "grpo"] = "rloo"
     answer_passes: Literal["mean", "clean"] = "mean"
+    rooms: tuple[tuple[float, float], ...] = ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +108,26 @@ def sample(slpo: Slpo, params, batch: PromptedBatch, key: jax.Array) -> tuple[Tr
 def loss_of_trajectories(slpo: Slpo, params, batch: PromptedBatch, trajectories: Trajectories, rewards_BG, key):
     """The surrogate loss summed over prompts, and the scores it is made of (paper section 4.2).
 
+    The scoring passes are compiled for each of `SlpoConfig.rooms`; the smallest that these trajectories fit in runs.
+
     Args:
         trajectories, rewards_BG: from `sample`, constants.
         key: the step's key.
     """
+    rooms = scoring_rooms(slpo)
+    branches = [functools.partial(_loss_with_room, slpo, room) for room in rooms]
+    room = smallest_room(rooms, trajectories, slpo.config.group, slpo.rollout_config.eos_id)
+    return switch_with_gradient(room, branches, params, batch, trajectories, rewards_BG, key)
+
+
+def scoring_rooms(slpo: Slpo) -> list[Room]:
+    """`SlpoConfig.rooms` in places."""
+    full = full_room(slpo.config.group, slpo.rollout_config)
+    shares = slpo.config.rooms
+    return [Room(math.ceil(thought * full.latents), math.ceil(said * full.answers)) for thought, said in shares]
+
+
+def _loss_with_room(slpo: Slpo, room: Room, params, batch: PromptedBatch, trajectories, rewards_BG, key):
     config, rollout_config = slpo.config, slpo.rollout_config
     scores = score(
         slpo.reasoner,
@@ -117,9 +138,10 @@ def loss_of_trajectories(slpo: Slpo, params, batch: PromptedBatch, trajectories:
         jax.random.fold_in(key, 1),
         config.passes,
         rollout_config,
+        room,
     )
     if config.answer_passes == "clean":
-        clean = score_clean(slpo.reasoner, params["reasoner"], batch.prompts, trajectories, rollout_config)
+        clean = score_clean(slpo.reasoner, params["reasoner"], batch.prompts, trajectories, rollout_config, room)
         answer_N = clean.answer_log_prob
     else:
         answer_N = scores.answer_log_prob.mean(axis=0)
@@ -129,6 +151,31 @@ def loss_of_trajectories(slpo: Slpo, params, batch: PromptedBatch, trajectories:
     )
     advantages_BG = jax.vmap(ADVANTAGES[config.advantage])(rewards_BG)
     return surrogate_loss(terms, advantages_BG, slpo.objective), terms
+
+
+def switch_with_gradient(index, branches, params, *constants):
+    """`jax.lax.switch` over `branch(params, *constants) -> (loss, aux)`, with gradients for params alone.
+
+    The chosen branch makes loss and gradient together. Differentiating the switch itself would keep what every branch
+    has to remember for its backward pass, not only the chosen one.
+
+    Returns:
+        (loss, aux); no gradient goes through aux.
+    """
+
+    @jax.custom_vjp
+    def choose(params, index, constants):
+        return jax.lax.switch(index, branches, params, *constants)
+
+    def forward(params, index, constants):
+        with_gradient = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        return jax.lax.switch(index, with_gradient, params, *constants)
+
+    def backward(grads, cotangents):
+        return jax.tree.map(lambda g: cotangents[0] * g, grads), None, None
+
+    choose.defvjp(forward, backward)
+    return choose(params, index, constants)
 
 
 def make_loss(slpo: Slpo) -> LossFn:
