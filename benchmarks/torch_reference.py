@@ -1,0 +1,251 @@
+"""SLPO's step in PyTorch and transformers, as one would write it there: what the benchmarks compare slpo_jax with.
+
+The K scoring passes are one batch of K*B*G whole sequences, each trimmed to what the longest needs, with causal SDPA
+attention and no mask; nothing is shared between the sequences of a prompt. COCONUT on GPT-2 with a linear gate only.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers.optimization import Adafactor
+
+from benchmarks.torch_model import Noise, check_compiler, make_models, noise_at
+from benchmarks.torch_objective import (
+    advantages,
+    latent_log_likelihood,
+    make_sequences,
+    stop_log_likelihood,
+)
+from benchmarks.torch_rollout import Sampler, Trajectories
+from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.policy.rollout import Prompts, RolloutConfig
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.slpo import SlpoConfig
+
+Verify = Callable[[np.ndarray, Any], np.ndarray]
+"""(tokens int [N, A], references) -> float rewards [N]."""
+
+_COMPILED_MULTIPLE = 16  # compiled passes pad their sequences to a multiple of it, so that few lengths are compiled
+
+
+def make_optimizer(parameters, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The trainer's Adafactor, or AdamW in one kernel; at the constant rate, without warm-up or weight decay."""
+    if config.name == "adafactor":
+        return Adafactor(
+            parameters,
+            lr=config.learning_rate,
+            clip_threshold=1.0,
+            decay_rate=-0.8,
+            beta1=None,
+            scale_parameter=False,
+            relative_step=False,
+            warmup_init=False,
+        )
+    betas = (config.b1, config.b2)
+    return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=betas, weight_decay=0.0, fused=True)
+
+
+class Witness:
+    """Models, optimizer and step.
+
+    Noise comes from torch's global generator: `torch.manual_seed` repeats a run.
+
+    Attributes:
+        model, gate: transformers' GPT2LMHeadModel and torch's Linear.
+        parameters: of both.
+        sampled: the last step's `Trajectories`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        model_config: GPT2Config,
+        rollout_config: RolloutConfig,
+        objective: ObjectiveConfig,
+        slpo_config: SlpoConfig,
+        optimizer: OptimizerConfig,
+        compiled: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        end_answers_at: int | None = None,
+    ):
+        """Copies the weights.
+
+        Args:
+            params: {"reasoner": ..., "gate": ...}, numpy or jax arrays.
+            optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.
+            compiled: torch.compile the forward pass of the scoring passes.
+            dtype: of activations (torch.autocast); parameters, logits and the objective are float32.
+            end_answers_at: the generated token, counted from 0, from which on all are eos, whatever the logits say.
+        Raises:
+            ValueError: a setting that this implementation lacks.
+            CompileError: `compiled`, and torch.compile doesn't work on this machine.
+        """
+        if rollout_config.temperature or rollout_config.dropout_where != "thought" or rollout_config.max_latents < 1:
+            raise ValueError('the torch reference has greedy answers and dropout_where="thought" only')
+        if slpo_config.answer_passes != "mean":
+            raise ValueError('the torch reference has answer_passes="mean" only')
+        self.rollout_config, self.objective, self.slpo_config = rollout_config, objective, slpo_config
+        self.device, self.dtype = torch.device(device), dtype
+        self.noise = Noise(rollout_config.dropout_rate)
+        self.model, self.gate = make_models(params, model_config, self.noise, device)
+        self.sampler = Sampler(self.model, self.gate, self.noise, rollout_config, end_answers_at)
+        self.parameters = [*self.model.parameters(), *self.gate.parameters()]
+        self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
+        self.sampled: Trajectories | None = None
+        self._multiple, self._encode = 1, self._encode_eagerly
+        if compiled:
+            check_compiler(device)
+            self._multiple, self._encode = _COMPILED_MULTIPLE, torch.compile(self._encode_eagerly, dynamic=False)
+
+    def _autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def rollout(
+        self, prompts: Prompts, group: int, lengths_N=None, rule: float | None = None, noisy=True, generator=None
+    ) -> Trajectories:
+        """`group` rollouts of each prompt as one batch, a prompt's in a row; see `Sampler.rollout`."""
+        with self._autocast():
+            return self.sampler.rollout(prompts, group, lengths_N, rule, noisy, generator)
+
+    def _encode_eagerly(self, inputs_NLD: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, L, D] of whole sequences."""
+        return self.model.transformer(inputs_embeds=inputs_NLD).last_hidden_state
+
+    def _score(self, prompts: Prompts, trajectories: Trajectories, is_noisy: bool):
+        """z of the K passes, float32 [K, N, T', D], and the answers' log-likelihoods, float32 [N], mean over K."""
+        passes, rows = self.slpo_config.passes, len(trajectories.lengths)
+        sequences = make_sequences(prompts, self.slpo_config.group, trajectories, self.rollout_config, self._multiple)
+        with self._autocast(), noise_at(self.noise, is_noisy and sequences.noisy.repeat(passes, 1)):
+            words_NLD = self.model.transformer.wte(sequences.tokens)
+            inputs_NLD = torch.where(sequences.thought[..., None], sequences.latents, words_NLD)
+            hidden = self._encode(inputs_NLD.repeat(passes, 1, 1)).unflatten(0, (passes, rows))
+            logits_KMV = self.model.lm_head(hidden[:, sequences.rows, sequences.places]).float()
+        losses_KM = F.cross_entropy(
+            logits_KMV.flatten(0, 1), sequences.targets.repeat(passes), reduction="none"
+        ).unflatten(0, (passes, -1))
+        answer_N = losses_KM.new_zeros(rows).index_add(0, sequences.rows, -losses_KM.mean(0))
+        rows_N1 = torch.arange(rows, device=self.device)[:, None]
+        return hidden[:, rows_N1, sequences.before_h].float(), answer_N
+
+    def loss(self, prompts: Prompts, trajectories: Trajectories, rewards_BG, noisy=True) -> torch.Tensor:
+        """The surrogate loss, mean over prompts; its backward pass reaches `parameters`.
+
+        Args:
+            trajectories: of B*G rows, as from `rollout`.
+            rewards_BG: float.
+            noisy: False leaves out all dropout.
+        """
+        objective, steps = self.objective, self.rollout_config.max_latents
+        z_KNTD, answer_N = self._score(prompts, trajectories, noisy)
+        h_NTD, lengths_N = trajectories.latents[:, : z_KNTD.shape[2]], trajectories.lengths
+        terms = []
+        # A term of weight 0 costs nothing.
+        if objective.latent_weight:
+            latent_N = latent_log_likelihood(h_NTD, z_KNTD, lengths_N, objective)
+            terms.append(objective.latent_weight * latent_N)
+        if objective.answer_weight:
+            terms.append(objective.answer_weight * answer_N)
+        if objective.stop_weight:
+            logits_NT = self.sampler.stop_logits(h_NTD)
+            stop_N = stop_log_likelihood(logits_NT, lengths_N, steps, objective.forced_stop)
+            terms.append(objective.stop_weight * stop_N)
+        rewards = torch.as_tensor(np.array(rewards_BG, np.float32), device=self.device)
+        advantages_BG = advantages(rewards, self.slpo_config.advantage)
+        return -(advantages_BG.flatten() * sum(terms)).mean()
+
+    def accumulate(
+        self, prompts: Prompts, trajectories: Trajectories, rewards_BG, noisy=True, micro_batches: int = 1
+    ) -> dict[str, float]:
+        """Adds the loss's gradient to the parameters', a micro-batch of prompts at a time.
+
+        Returns:
+            `loss`, and seconds of its forward (`surrogate`) and backward passes (`backward`).
+        """
+        total, group, taken = len(prompts.tokens), self.slpo_config.group, dict.fromkeys(("surrogate", "backward"), 0.0)
+        value = 0.0
+        for start, stop in itertools.pairwise(np.linspace(0, total, micro_batches + 1).round().astype(int)):
+            clock = self._clock()
+            part = Prompts(prompts.tokens[start:stop], prompts.valid[start:stop])
+            rows = trajectories.rows(start * group, stop * group)
+            loss = self.loss(part, rows, rewards_BG[start:stop], noisy) * ((stop - start) / total)
+            middle = self._clock()
+            loss.backward()
+            end = self._clock()
+            value += loss.item()
+            taken["surrogate"] += middle - clock
+            taken["backward"] += end - middle
+        return {"loss": value, **taken}
+
+    def _clock(self) -> float:
+        """Seconds, once the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def step(
+        self, prompts: Prompts, references: Any, verify: Verify, lengths_N=None, micro_batches: int = 1
+    ) -> dict[str, float]:
+        """One train step.
+
+        Args:
+            prompts: B left-padded prompts.
+            references: handed to `verify` as they are.
+            lengths_N: int [B*G], see `rollout`.
+        Returns:
+            seconds: `rollout`, `surrogate` (the loss's forward pass), `backward`, `other` (verification, clipping and
+            optimizer), `step`.
+        """
+        group, start = self.slpo_config.group, self._clock()
+        self.sampled = self.rollout(prompts, group, lengths_N)
+        rolled_out = self._clock()
+        rewards_N = np.asarray(verify(self.sampled.tokens.cpu().numpy(), references), np.float32)
+        self.optimizer.zero_grad(set_to_none=True)
+        scored = self.accumulate(prompts, self.sampled, rewards_N.reshape(-1, group), micro_batches=micro_batches)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        self.optimizer.step()
+        seconds = {"rollout": rolled_out - start, "surrogate": scored["surrogate"], "backward": scored["backward"]}
+        whole = self._clock() - start
+        return {**seconds, "other": whole - sum(seconds.values()), "step": whole}
+
+    @torch.inference_mode()
+    def passk(
+        self, prompt_rows: Sequence[np.ndarray], samples: int, batch_size: int, threshold: float, sort_by_length=False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gated Pass@k's rollouts: latents under dropout, the gate thresholded, answers greedy and clean.
+
+        Args:
+            prompt_rows: token ids of each problem.
+            samples: rollouts a problem; a problem's stand in a row.
+            batch_size: rollouts at a time, padded to the longest prompt of the batch.
+            sort_by_length: batch problems of like length; the results' order is that of `prompt_rows`.
+        Returns:
+            tokens int [problems, samples, A] and tau int [problems, samples].
+        """
+        lengths = np.array([len(row) for row in prompt_rows])
+        order = np.argsort(lengths, kind="stable") if sort_by_length else np.arange(len(lengths))
+        index_N = np.repeat(order, samples)
+        tokens_NA = np.empty((len(index_N), self.rollout_config.answer_slots), np.int64)
+        lengths_N = np.empty(len(index_N), np.int64)
+        for start in range(0, len(index_N), batch_size):
+            places = slice(start, start + batch_size)
+            prompts = self._padded([prompt_rows[i] for i in index_N[places]])
+            sampled = self.rollout(prompts, 1, rule=threshold)
+            tokens_NA[places], lengths_N[places] = sampled.tokens.cpu().numpy(), sampled.lengths.cpu().numpy()
+        back = np.argsort(order)
+        return tokens_NA.reshape(len(order), samples, -1)[back], lengths_N.reshape(len(order), samples)[back]
+
+    def _padded(self, rows: Sequence[np.ndarray]) -> Prompts:
+        """The rows, padded on the left to the longest."""
+        slots = max(map(len, rows))
+        tokens_NP = np.full((len(rows), slots), self.rollout_config.pad_id)
+        valid_NP = np.arange(slots) >= slots - np.array([len(row) for row in rows])[:, None]
+        tokens_NP[valid_NP] = np.concatenate(rows)
+        return Prompts(tokens_NP, valid_NP)
