@@ -5,6 +5,8 @@ import os
 import platform
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +27,20 @@ def machine() -> dict[str, Any]:
         "usable_cores": usable,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        **({"torch": version("torch")} if find_spec("torch") else {}),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def listed(facts: dict[str, Any]) -> str:
+    """Facts on one line."""
+    return "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
+
+
+def spread(cell: dict[str, Any], digits: int = 3) -> str:
+    """Median (least-most)."""
+    return f"{cell['median']:.{digits}f} ({cell['min']:.{digits}f}-{cell['max']:.{digits}f})"
 
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

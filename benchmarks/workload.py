@@ -16,7 +16,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.rollout import Prompts
 from slpo_jax.stages import make_slpo
 from slpo_jax.training import slpo
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, shard_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,20 +61,26 @@ SHAPES = {
 
 @dataclasses.dataclass
 class Workload:
-    """The same work for every configuration and, later, every implementation.
+    """The same work for every configuration and every implementation.
 
     Attributes:
         parts: of the step; a configuration replaces K and G.
+        optimizer_config, optimizer: the stage's.
         state: its parameters are the random weights.
         batch: measured or warm-up step -> sharded `PromptedBatch`.
+        verify: (tokens int [N, A], problems' indices [N]) -> float rewards [N], on the host.
+        end_answers_at: the generated token, counted from 0, that is always eos.
         facts: what it is, for the header.
     """
 
     parts: slpo.Slpo
+    optimizer_config: OptimizerConfig
     optimizer: Any
     mesh: jax.sharding.Mesh
     state: TrainState
     batch: Callable[[int], slpo.PromptedBatch]
+    verify: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    end_answers_at: int
     facts: dict[str, Any]
 
 
@@ -109,7 +115,8 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     params = experiment.initial_params()
     gate = jax.tree.map(jnp.zeros_like, params["gate"])
     gate["out"]["bias"] += half_way_bias(config.max_latents)
-    optimizer = make_optimizer(experiment.optimizer_config("slpo", config.slpo.steps))
+    optimizer_config = experiment.optimizer_config("slpo", config.slpo.steps)
+    optimizer = make_optimizer(optimizer_config)
     state = init_state({**params, "gate": gate}, TRAINED, optimizer, experiment.key, mesh)
 
     def batch(step: int):
@@ -119,6 +126,11 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
             slots, seed = config.prompt_slots[0], (config.seed, step)
             made = made.replace(prompts=random_prompts(prompts, slots, shapes.prompt_tokens, template.end_id, seed))
         return shard_rows(made, mesh)
+
+    def verify(tokens_NA, index_N):
+        answers = [experiment.train.problems[i].answer for i in index_N]
+        right = [experiment.reader.read(row)[2] == answer for row, answer in zip(tokens_NA, answers, strict=True)]
+        return np.array(right, np.float32).clip(np.arange(len(right)) % 2 == 0, 1)
 
     lengths = np.concatenate([batch(step).prompts.lengths for step in range(4)])
     facts = {
@@ -133,7 +145,7 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         "optimizer": config.slpo.optimizer.name,
         "shards": mesh.size,
     }
-    return Workload(parts, optimizer, mesh, state, batch, facts)
+    return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
 
 
 def random_prompts(rows: int, slots: int, lengths: tuple[int, int], vocabulary: int, seed) -> Prompts:

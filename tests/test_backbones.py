@@ -194,6 +194,20 @@ def test_bfloat16_is_close(case):
     assert error.mean() < 0.02 * np.abs(expected).mean() + 0.02
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_last_positions_alone(case, noisy):
+    """The hidden states of the last positions, and the cache of all, are those of the whole pass."""
+    tokens = random_prompts(LENGTHS, SLOTS)
+    positions = case.first + jnp.cumsum(tokens.valid, axis=1) - 1
+    keys = jax.random.split(jax.random.key(1), tokens.valid.shape)
+    dropout = Dropout(keys, tokens.valid, 0.3) if noisy else None
+    inputs = (case.embed(tokens.tokens), positions, tokens.valid)
+    whole, cache = case.run(*inputs, dropout=dropout)
+    hidden, own = case.reasoner.forward(case.params, *inputs, dropout=dropout, last=2)
+    np.testing.assert_allclose(hidden, whole[:, -2:], **TIGHT)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
+
+
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
 def test_remat_changes_nothing(config):
     inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)

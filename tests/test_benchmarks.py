@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -12,11 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-from benchmarks import slpo_step
+from benchmarks import candidates, slpo_step
 from benchmarks.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import build
 from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.training.state import replicate
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
 TINY = Shapes(
@@ -47,14 +49,20 @@ def workload(tmp_path_factory, cpu_devices):
 @pytest.fixture(scope="module")
 def result(cpu_devices):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slpo_step, "CONFIGURATIONS", ((1, 2), (2, 2)))
         patch.setattr(slpo_step, "BASE", (2, 2))
-        return slpo_step.benchmark("gpt2", TINY, load_config(TINY), PROMPTS, WARMUP, STEPS)
+        torch = "eager" if find_spec("torch") else "none"
+        flags = ["--only", "1,2", "2,2", "--torch", torch, "--steps", str(STEPS), "--warmup", str(WARMUP)]
+        return slpo_step.benchmark(TINY, load_config(TINY), slpo_step.parse([*flags, "--prompts", str(PROMPTS)]))
+
+
+@pytest.fixture(scope="module")
+def ours(result):
+    return [row for row in result["rows"] if row["implementation"] == "slpo_jax"]
 
 
 def test_parts_are_the_train_steps_own_work(workload):
-    candidate, step = slpo_step.Candidate(workload, 2, 2, {}), 5
-    batch, key, params = workload.batch(step), slpo_step._step_key(workload, step), workload.state.params
+    candidate, step = candidates.Ours(workload, 2, 2, {}), 5
+    batch, key, params = workload.batch(step), candidates.step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)
     assert rewards.shape == (PROMPTS, 2)
     assert (rewards[:, 0] == 1).all()  # whatever the answers are
@@ -65,7 +73,7 @@ def test_parts_are_the_train_steps_own_work(workload):
     loss = candidate.surrogate(params, batch, trajectories, rewards, key)
     value, grads = candidate.gradient(params, batch, trajectories, rewards, key)
     norm = float(optax.tree.norm(grads)) / PROMPTS
-    state = workload.state.replace(step=slpo_step.replicate(jnp.int32(step), workload.mesh))
+    state = workload.state.replace(step=replicate(jnp.int32(step), workload.mesh))
     workload.state, metrics = candidate.step(state, batch)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
     np.testing.assert_allclose(value / PROMPTS, metrics["loss"], rtol=1e-4)
@@ -74,10 +82,9 @@ def test_parts_are_the_train_steps_own_work(workload):
     assert metrics["grad_norm"] > 0
 
 
-def test_figures_add_up(result):
-    assert [(row["passes"], row["group"]) for row in result["rows"]] == [(1, 2), (2, 2)]
-    for row in result["rows"]:
-        assert row["implementation"] == "slpo_jax"
+def test_figures_add_up(ours):
+    assert [(row["passes"], row["group"]) for row in ours] == [(1, 2), (2, 2)]
+    for row in ours:
         parts = np.array([row[name]["values"] for name in ("rollout", "surrogate", "backward", "other")])
         step = np.array(row["step"]["values"])
         assert step.shape == (STEPS,)  # without warm-up
@@ -88,40 +95,57 @@ def test_figures_add_up(result):
         np.testing.assert_allclose(row["trajectories_per_second"]["values"], trajectories / step)
         tokens = trajectories * (np.array(row["mean_latents"]["values"]) + ANSWER) * (1 + row["passes"])
         np.testing.assert_allclose(row["tokens_per_second"]["values"], tokens / step)
-        assert min(row["compile_seconds"][name] for name in slpo_step.PROGRAMS) > 0
+        assert min(row["compile_seconds"][name] for name in candidates.PROGRAMS) > 0
     # The same keys and weights: K does not change what was rolled out.
-    first, second = (row["mean_latents"]["values"] for row in result["rows"])
+    first, second = (row["mean_latents"]["values"] for row in ours)
     assert first == second
-    base = result["rows"][1]["step"]["median"]
-    assert [row["relative"] for row in result["rows"]] == [result["rows"][0]["step"]["median"] / base, 1.0]
+    base = ours[1]["step"]["median"]
+    assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
+
+
+def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
+    pytest.importorskip("torch")
+    assert [row["implementation"] for row in result["rows"]] == ["slpo_jax", "torch"] * 2
+    for row, theirs in zip(ours, result["rows"][1::2], strict=True):
+        ratio = np.array(theirs["step"]["values"]) / row["step"]["values"]
+        np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
+        parts = [np.array(theirs[name]["values"]) for name in ("rollout", "surrogate", "backward", "other")]
+        np.testing.assert_allclose(sum(parts), theirs["step"]["values"])
+    torch = candidates.Torch(candidates.make_witness(workload, False), workload, 2, 2)
+    torch.lengths = np.array([1, 4, 2, 3, 4, 1, 2, 2])
+    torch.measure(workload, 0)
+    sampled = torch.witness.sampled
+    assert sampled.lengths.tolist() == torch.lengths.tolist()
+    eos = workload.parts.rollout_config.eos_id
+    assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 
 def test_report_has_every_row_and_the_json_every_number(result):
     text = slpo_step.markdown(result)
     assert json.loads(json.dumps(result)) == result
-    for table in text.split("\n\n")[1:]:
+    for table, rows in zip(text.split("\n\n")[1:], (len(result["rows"]), 2), strict=True):
         lines = table.splitlines()
-        assert len(lines) == 4
+        assert len(lines) == 2 + rows
         assert len({line.count("|") for line in lines}) == 1
     assert jax.__version__ in text
     assert "1.130" in text  # GPT-2's shapes are set beside the paper's figures
     row = result["rows"][0]
-    assert f"| 1 | 2 | {row['step']['median']:.3f} (" in text
+    assert f"| slpo_jax | 1 | 2 | {row['step']['median']:.3f} (" in text
     assert f"| {row['relative']:.2f}x |" in text
 
 
 def test_row_leaves_warm_up_out_and_takes_medians():
     class Fake:
-        implementation, passes, group, compile_seconds = "other", 4, 8, {}
+        implementation, passes, group, compile_seconds = "slpo_jax", 4, 8, {}
 
     row = slpo_step._row(Fake(), [{"step": s, "surrogate": s / 4} for s in (1.0, 9.0, 2.0)])
     assert row["step"] == {"median": 2.0, "min": 1.0, "max": 9.0, "values": [1.0, 9.0, 2.0]}
     assert row["surrogate_share"] == 0.25
     slow = row | {"passes": 8, "step": {"median": 3.0}}
-    witness = row | {"implementation": "witness", "step": {"median": 8.0}}
-    rows = [slow, row, witness]
+    rows = [slow, row]
     slpo_step.add_relative(rows)
-    assert [each["relative"] for each in rows] == [1.5, 1.0, 1.0]
+    assert [each["relative"] for each in rows] == [1.5, 1.0]
+    assert not any("ratio_vs_torch" in each for each in rows)
 
 
 @pytest.mark.parametrize("steps", [3, 6, 12])
@@ -160,6 +184,8 @@ def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
         (["--warmup", "-1"], "--warmup: -1"),
         (["--prompts", "0"], "--prompts: 0"),
         (["--prompts", "some"], "--prompts"),
+        (["--only", "4,1"], "--only: K must be"),
+        (["--only", "4"], "--only"),
         (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
         (["--json", "."], "--json: ."),
         (["--step", "3"], "--step"),

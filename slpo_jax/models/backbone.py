@@ -1,7 +1,9 @@
 """What the backbones share: the walk of one forward pass through pre-norm blocks, its masks, its cache and the head."""
 
+import dataclasses
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ class Context:
         mask_BLS: bool, which own slots each query sees.
         prefix, cache, start, dropout: see `Backbone.__call__`.
         rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
+        last: how many of the last positions go on after attention; 0 is all. Keys and values are made of all.
     """
 
     mask_BLS: jax.Array
@@ -27,6 +30,15 @@ class Context:
     start: int | jax.Array
     dropout: Dropout | None
     rotation: Any = None
+    last: int = struct.field(pytree_node=False, default=0)
+
+    def only_last(self, last: int) -> "Context":
+        """The context of a block of which only so many of the last positions are wanted."""
+        noise, length = self.dropout, self.mask_BLS.shape[1]
+        if noise is not None:
+            chex.assert_axis_dimension(noise.active_BL, 1, length)
+            noise = dataclasses.replace(noise, keys_BL=noise.keys_BL[:, -last:], active_BL=noise.active_BL[:, -last:])
+        return dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], dropout=noise, last=last)
 
     def attend(self, layer: int, q_BHLD, k_BGLD, v_BGLD) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Write the new keys and values of G key-value heads, then attend over prefix and own slots.
@@ -34,6 +46,7 @@ class Context:
         Returns:
             outputs [B, L, H*Dh], the heads side by side, and the layer's own keys and values [B, G, S, Dh].
         """
+        q_BHLD = q_BHLD[:, :, -self.last :]
         k_BGSD, v_BGSD = k_BGLD, v_BGLD
         if self.cache is not None:
             k_BGSD, v_BGSD = write(self.cache, layer, k_BGLD, v_BGLD, self.start)
@@ -64,7 +77,7 @@ class Block(nn.Module):
             return drop(y_BLD, context.dropout, site_number(self.layer, site))
 
         y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
-        x_BLD = x_BLD + maybe_drop(y_BLD, "attention")
+        x_BLD = x_BLD[:, -context.last :] + maybe_drop(y_BLD, "attention")
         y_BLD = self.feed_forward(self.norm_2(x_BLD))
         return x_BLD + maybe_drop(y_BLD, "mlp"), kv
 
@@ -112,6 +125,7 @@ class Backbone(nn.Module):
         start: int | jax.Array = 0,
         dropout: Dropout | None = None,
         owner_BL: jax.Array | None = None,
+        last: int = 0,
     ) -> tuple[jax.Array, KVCache]:
         """Run L positions of B rows.
 
@@ -126,11 +140,13 @@ class Backbone(nn.Module):
             dropout: the pass's noise, None for a deterministic pass.
             owner_BL: int, without a cache: several sequences side by side in one row, each of which sees only itself
                 (and the prefix). None: a row is one sequence.
+            last: how many of the last positions' hidden states are wanted, 0 for all; the others then cost nothing
+                beyond the last block's keys and values. Noise has to cover all positions.
         Returns:
-            hidden states [B, L, D] after the final norm, and the own slots' `KVCache`.
+            hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.
         """
         hidden_BLD, own, _ = self._run(
-            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL
+            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last
         )
         return hidden_BLD, own
 
@@ -156,7 +172,7 @@ class Backbone(nn.Module):
         hidden_BLD, own, levels = self._run(inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
         return hidden_BLD, own, jnp.stack(levels, axis=1)
 
-    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout, owner_BL=None):
+    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout, owner_BL=None, last=0):
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
         c = self.config
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
@@ -175,6 +191,8 @@ class Backbone(nn.Module):
 
         for block in self.blocks:
             keep_level(x_BLD)
+            if last and block is self.blocks[-1]:
+                context = context.only_last(last)
             x_BLD, kv = block(x_BLD, context)
             layers.append(kv)
         hidden_BLD = self.final_norm(x_BLD)

@@ -90,10 +90,10 @@ class _Thought:
 def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
     """Prefill: the first latent h_1 [N, D] and the prompts' cache."""
     positions_NP = jnp.cumsum(prompts.valid, axis=1) - 1
-    hidden_NPD, prefix = reasoner.forward(
-        params, reasoner.embed(params, prompts.tokens), positions_NP, prompts.valid, dropout=dropout
+    hidden_N1D, prefix = reasoner.forward(
+        params, reasoner.embed(params, prompts.tokens), positions_NP, prompts.valid, dropout=dropout, last=1
     )
-    return reasoner.transition(params, hidden_NPD[:, -1:])[:, 0], prefix
+    return reasoner.transition(params, hidden_N1D)[:, 0], prefix
 
 
 def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: RolloutConfig, stop_rule, thought):

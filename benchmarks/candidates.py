@@ -1,0 +1,171 @@
+"""What the benchmark of the SLPO step compares: our compiled programs, and the PyTorch reference, on the same work."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from benchmarks.workload import TRAINED, Workload
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts
+from slpo_jax.policy.surrogate import answer_mask
+from slpo_jax.training import slpo
+from slpo_jax.training.state import AXIS, make_train_step, replicate
+
+PROGRAMS = ("rollout", "surrogate", "gradient", "step")
+
+
+class Ours:
+    """Our step at one (K, G): its four programs, compiled, and how long that took.
+
+    Attributes:
+        compile_seconds: by name in `PROGRAMS`.
+        temp_bytes: of the whole step's program, beside its arguments and results.
+        lengths: tau of the last measured step's rollouts.
+    """
+
+    implementation = "slpo_jax"
+
+    def __init__(
+        self, work: Workload, passes: int, group: int, rollouts: dict[int, tuple[Any, float]], micro_batches: int = 1
+    ):
+        """Compiles.
+
+        Args:
+            rollouts: keeps the rollout program of each G and its seconds, as it does not depend on K.
+            micro_batches: of the whole step; above 1 the parts, which would not fit in memory, are left out.
+        """
+        self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
+        parts = with_sizes(work.parts, passes, group)
+        step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo", micro_batches)
+        params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
+        rollout, surrogate, gradient = part_programs(parts, work.mesh)
+        if group not in rollouts:
+            rollouts[group] = compiled(rollout, params, batch, key)
+        self.rollout, seconds["rollout"] = rollouts[group]
+        self.in_parts = micro_batches == 1
+        if self.in_parts:
+            sampled = self.rollout(params, batch, key)
+            self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
+            self.gradient, seconds["gradient"] = compiled(gradient, params, batch, *sampled, key)
+        self.step, seconds["step"] = compiled(step, work.state, batch)
+        self.temp_bytes = self.step.memory_analysis().temp_size_in_bytes
+        self.compile_seconds: dict[str, float] = seconds
+
+    def measure(self, work: Workload, step: int) -> dict[str, float]:
+        """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
+        batch, key, params = work.batch(step), step_key(work, step), work.state.params
+        seconds: dict[str, float] = {}
+        sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
+        if self.in_parts:
+            timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
+            timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        del params  # the step donates them
+        state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
+        work.state, _ = timed(seconds, "step", self.step, state, batch)
+        if self.in_parts:
+            seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
+            seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
+        self.lengths = np.asarray(sampled[0].lengths)
+        answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.rollout_config.eos_id).sum(axis=1))
+        tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
+        return seconds | {
+            "trajectories_per_second": len(self.lengths) / seconds["step"],
+            "tokens_per_second": tokens / seconds["step"],
+            "mean_latents": float(self.lengths.mean()),
+            "longest_latents": float(self.lengths.max()),
+            "mean_answer_tokens": float(answers.mean()),
+        }
+
+
+def with_sizes(parts: slpo.Slpo, passes: int, group: int) -> slpo.Slpo:
+    """The same parts at another K and G."""
+    return dataclasses.replace(parts, config=dataclasses.replace(parts.config, passes=passes, group=group))
+
+
+def compiled(function, *args) -> tuple[Any, float]:
+    """The program for these arguments, and the seconds that it took to make."""
+    start = time.perf_counter()
+    program = function.lower(*args).compile()
+    return program, time.perf_counter() - start
+
+
+def part_programs(parts: slpo.Slpo, mesh):
+    """(rollout, surrogate, gradient), sharded as the train step is."""
+    rows, same = PartitionSpec(AXIS), PartitionSpec()
+
+    def sharded(function, ins, outs):
+        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False))
+
+    def loss(params, batch, trajectories, rewards, key):
+        return slpo.loss_of_trajectories(parts, params, batch, trajectories, rewards, key)[0]
+
+    fixed = (same, rows, rows, rows, same)
+    return (
+        sharded(lambda params, batch, key: slpo.sample(parts, params, batch, key), (same, rows, same), rows),
+        sharded(lambda *args: jax.lax.psum(loss(*args), AXIS), fixed, same),
+        sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXIS), fixed, same),
+    )
+
+
+def step_key(work: Workload, step: int):
+    """The key that the train step makes for itself."""
+    return replicate(noise.stream_key(work.state.key, "slpo", step), work.mesh)
+
+
+def timed(seconds: dict[str, float], name: str, function, *args):
+    """The function's result, once it is ready; its seconds go into `seconds[name]`."""
+    start = time.perf_counter()
+    out = jax.block_until_ready(function(*args))
+    seconds[name] = time.perf_counter() - start
+    return out
+
+
+class Torch:
+    """The PyTorch reference at one (K, G), on trajectories as long as ours.
+
+    Attributes:
+        lengths: tau of its next rollouts.
+    """
+
+    implementation = "torch"
+    compile_seconds: dict[str, float]
+
+    def __init__(self, witness, work: Workload, passes: int, group: int, micro_batches: int = 1):
+        """A `torch_reference.Witness` may serve all candidates."""
+        self.witness, self.passes, self.group, self.micro_batches = witness, passes, group, micro_batches
+        self.settings = with_sizes(work.parts, passes, group).config
+        self.lengths, self.compile_seconds = np.zeros(0), {}
+
+    def measure(self, work: Workload, step: int) -> dict[str, float]:
+        """Seconds of each part of one step."""
+        self.witness.slpo_config = self.settings
+        batch = work.batch(step)
+        prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
+        index_N = np.repeat(np.asarray(batch.index), self.group)
+        return self.witness.step(prompts, index_N, work.verify, self.lengths, self.micro_batches)
+
+
+def make_witness(work: Workload, compiled_torch: bool):
+    """The PyTorch reference with the workload's weights.
+
+    Raises:
+        ImportError: there is no torch.
+        torch_model.CompileError: it can't be compiled here.
+    """
+    from benchmarks.torch_reference import Witness  # torch is no requirement of the benchmarks
+
+    return Witness(
+        work.state.params,
+        work.parts.reasoner.config,
+        work.parts.rollout_config,
+        work.parts.objective,
+        work.parts.config,
+        work.optimizer_config,
+        compiled=compiled_torch,
+        end_answers_at=work.end_answers_at,
+    )
