@@ -68,7 +68,7 @@ class Candidate:
         )
         rollout, surrogate, gradient = _part_programs(parts, work.mesh)
         step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo")
-        params, batch, key = work.state.params, work.batch(0), _step_key(work, 0)
+        params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
         if group not in rollouts:
             rollouts[group] = _compiled(rollout, params, batch, key)
         self.rollout, seconds["rollout"] = rollouts[group]
@@ -80,7 +80,7 @@ class Candidate:
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
-        batch, key, params = work.batch(step), _step_key(work, step), work.state.params
+        batch, key, params = work.batch(step), step_key(work, step), work.state.params
         seconds: dict[str, float] = {}
         sampled = _timed(seconds, "rollout", self.rollout, params, batch, key)
         _timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
@@ -127,7 +127,7 @@ def _part_programs(parts: slpo.Slpo, mesh):
     )
 
 
-def _step_key(work: Workload, step: int):
+def step_key(work: Workload, step: int):
     """The key that the train step makes for itself."""
     return replicate(noise.stream_key(work.state.key, "slpo", step), work.mesh)
 

@@ -54,7 +54,7 @@ def result(cpu_devices):
 
 def test_parts_are_the_train_steps_own_work(workload):
     candidate, step = slpo_step.Candidate(workload, 2, 2, {}), 5
-    batch, key, params = workload.batch(step), slpo_step._step_key(workload, step), workload.state.params
+    batch, key, params = workload.batch(step), slpo_step.step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)
     assert rewards.shape == (PROMPTS, 2)
     assert (rewards[:, 0] == 1).all()  # whatever the answers are
