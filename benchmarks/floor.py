@@ -19,7 +19,7 @@ from benchmarks import counts as hand
 from benchmarks.counts import Layout
 from benchmarks.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
 from benchmarks.report import Parser, machine, markdown_table
-from benchmarks.slpo_step import BASE, PROGRAMS, Candidate
+from benchmarks.slpo_step import BASE, Candidate
 from benchmarks.step_parts import loops_once, measure, parts_table
 from benchmarks.workload import SHAPES, Shapes, load_config, make_workload
 from slpo_jax.errors import UserError
@@ -34,6 +34,8 @@ surrogate's forward; norms, GELU, softmax, dropout and the optimizer's arithmeti
 GB: least traffic of the useful count: weights once a forward pass and once a decode step (on each shard), keys and \
 values written once and read by later steps and passes, backward twice the surrogate's; optimizer: gradients read \
 twice, parameters and moments read and written; all other activations and logits are left out
+not taken off either count, though a program may do without: the first layer's attention in all passes but one (noise \
+comes after it), and the last layer's outputs that nobody reads (of a prompt, all but the last)
 floor: the larger of useful FLOPs over the machine's matmul rate (of the activations' dtype) and GB over its \
 bandwidth; a sum's floor is the sum, as its parts wait for one another
 seconds: median of {runs} runs after one, each program alone, all on the same prompts, keys and weights; \
@@ -177,8 +179,10 @@ def _profile_lines(found: dict[str, Any]) -> list[str]:
     if not found["kinds"]:
         return [f"Not known: {found['note']}."]
     about = (
-        f"One step under the profiler, {found['seconds']:.4f} s, {found['ops']} ops on {found['devices']} devices; "
-        "seconds of a device (mean). Ops that run at once on a device share its time."
+        f"Mean of {found['runs']} steps under the profiler, {found['seconds']:.4f} s and {found['ops']:.0f} ops each, "
+        f"on {found['devices']} devices; seconds of a device. Ops that run at once on a device share its time. A "
+        "fusion counts as the first that it holds of: matmul, random bits, gather or scatter, a reduction or "
+        "exponential."
     )
     kinds = [
         [kind, _number(spent), f"{spent / found['seconds']:.1%}"] for kind, spent in found["kinds"].items()

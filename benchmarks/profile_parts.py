@@ -1,4 +1,4 @@
-"""Where a compiled program's time goes, by kind of op: jax's profiler trace, read with the help of the program's HLO."""
+"""Where a compiled program's time goes, by kind of op: jax's profiler trace, read with the program's HLO at hand."""
 
 import collections
 import dataclasses
@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-MATMUL, RANDOM, REDUCTION, GATHER, COPY, COLLECTIVE, CONTROL, OTHER = KINDS = (
+MATMUL, RANDOM, SOFTMAX, GATHER, COPY, COLLECTIVE, CONTROL, OTHER = KINDS = (
     "matmul",
     "random bits, dropout",
-    "reduction (softmax, norms, sums)",
+    "softmax, norms, sums",
     "gather, scatter",
     "copy, transpose, cast",
     "collective",
@@ -44,7 +44,7 @@ class Op:
 
     Attributes:
         kind: in `KINDS`.
-        source: its op_name metadata, "" without.
+        source: its op_name metadata, that of the product in a fusion that holds one; "" without.
     """
 
     kind: str
@@ -64,8 +64,8 @@ class Span:
 def read_hlo(text: str) -> dict[str, Op]:
     """Every instruction of an optimised HLO module by name; a fusion is of the kind of what it holds.
 
-    A fusion that holds several kinds counts as the first of: matmul, random bits, gather and scatter, reduction, other,
-    copy.
+    A fusion that holds several kinds counts as the first of: matmul, random bits, gather and scatter, what reduces or
+    has an exponential, other, copy.
     """
     bodies: dict[str, list[tuple[str, str, str]]] = {}
     body: list[tuple[str, str, str]] = []
@@ -75,19 +75,19 @@ def read_hlo(text: str) -> dict[str, Op]:
         elif found := _INSTRUCTION.match(line):
             body.append((found[1], found[2], line))
 
-    def held(opcode: str, line: str) -> set[str]:
+    def held(opcode: str, line: str) -> list[tuple[str, str]]:
         called = re.search(r"calls=%?([\w.-]+)", line) if opcode == "fusion" else None
         if called is None:
-            return {_target(line)} if opcode == "custom-call" else {opcode}
-        return set().union(*(held(inner, text) for _, inner, text in bodies.get(called[1], [])))
+            return [(_target(line) if opcode == "custom-call" else opcode, line)]
+        return [inside for _, inner, text in bodies.get(called[1], []) for inside in held(inner, text)]
 
-    def source(line: str) -> str:
-        found = re.search(r'op_name="([^"]*)"', line)
-        return found[1] if found else ""
+    def op(opcode: str, line: str) -> Op:
+        inside = held(opcode, line)
+        products = [text for inner, text in inside if _MATMUL.search(inner)]
+        source = re.search(r'op_name="([^"]*)"', products[0] if products else line)
+        return Op(_kind({inner for inner, _ in inside}), source[1] if source else "")
 
-    return {
-        name: Op(_kind(held(opcode, line)), source(line)) for body in bodies.values() for name, opcode, line in body
-    }
+    return {name: op(opcode, line) for body in bodies.values() for name, opcode, line in body}
 
 
 def _target(line: str) -> str:
@@ -112,8 +112,8 @@ def _kind(opcodes: set[str]) -> str:
         return RANDOM
     if opcodes & {"gather", "scatter"}:
         return GATHER
-    if any_starts("reduce"):
-        return REDUCTION
+    if any_starts("reduce") or "exponential" in opcodes:
+        return SOFTMAX
     return COPY if opcodes <= _MOVES else OTHER
 
 
@@ -130,14 +130,15 @@ def kind_of(op: str, ops: dict[str, Op]) -> str:
     return _kind({re.sub(r"[._].*", "", words) if not _MATMUL.search(op) else op})
 
 
-def trace(function, *args) -> tuple[list[dict[str, Any]], float]:
-    """One call under the profiler: the trace's events, and the seconds until the outputs were ready."""
+def trace(program, inputs: Sequence[tuple]) -> tuple[list[dict[str, Any]], float]:
+    """A call for each tuple of arguments, under the profiler: the trace's events, and the seconds of all calls."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             start = time.perf_counter()
-            jax.block_until_ready(function(*args))
+            for args in inputs:
+                jax.block_until_ready(program(*args))
             seconds = time.perf_counter() - start
         events: list[dict[str, Any]] = []
         for path in Path(folder).rglob("*.trace.json.gz"):
@@ -146,22 +147,23 @@ def trace(function, *args) -> tuple[list[dict[str, Any]], float]:
     return events, seconds
 
 
-def spans(events: Sequence[dict[str, Any]]) -> list[Span]:
-    """The ops in a trace's events: of the CPU's threads, and of a GPU's streams."""
+def spans(events: Sequence[dict[str, Any]], ops: dict[str, Op]) -> list[Span]:
+    """The ops in a trace's events: of a GPU's streams, or else of the CPU's threads."""
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
     pids = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
     complete = sorted((e for e in events if e.get("ph") == "X"), key=lambda e: (e["ts"], -e["dur"]))
-    found = []
+    found, host = [], []
     for pid, name in pids.items():
         lines = {tid: line for (owner, tid), line in names.items() if owner == pid}
         if name.startswith("/device:"):
             # A stream's kernels are also shown as lines of ops and modules: those would count twice.
             streams = {tid for tid, line in lines.items() if line.startswith("Stream")}
-            kernels = [e for e in complete if e["pid"] == pid and e["tid"] in (streams or lines)]
-            found += [_span(name, _argument(e, "hlo_op") or e["name"], e) for e in kernels]
+            for event in (e for e in complete if e["pid"] == pid and e["tid"] in (streams or lines)):
+                op = _argument(event, "hlo_op")  # of a graph of kernels, the graph's
+                found.append(_span(name, op if op in ops else event["name"], event))
         elif name.startswith("/host:"):
-            found += _host_spans([e for e in complete if e["pid"] == pid])
-    return found
+            host += _host_spans([e for e in complete if e["pid"] == pid])
+    return found or host
 
 
 def _host_spans(complete: list[dict[str, Any]]) -> list[Span]:
@@ -222,41 +224,49 @@ def own_seconds(found: Iterable[Span], ops: dict[str, Op]) -> dict[str, float]:
     return dict(seconds)
 
 
-def profile(program, *args, heaviest: int = 10) -> dict[str, Any]:
-    """Runs a compiled program under the profiler.
+def profile(program, inputs: Sequence[tuple], heaviest: int = 10) -> dict[str, Any]:
+    """Runs a compiled program under the profiler, once for each tuple of arguments.
 
     Returns:
-        "seconds": of that run; "devices": with ops in the trace; "ops": spans found; "note": "" or what the trace
-        lacks; "kinds": seconds of each kind a device, `IDLE` last, the largest first; "heaviest": the ops with most
-        seconds a device, {"op", "kind", "seconds", "count", "source"}.
+        See `summary`.
     """
     ops = read_hlo(program.as_text())
-    events, seconds = trace(program, *args)
-    return summary(events, seconds, ops, heaviest)
+    events, seconds = trace(program, inputs)
+    return summary(events, seconds, len(inputs), ops, heaviest)
 
 
-def summary(events, seconds: float, ops: dict[str, Op], heaviest: int) -> dict[str, Any]:
-    """`profile` of a trace that was read."""
-    found = spans(events)
+def summary(events, seconds: float, runs: int, ops: dict[str, Op], heaviest: int) -> dict[str, Any]:
+    """Seconds of a device, the mean over devices and runs, by kind and of the heaviest ops.
+
+    Args:
+        events, seconds: from `trace`.
+        ops: from `read_hlo`.
+    Returns:
+        "seconds": of a run; "runs"; "devices": with ops in the trace; "ops": of a run on all devices; "note": "" or
+        what is wrong with the trace; "kinds": the largest first, `IDLE` last; "heaviest": {"op", "kind", "seconds",
+        "count", "source"}.
+    """
+    found = spans(events, ops)
     devices = len({span.device for span in found})
-    if not found:
-        return {"seconds": seconds, "devices": 0, "ops": 0, "note": "the trace has no ops of the program",
-                "kinds": {}, "heaviest": []}  # fmt: skip
-    own = {op: spent / devices for op, spent in own_seconds(found, ops).items()}
+    note = "the trace was cut: it has too many events" if len(events) >= LIMIT else ""
+    note = note if found else "the trace has no ops of the program"
+    own = {op: spent / devices / runs for op, spent in own_seconds(found, ops).items()}
     kinds: dict[str, float] = collections.defaultdict(float)
     for op, spent in own.items():
         kinds[kind_of(op, ops)] += spent
+    ranked = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     counts = collections.Counter(span.op for span in found)
-    first = sorted(own, key=lambda op: -own[op])[:heaviest]
+    rows = [
+        {"op": op, "kind": kind_of(op, ops), "seconds": own[op], "count": counts[op] / devices / runs,
+         "source": ops[op].source if op in ops else ""}
+        for op in sorted(own, key=lambda op: -own[op])[:heaviest]
+    ]  # fmt: skip
     return {
-        "seconds": seconds,
+        "seconds": seconds / runs,
+        "runs": runs,
         "devices": devices,
-        "ops": len(found),
-        "note": "the trace was cut: it has too many events" if len(events) >= LIMIT else "",
-        "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1])) | {IDLE: seconds - sum(own.values())},
-        "heaviest": [
-            {"op": op, "kind": kind_of(op, ops), "seconds": own[op], "count": counts[op] / devices,
-             "source": ops[op].source if op in ops else ""}
-            for op in first
-        ],
-    }  # fmt: skip
+        "ops": len(found) / runs,
+        "note": note,
+        "kinds": ranked | {IDLE: seconds / runs - sum(own.values())} if found else {},
+        "heaviest": rows,
+    }

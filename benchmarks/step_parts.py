@@ -29,7 +29,7 @@ class Measured:
 
 
 def measure(work: Workload, candidate: Candidate, runs: int) -> Measured:
-    """Runs each program of the candidate on step 0's prompts, and the step once more under the profiler."""
+    """Runs each program of the candidate on step 0's prompts, and the step as often again under the profiler."""
     batch, key, params = work.batch(0), step_key(work, 0), work.state.params
 
     def state():  # the step donates it
@@ -50,7 +50,7 @@ def measure(work: Workload, candidate: Candidate, runs: int) -> Measured:
         prompts=np.asarray(batch.prompts.lengths),
         seconds=seconds,
         xla={name: xla_figures(getattr(candidate, name)) for name in PROGRAMS},
-        profile=profile(candidate.step, *inputs["step"]()),
+        profile=profile(candidate.step, [inputs["step"]() for _ in range(runs)]),
     )
 
 
