@@ -12,7 +12,7 @@ from test_benchmarks import PROMPTS, TINY
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-from benchmarks import floor, profile_parts, rates
+from benchmarks import floor, rates
 from benchmarks.counts import Counts, Layout, Sizes, backward, loops_once, position_counts, sizes, total
 from benchmarks.workload import load_config
 from slpo_jax.models.gate import stopping_gate
