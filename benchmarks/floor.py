@@ -36,8 +36,8 @@ values written once and read by later steps and passes, backward twice the surro
 twice, parameters and moments read and written; all other activations and logits are left out
 not taken off either count, though a program may do without: the first layer's attention in all passes but one (noise \
 comes after it), and the last layer's outputs that nobody reads (of a prompt, all but the last)
-floor: the larger of useful FLOPs over the machine's matmul rate (of the activations' dtype) and GB over its \
-bandwidth; a sum's floor is the sum, as its parts wait for one another
+floor: the larger of useful FLOPs over the machine's matmul rate (the best product below in the activations' dtype) \
+and GB over its bandwidth; a sum's floor is the sum, as its parts wait for one another
 seconds: median of {runs} runs after one, each program alone, all on the same prompts, keys and weights; \
 backward: gradient less surrogate
 GFLOP/s: the slots count over the seconds
@@ -70,7 +70,6 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
     rates = machine_rates() if rates is None else rates
     chips = chip_count(layout.shards)
     dtype = str(jnp.dtype(model.dtype))
-    rows = parts_table(sizes, layout, found, chips * rates["matmul"][dtype]["best"], chips * rates["bandwidth"]["best"])
     trajectories = prompts * group // layout.shards
     per_pass = {"scoring pass": passes * trajectories * (layout.latent_slots + layout.answer_slots),
                 "decode step": trajectories}  # fmt: skip
@@ -79,12 +78,17 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
          **feed_forward_rate(n, sizes.width, sizes.layers, each)}
         for what, n in per_pass.items() for each in DTYPES
     ]  # fmt: skip
+    products = [rates["matmul"][dtype], *(row for row in model_shapes if row["dtype"] == dtype)]
+    flop_rate = chips * max(rate["best"] for rate in products)
+    byte_rate = chips * rates["bandwidth"]["best"]
+    rows = parts_table(sizes, layout, found, flop_rate, byte_rate)
     once = loops_once(sizes, layout, found, rows)
     return {
         "shapes": name, "runs": runs, "base": list(BASE), "machine": machine(), "work": work.facts, "dtype": dtype,
         "lengths": {"mean_latents": float(found.lengths.mean()), "longest_latents": int(found.lengths.max()),
                     "mean_answer_tokens": float(found.answers.mean())},
-        "rates": rates | {"model_shapes": model_shapes, "chips": chips}, "sizes": dataclasses.asdict(sizes),
+        "rates": rates | {"model_shapes": model_shapes, "chips": chips,
+                          "flop_rate": flop_rate, "byte_rate": byte_rate}, "sizes": dataclasses.asdict(sizes),
         "layout": dataclasses.asdict(layout), "seconds": found.seconds, "parts": rows, "xla": found.xla,
         "loops_once": once, "profile": found.profile,
         "definitions": DEFINITIONS.format(runs=runs, base=BASE).splitlines(),
