@@ -60,6 +60,8 @@ def _hf_config(config: GPT2Config) -> transformers.GPT2Config:
         embd_pdrop=0.0,
         resid_pdrop=0.0,
         use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
         attn_implementation="sdpa",
     )
 
