@@ -92,8 +92,8 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
                     "mean_answer_tokens": float(found.answers.mean())},
         "rates": rates | {"model_shapes": model_shapes, "chips": chips,
                           "flop_rate": flop_rate, "byte_rate": byte_rate}, "sizes": dataclasses.asdict(sizes),
-        "layout": dataclasses.asdict(layout) | {"rooms": [list(room) for room in layout.rooms]}, "seconds": found.seconds, "parts": rows, "xla": found.xla,
-        "loops_once": once, "profile": found.profile,
+        "layout": dataclasses.asdict(layout) | {"rooms": [list(room) for room in layout.rooms]},
+        "seconds": found.seconds, "parts": rows, "xla": found.xla, "loops_once": once, "profile": found.profile,
         "definitions": DEFINITIONS.format(runs=runs, base=BASE).splitlines(),
     }  # fmt: skip
 

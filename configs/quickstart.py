@@ -32,7 +32,7 @@ def get_config():
     config.slpo.update(batch_size=32, steps=400, rooms=((0.625, 1.0), (1.0, 1.0)))  # answers fill their three slots
     config.slpo.objective.latent_reduction = "mean"
     config.slpo.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    config.evaluate.batch_size = 1024
+    config.evaluate.update(batch_size=1024, prompt_multiple=24)
     config.log_every = 20
     config.checkpoint_every = 500
     return config

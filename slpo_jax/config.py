@@ -157,6 +157,8 @@ def default_config() -> ConfigDict:
             datasets=placeholder(tuple),  # names under data.eval; None is all
             limit=0,  # problems a set; 0 is all
             batch_size=512,  # rollouts at a time
+            # Problems of like length share a batch, padded to a multiple of this or to prompt_slots; each is compiled.
+            prompt_multiple=16,
             samples=16,  # k of Pass@k; 0 for Acc alone
             seeds=3,
             max_answer_tokens=placeholder(int),  # None: as config.max_answer_tokens
@@ -238,7 +240,7 @@ def check(config: ConfigDict) -> None:
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
     for key in ("log_every", "checkpoint_every", "cpu_devices", "cold_start.evaluate_every", "cold_start.trajectories",
-                "evaluate.batch_size", *(f"{stage}.{name}" for stage in STAGES[:3]
+                "evaluate.batch_size", "evaluate.prompt_multiple", *(f"{stage}.{name}" for stage in STAGES[:3]
                                          for name in ("batch_size", "micro_batches"))):  # fmt: skip
         section, _, name = key.rpartition(".")
         need((config[section] if section else config)[name] >= 1, f"{key}: give at least 1")

@@ -119,8 +119,8 @@ class Setup:
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
         config = dataclasses.replace(self.rollout, answer_slots=answer_slots, temperature=0.0)
-        slots = self.prompt_slots
-        return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, slots, self.key)
+        slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
+        return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 
     @functools.cached_property
     def reader(self) -> Reader:

@@ -26,7 +26,8 @@ from tiny import (
     take_rows,
 )
 
-from slpo_jax.policy.rollout import decode_candidates, replay_latents
+from slpo_jax.policy.candidates import decode_candidates
+from slpo_jax.policy.rollout import replay_latents
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
 THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)

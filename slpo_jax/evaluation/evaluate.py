@@ -34,6 +34,21 @@ class Completions:
     latents: np.ndarray | None = None
 
 
+@dataclasses.dataclass
+class _Batch:
+    """Rollouts of one call: prompts of B rows, and for N rollouts, N/B of each prompt in a row, which they are.
+
+    Attributes:
+        index_N, sample_N: int32, problem and number of the sample.
+        real_N: bool, False for what fills the batch up.
+    """
+
+    prompts: Prompts
+    index_N: np.ndarray
+    sample_N: np.ndarray
+    real_N: np.ndarray
+
+
 class Evaluator:
     """Jitted rollouts over whole problem sets; one compiled program a bucket and mode.
 
@@ -85,28 +100,33 @@ class Evaluator:
         )
         return self._programs[mode]
 
-    def _chunks(self, problems: EncodedProblems, index: np.ndarray) -> Iterator[tuple[Prompts, np.ndarray, np.ndarray]]:
-        """(prompts, places in `index`, real) a batch, bucket by bucket."""
-        lengths = np.array([len(problems.prompts[i]) for i in index])
-        buckets = np.searchsorted(self.prompt_slots, lengths)
-        # A prompt that is too long for every bucket goes into the last, where padding it raises the error.
-        buckets = np.minimum(buckets, len(self.prompt_slots) - 1)
-        for bucket, slots in enumerate(self.prompt_slots):
-            places = np.flatnonzero(buckets == bucket)
-            distinct, inverse = np.unique(index[places], return_inverse=True)
-            if not len(places):
-                continue
-            padded = pad_prompts([problems.prompts[i] for i in distinct], (slots,), distinct, problems.template.pad_id)
-            for chunk, real in padded_chunks(len(places), self._rows(len(places))):
-                rows = inverse[chunk]
-                yield Prompts(padded.tokens[rows], padded.valid[rows]), places[chunk], real
+    def _batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[_Batch]:
+        """The rollouts of the first `count` problems, problems with prompts of like length together."""
+        lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
+        together, each = self._shape(count, samples)
+        # A problem's samples may take several places in a batch; the batch's rows are `each` rollouts of each place.
+        places = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
+        offsets = np.tile(np.arange(0, samples, each), count)
+        for chunk, real in padded_chunks(len(places), together):
+            index = places[chunk]
+            rows = [problems.prompts[i] for i in index]
+            padded = pad_prompts(rows, self.prompt_slots, index, problems.template.pad_id)
+            sample_N = (offsets[chunk][:, None] + np.arange(each)).reshape(-1)
+            index_N = np.repeat(index, each).astype(np.int32)
+            prompts = Prompts(padded.tokens, padded.valid)
+            yield _Batch(prompts, index_N, sample_N.astype(np.int32), np.repeat(real, each))
 
-    def _rows(self, wanted: int) -> int:
-        """Rows of a batch: halved while a quarter would do, so that few problems cost little and few shapes compile."""
-        rows, devices = self.batch_size, self.mesh.size
-        while rows % (2 * devices) == 0 and rows >= 4 * wanted:
-            rows //= 2
-        return rows
+    def _shape(self, count: int, samples: int) -> tuple[int, int]:
+        """(prompts, rollouts of each) of a batch.
+
+        Batches are halved while a quarter would do, so that few problems cost little and few shapes compile.
+        """
+        devices = self.mesh.size
+        each = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size))
+        together = max(self.batch_size // (each * devices), 1) * devices
+        while together % (2 * devices) == 0 and together >= 4 * count * (samples // each):
+            together //= 2
+        return together, each
 
     def run(
         self,
@@ -133,24 +153,22 @@ class Evaluator:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
-        index_N = np.repeat(np.arange(count, dtype=np.int32), samples)
-        sample_N = np.tile(np.arange(samples, dtype=np.int32), count)
         program = self._program(seed is not None, stopping, keep_latents)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         sharding = NamedSharding(self.mesh, PartitionSpec("data"))
         results = []
-        chunks = self._chunks(problems, index_N)
-        bar = tqdm(total=len(index_N), desc=label, unit="rollout", leave=False, mininterval=1)
-        for prompts, places, real in chunks:
-            rule_N = np.full(len(places), rule, np.float32 if stopping == "threshold" else np.int32)
-            rows = jax.device_put((prompts, index_N[places], sample_N[places]), sharding)
+        bar = tqdm(total=count * samples, desc=label, unit="rollout", leave=False, mininterval=1)
+        for batch in self._batches(problems, count, samples):
+            rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
+            rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N), sharding)
             out = program(params, *rows, key, jax.device_put(rule_N, sharding))
-            results.append((places[real], real, out))
+            places = batch.index_N.astype(np.int64) * samples + batch.sample_N
+            results.append((places[batch.real_N], batch.real_N, out))
             if len(results) > 1:  # wait for the batch before, so that one is always under way
                 jax.block_until_ready(results[-2][2])
-            bar.update(int(real.sum()))
+            bar.update(int(batch.real_N.sum()))
         bar.close()
-        return _in_order(results, len(index_N))
+        return _in_order(results, count * samples)
 
 
 def _in_order(results, rows: int) -> Completions:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.attention import KVCache, join
+from slpo_jax.models.attention import KVCache
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
@@ -96,6 +96,25 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
     return reasoner.transition(params, hidden_N1D)[:, 0], prefix
 
 
+def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
+    """The first latents h_1 [N, D] of N/B rollouts a prompt, a prompt's in a row, and their prefix of B or N rows.
+
+    Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own.
+    """
+    rollouts = keys_N.shape[0]
+    each = Prompts(repeat_to(prompts.tokens, rollouts), repeat_to(prompts.valid, rollouts))
+    dropout = noise.prompt_dropout(keys_N, each.valid, config.dropout_rate, config.dropout_where)
+    if dropout is not None:
+        return encode_prompts(reasoner, params, each, dropout)
+    first_BD, prefix = encode_prompts(reasoner, params, prompts, None)
+    return repeat_to(first_BD, rollouts), prefix
+
+
+def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
+    """[B, ..] -> [N, ..], each row N/B times in a row."""
+    return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
+
+
 def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: RolloutConfig, stop_rule, thought):
     """Decide whether h_t is the last latent, feed it (without noise if it is), and move on to h_{t+1}."""
     t = thought.t
@@ -135,9 +154,9 @@ def think(
     reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, stop_rule=None, differentiable=False
 ) -> tuple[_Thought, KVCache]:
     """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `rollout`."""
-    dropout = noise.prompt_dropout(keys_N, prompts.valid, config.dropout_rate, config.dropout_where)
-    h_ND, prefix = encode_prompts(reasoner, params["reasoner"], prompts, dropout)
+    h_ND, prefix = encode_for_rollouts(reasoner, params["reasoner"], prompts, keys_N, config)
     rows = h_ND.shape[0]
+    before_N = repeat_to(prompts.lengths, rows)
     thought = _Thought(
         t=jnp.int32(1),
         h_ND=h_ND,
@@ -148,7 +167,7 @@ def think(
     )
 
     def step(thought):
-        return _latent_step(reasoner, gate, params, prefix, prompts.lengths, keys_N, config, stop_rule, thought)
+        return _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config, stop_rule, thought)
 
     if config.max_latents == 0:
         return thought, prefix
@@ -218,14 +237,14 @@ def rollout(
 
     Args:
         params: {"reasoner": ..., "gate": ...}.
-        prompts: N prompts; with dropout off a row's result does not depend on the other rows or on the padding.
-        keys_N: one key a row, see `noise.row_keys`.
+        prompts: B prompts; with dropout off a row's result does not depend on the other rows or on the padding.
+        keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
         stop_rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
     Returns:
         `Trajectories` of N rows.
     """
     thought, prefix = think(reasoner, gate, params, prompts, keys_N, config, stop_rule)
-    before_N = prompts.lengths + thought.lengths_N
+    before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(
         reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config
     )
@@ -245,59 +264,3 @@ def replay_latents(reasoner, gate, params, prompts: Prompts, keys_N, lengths_N, 
     config = dataclasses.replace(config, stopping="length")
     thought, _ = think(reasoner, gate, params, prompts, keys_N, config, lengths_N, differentiable=True)
     return thought.latents_NTD
-
-
-def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
-    """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
-    rows, slots = prompt_cache.valid.shape
-    candidates, steps = lengths_C.shape[0], latent_cache.slots
-    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
-    valid = jnp.concatenate(
-        [
-            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, slots)),
-            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
-        ],
-        axis=2,
-    )
-    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
-
-
-def decode_candidates(
-    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, min_latents: int
-) -> tuple[jax.Array, jax.Array]:
-    """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
-
-    All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
-    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise (unless that is on everywhere),
-    as its last latent.
-
-    Args:
-        config: dropout rate and sites of the trajectories; its stopping rule is not used.
-        min_latents: T_min.
-    Returns:
-        latents [N, T, D] and answer tokens int32 [N, C, A].
-    """
-    full = dataclasses.replace(config, stopping="length", answer_slots=0)
-    steps = config.max_latents
-    thought, prompt_cache = think(reasoner, gate, params, prompts, keys_N, full, jnp.int32(steps))
-    rows = keys_N.shape[0]
-    lengths_C = jnp.arange(min_latents, steps + 1)
-    candidates = lengths_C.shape[0]
-    shared = _seen_before(prompt_cache, thought.cache, lengths_C)
-    last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
-    before = (prompts.lengths[:, None] + lengths_C).reshape(-1)
-    noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")
-    dropout = noise.latent_dropout(keys_N, lengths_C, noisy_NC, config.dropout_rate)
-    _, cache = reasoner.forward(
-        params["reasoner"],
-        last_h,
-        before[:, None] - 1,
-        jnp.ones((rows * candidates, 1), bool),
-        prefix=shared,
-        cache=reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
-        start=0,
-        dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
-    )
-    keys = jnp.repeat(keys_N, candidates)
-    tokens = decode_answers(reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
-    return thought.latents_NTD, tokens.reshape(rows, candidates, config.answer_slots)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from slpo_jax.models.gate import Gate, stop_set_loss
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import RolloutConfig, decode_candidates, replay_latents
+from slpo_jax.policy.candidates import decode_candidates
+from slpo_jax.policy.rollout import RolloutConfig, replay_latents
 from slpo_jax.training.slpo import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.training.state import LossFn
 
@@ -44,7 +45,8 @@ def make_loss(
 
     def loss_fn(params, batch: PromptedBatch, key):
         copies = config.trajectories
-        prompts, index_N, references = repeat_rows((batch.prompts, batch.index, batch.references), copies)
+        prompts = batch.prompts
+        index_N, references = repeat_rows((batch.index, batch.references), copies)
         keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))
         frozen = jax.lax.stop_gradient(params)
         latents_NTD, tokens_NCA = decode_candidates(

@@ -92,7 +92,7 @@ def sample(slpo: Slpo, params, batch: PromptedBatch, key: jax.Array) -> tuple[Tr
         `Trajectories` of B*G rows, a prompt's G in a row, and float32 rewards [B, G].
     """
     group = slpo.config.group
-    prompts, index_N, references = repeat_rows((batch.prompts, batch.index, batch.references), group)
+    index_N, references = repeat_rows((batch.index, batch.references), group)
     rollout_N = jnp.tile(jnp.arange(group), batch.index.shape[0])
     keys_N = noise.row_keys(jax.random.fold_in(key, 0), index_N, rollout_N)
     rule = None
@@ -100,7 +100,7 @@ def sample(slpo: Slpo, params, batch: PromptedBatch, key: jax.Array) -> tuple[Tr
         rule = 0.5
     elif slpo.rollout_config.stopping == "length":
         rule = slpo.rollout_config.max_latents
-    trajectories = rollout(slpo.reasoner, slpo.gate, params, prompts, keys_N, slpo.rollout_config, rule)
+    trajectories = rollout(slpo.reasoner, slpo.gate, params, batch.prompts, keys_N, slpo.rollout_config, rule)
     rewards_N = slpo.reward(trajectories.tokens, references).astype(jnp.float32)
     return trajectories, rewards_N.reshape(-1, group)
 

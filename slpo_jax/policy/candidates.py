@@ -1,0 +1,68 @@
+"""Answers at every candidate length of a trajectory, for the gate's cold start (paper section 4.1)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models.attention import KVCache, join
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, decode_answers, repeat_to, think
+
+
+def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
+    """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
+    rows, steps = latent_cache.valid.shape
+    prompt_cache = jax.tree.map(lambda x: repeat_to(x, rows), prompt_cache)
+    candidates, slots = lengths_C.shape[0], prompt_cache.slots
+    seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
+    valid = jnp.concatenate(
+        [
+            jnp.broadcast_to(prompt_cache.valid[:, None], (rows, candidates, slots)),
+            jnp.broadcast_to(seen_CT, (rows, candidates, steps)),
+        ],
+        axis=2,
+    )
+    return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
+
+
+def decode_candidates(
+    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, min_latents: int
+) -> tuple[jax.Array, jax.Array]:
+    """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
+
+    All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
+    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise (unless that is on everywhere),
+    as its last latent.
+
+    Args:
+        prompts, keys_N: as in `rollout`.
+        config: dropout rate and sites of the trajectories; its stopping rule is not used.
+        min_latents: T_min.
+    Returns:
+        latents [N, T, D] and answer tokens int32 [N, C, A].
+    """
+    full = dataclasses.replace(config, stopping="length", answer_slots=0)
+    steps = config.max_latents
+    thought, prompt_cache = think(reasoner, gate, params, prompts, keys_N, full, jnp.int32(steps))
+    rows = keys_N.shape[0]
+    lengths_C = jnp.arange(min_latents, steps + 1)
+    candidates = lengths_C.shape[0]
+    shared = _seen_before(prompt_cache, thought.cache, lengths_C)
+    last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
+    before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C).reshape(-1)
+    noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")
+    dropout = noise.latent_dropout(keys_N, lengths_C, noisy_NC, config.dropout_rate)
+    _, cache = reasoner.forward(
+        params["reasoner"],
+        last_h,
+        before[:, None] - 1,
+        jnp.ones((rows * candidates, 1), bool),
+        prefix=shared,
+        cache=reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
+        start=0,
+        dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
+    )
+    keys = jnp.repeat(keys_N, candidates)
+    tokens = decode_answers(reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
+    return thought.latents_NTD, tokens.reshape(rows, candidates, config.answer_slots)
