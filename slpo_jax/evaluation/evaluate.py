@@ -123,10 +123,10 @@ class Evaluator:
         """
         devices = self.mesh.size
         each = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size))
-        together = max(self.batch_size // (each * devices), 1) * devices
-        while together % (2 * devices) == 0 and together >= 4 * count * (samples // each):
+        together = max(self.batch_size // (each * devices), 1)
+        while together > 1 and together * devices >= 4 * count * (samples // each):
             together //= 2
-        return together, each
+        return together * devices, each
 
     def run(
         self,

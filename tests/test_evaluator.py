@@ -1,0 +1,87 @@
+"""Evaluation's batches: every rollout once, little padding, and results that depend on neither."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, pad_left, run_rollout
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Evaluator
+from slpo_jax.policy import noise
+from slpo_jax.training.state import data_mesh
+
+LENGTHS = (7, 2, 9, 4, 3, 8, 2)
+BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
+
+
+class Problems(SimpleNamespace):
+    def __len__(self):
+        return len(self.prompts)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, END, size=length).tolist() for length in LENGTHS]
+    return Problems(prompts=prompts, template=SimpleNamespace(pad_id=PAD))
+
+
+def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
+    mesh = data_mesh(jax.devices("cpu")[:devices])
+    return Evaluator(REASONER, GATE, config, mesh, batch_size, slots, jax.random.key(2))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("batch_size", "samples"), [(1, 1), (4, 1), (64, 1), (4, 6), (12, 6), (5, 6), (64, 6), (2, 7)])
+def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices, cpu_devices):
+    seen = []
+    for batch in evaluator(batch_size, devices=devices)._batches(problems, len(LENGTHS), samples):
+        rows, rollouts = len(batch.prompts.tokens), len(batch.index_N)
+        assert rows % devices == rollouts % rows == 0
+        assert rollouts <= max(batch_size, devices) + devices - 1
+        index_BR = batch.index_N.reshape(rows, -1)
+        assert (index_BR == index_BR[:, :1]).all()
+        for row, index in enumerate(index_BR[:, 0]):
+            assert batch.prompts.tokens[row][batch.prompts.valid[row]].tolist() == problems.prompts[index]
+        longest = max(LENGTHS[i] for i in batch.index_N)
+        assert batch.prompts.tokens.shape[1] == next(slots for slots in (3, 6, 9) if slots >= longest)
+        seen += zip(batch.index_N[batch.real_N].tolist(), batch.sample_N[batch.real_N].tolist(), strict=True)
+    assert sorted(seen) == [(index, sample) for index in range(len(LENGTHS)) for sample in range(samples)]
+
+
+def test_problems_of_like_length_share_a_batch(problems):
+    batches = list(evaluator(2)._batches(problems, len(LENGTHS), 1))
+    longest = [max(LENGTHS[i] for i in batch.index_N) for batch in batches]
+    assert longest == [2, 4, 8, 9]
+
+
+def test_few_problems_take_a_small_batch(problems):
+    (batch,) = evaluator(64)._batches(problems, 2, 3)
+    assert len(batch.index_N) <= 4 * 2 * 3
+
+
+def test_a_prompt_too_long_for_all_buckets_is_named(problems):
+    with pytest.raises(UserError, match="problem 2 has a prompt of 9 tokens"):
+        list(evaluator(64, slots=(3, 8))._batches(problems, len(LENGTHS), 1))
+
+
+@pytest.mark.parametrize("where", ["thought", "latents"])
+def test_results_are_those_of_each_rollout_alone(problems, where):
+    """In the problems' order, under dropout, with the encoding of a prompt shared (where it has no noise) and not."""
+    config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
+    done = evaluator(6, config=config).run(
+        params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True
+    )
+    assert len(set(done.latent_steps.tolist())) > 1
+    key = noise.stream_key(jax.random.key(2), "evaluate", 1)
+    for place in range(0, len(LENGTHS) * samples, 4):
+        index, sample = divmod(place, samples)
+        keys = noise.row_keys(key, jnp.array([index]), jnp.array([sample]))
+        alone = run_rollout(params, pad_left([problems.prompts[index]], 9), keys, config=config, stop_rule=0.5)
+        assert done.tokens[place].tolist() == alone.tokens[0].tolist()
+        assert done.latent_steps[place] == alone.lengths[0]
+        np.testing.assert_allclose(done.latents[place], alone.latents[0], atol=1e-5)
