@@ -10,10 +10,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from benchmarks.workload import TRAINED, Workload
+from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts
 from slpo_jax.policy.surrogate import answer_mask
 from slpo_jax.training import slpo
+from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import AXIS, make_train_step, replicate
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -154,18 +156,35 @@ def make_witness(work: Workload, compiled_torch: bool):
     """The PyTorch reference with the workload's weights.
 
     Raises:
-        ImportError: there is no torch.
+        UserError: there is no torch.
         torch_model.CompileError: it can't be compiled here.
     """
-    from benchmarks.torch_reference import Witness  # torch is no requirement of the benchmarks
+    return witness_of(work.parts, work.state.params, work.optimizer_config, work.end_answers_at, compiled_torch)
+
+
+def witness_of(
+    parts: slpo.Slpo, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
+):
+    """The PyTorch reference of these parts, a `torch_reference.Witness`.
+
+    Args:
+        end_answers_at: the generated token, counted from 0, that is always eos.
+    Raises:
+        UserError: there is no torch.
+        torch_model.CompileError: it can't be compiled here.
+    """
+    try:
+        from benchmarks.torch_reference import Witness  # torch is no requirement of the benchmarks
+    except ImportError as error:
+        raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
 
     return Witness(
-        work.state.params,
-        work.parts.reasoner.config,
-        work.parts.rollout_config,
-        work.parts.objective,
-        work.parts.config,
-        work.optimizer_config,
+        params,
+        parts.reasoner.config,
+        parts.rollout_config,
+        parts.objective,
+        parts.config,
+        optimizer_config,
         compiled=compiled_torch,
-        end_answers_at=work.end_answers_at,
+        end_answers_at=end_answers_at,
     )

@@ -6,26 +6,20 @@ to move, what XLA makes of it, and which ops take the time. Prints Markdown tabl
 
 import argparse
 import dataclasses
-import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from benchmarks import counts as hand
 from benchmarks.candidates import Ours
 from benchmarks.counts import Layout
 from benchmarks.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
-from benchmarks.report import Parser, listed, machine, markdown_table
+from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command
 from benchmarks.slpo_step import BASE
 from benchmarks.step_parts import loops_once, measure, parts_table
-from benchmarks.workload import SHAPES, Shapes, load_config, make_workload
-from slpo_jax.command import set_up_jax
-from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import write_text
+from benchmarks.workload import SHAPES, Shapes, make_workload
 
 RUNS = 5
 DEFINITIONS = """
@@ -111,10 +105,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
-    if flags.prompts < 1:
-        raise UserError(f"--prompts: {flags.prompts} is too few; give at least 1")
-    if flags.json and (flags.json.is_dir() or not flags.json.parent.is_dir()):
-        raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
+    check_flags(flags, prompts=1)
     return flags
 
 
@@ -209,20 +200,12 @@ def _number(value: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command: one line and status 2 for what the user can mend."""
-    try:
-        flags = parse(argv)
-        shapes = SHAPES[flags.shapes]
-        config = load_config(shapes)
-        set_up_jax(config.cpu_devices)
-        jax.config.update("jax_enable_compilation_cache", False)
-        result = benchmark(flags.shapes, shapes, config, flags.prompts)
-        if flags.json:
-            write_text(flags.json, json.dumps(result, indent=1) + "\n")
-        print(markdown(result))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    """The command."""
+
+    def found(shapes, config, flags):
+        return benchmark(flags.shapes, shapes, config, flags.prompts)
+
+    run_command(argv, parse, SHAPES, found, markdown)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What the benchmarks print: the machine, medians and spreads, tables; and how they read flags."""
+"""What the benchmarks print: the machine, medians and spreads, tables; and what their commands share."""
 
 import argparse
+import json
 import os
 import platform
+import statistics
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +15,10 @@ from typing import Any, NoReturn
 
 import jax
 
+from benchmarks.workload import Shapes, load_config
+from slpo_jax.command import set_up_jax
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.records import write_text
 
 
 def machine() -> dict[str, Any]:
@@ -38,8 +44,13 @@ def listed(facts: dict[str, Any]) -> str:
     return "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())
 
 
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median, least and most of the values, and they themselves."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
+
+
 def spread(cell: dict[str, Any], digits: int = 3) -> str:
-    """Median (least-most)."""
+    """Median (least-most) of a `summary`."""
     return f"{cell['median']:.{digits}f} ({cell['min']:.{digits}f}-{cell['max']:.{digits}f})"
 
 
@@ -54,3 +65,47 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see --help")
+
+
+def check_flags(flags: argparse.Namespace, **least: int) -> None:
+    """Numbers, where given, must be `least` or more, and --json a file that can be written.
+
+    Raises:
+        UserError: one can't be used.
+    """
+    for name, bound in least.items():
+        value = getattr(flags, name)
+        if value is not None and value < bound:
+            raise UserError(f"--{name}: {value} is too few; give at least {bound}")
+    if flags.json and (flags.json.is_dir() or not flags.json.parent.is_dir()):
+        raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
+
+
+def run_command(
+    argv: list[str] | None,
+    parse: Callable[[list[str] | None], argparse.Namespace],
+    shapes: Mapping[str, Shapes],
+    benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]],
+    markdown: Callable[[dict[str, Any]], str],
+) -> None:
+    """A benchmark's command: one line and status 2 for what the user can mend. No program is taken from a cache.
+
+    Args:
+        parse: command line -> flags, `shapes` and `json` among them.
+        shapes: by the name that --shapes gives.
+        benchmark: (shapes, config, flags) -> every number, ready for JSON.
+        markdown: what is printed of them.
+    """
+    try:
+        flags = parse(argv)
+        chosen = shapes[flags.shapes]
+        config = load_config(chosen)
+        set_up_jax(config.cpu_devices)
+        jax.config.update("jax_enable_compilation_cache", False)
+        result = benchmark(chosen, config, flags)
+        if flags.json:
+            write_text(flags.json, json.dumps(result, indent=1) + "\n")
+        print(markdown(result))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -6,22 +6,17 @@ the same work. Prints Markdown; `--json` writes every number behind it.
 """
 
 import argparse
-import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
 from benchmarks.candidates import PROGRAMS, Ours, Torch, make_witness
-from benchmarks.report import Parser, listed, machine, markdown_table, spread
-from benchmarks.workload import SHAPES, Shapes, Workload, load_config, make_workload
-from slpo_jax.command import set_up_jax
+from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.workload import SHAPES, Shapes, Workload, make_workload
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import write_text
 
 CONFIGURATIONS = ((1, 8), (4, 8), (8, 8), (4, 4))  # (K, G), the paper's
 BASE = (4, 8)  # what relative times refer to
@@ -73,8 +68,6 @@ def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int
             candidate = Torch(witness, work, ours.passes, ours.group, parts)
             candidate.lengths = ours.lengths
             _, seconds = (candidate.measure(work, 0)["step"] for _ in range(2))
-        except ImportError as error:
-            raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
         except Exception as error:
             if variant != "fastest" or not is_compiled:
                 raise
@@ -111,14 +104,10 @@ def measure(work: Workload, flags: argparse.Namespace) -> tuple[list[dict[str, A
 def _row(candidate: Any, measured: list[dict[str, float]]) -> dict[str, Any]:
     row = {name: getattr(candidate, name) for name in ("implementation", "passes", "group", "compile_seconds")}
     for name in measured[0]:
-        row[name] = _cell([step[name] for step in measured])
+        row[name] = summary([step[name] for step in measured])
     if "surrogate" in row:
         row["surrogate_share"] = row["surrogate"]["median"] / row["step"]["median"]
     return row
-
-
-def _cell(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
 def add_relative(rows: list[dict[str, Any]]) -> None:
@@ -133,7 +122,7 @@ def add_relative(rows: list[dict[str, Any]]) -> None:
         row["relative"] = row["step"]["median"] / base["median"] if base else None
         ours, theirs = (of((row["passes"], row["group"]), name) for name in (Ours.implementation, Torch.implementation))
         if ours and theirs:
-            row["ratio_vs_torch"] = _cell([b / a for a, b in zip(ours["values"], theirs["values"], strict=True)])
+            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours["values"], theirs["values"], strict=True)])
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -196,14 +185,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
-    for name in ("prompts", "steps", "warmup", "micro_batches", "torch_micro_batches"):
-        least = 0 if name == "warmup" else 1
-        if getattr(flags, name) < least:
-            raise UserError(f"--{name}: {getattr(flags, name)} is too few; give at least {least}")
+    check_flags(flags, prompts=1, steps=1, warmup=0, micro_batches=1, torch_micro_batches=1)
     if any(passes < 1 or group < 2 for passes, group in flags.only):
         raise UserError("--only: K must be 1 or more and G 2 or more, e.g. --only 4,8 8,8")
-    if flags.json and (flags.json.is_dir() or not flags.json.parent.is_dir()):
-        raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
     return flags
 
 
@@ -220,20 +204,8 @@ def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, An
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command: one line and status 2 for what the user can mend."""
-    try:
-        flags = parse(argv)
-        shapes = SHAPES[flags.shapes]
-        config = load_config(shapes)
-        set_up_jax(config.cpu_devices)
-        jax.config.update("jax_enable_compilation_cache", False)
-        result = benchmark(shapes, config, flags)
-        if flags.json:
-            write_text(flags.json, json.dumps(result, indent=1) + "\n")
-        print(markdown(result))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    """The command."""
+    run_command(argv, parse, SHAPES, benchmark, markdown)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.experiment import build
+from slpo_jax.experiment import Experiment, build
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.rollout import Prompts
 from slpo_jax.stages import make_slpo
@@ -43,10 +43,9 @@ class Shapes:
 
 
 # Of the text, GPT-2's shapes need the size of the vocabulary alone: 50,257 tokens and COCONUT's three.
-_GPT2 = {
+GPT2 = {
     "init": "",
     "tokenizer": "synthetic:50199",
-    "prompt_slots": (72,),
     "data.train": "synthetic:train",
     "data.valid": "",
     "data.synthetic.train_size": 64,
@@ -55,7 +54,9 @@ _GPT2 = {
 }
 SHAPES = {
     "quickstart": Shapes("quickstart.py", {}, prompts=16, answer_tokens=3),  # "### 12" and eos
-    "gpt2": Shapes("coconut_gpt2.py", _GPT2, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)),
+    "gpt2": Shapes(
+        "coconut_gpt2.py", GPT2 | {"prompt_slots": (72,)}, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)
+    ),
 }
 
 
@@ -101,23 +102,19 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     Raises:
         UserError: the prompts can't be shared out over the devices.
     """
-    experiment = build(config, workdir)
+    experiment = build_ending(shapes, config, workdir)
     mesh, template = experiment.mesh, experiment.template
     if prompts % mesh.size:
         raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one, or fewer devices")
     real = make_slpo(experiment)
-    end_slot = config.max_latents + shapes.answer_tokens - 1
     parts = dataclasses.replace(
         real,
-        reasoner=ending_answers(real.reasoner, template.eos_id, end_slot),
         reward=lambda tokens, references: real.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0),
     )
-    params = experiment.initial_params()
-    gate = jax.tree.map(jnp.zeros_like, params["gate"])
-    gate["out"]["bias"] += half_way_bias(config.max_latents)
+    params = random_weights(experiment)
     optimizer_config = experiment.optimizer_config("slpo", config.slpo.steps)
     optimizer = make_optimizer(optimizer_config)
-    state = init_state({**params, "gate": gate}, TRAINED, optimizer, experiment.key, mesh)
+    state = init_state(params, TRAINED, optimizer, experiment.key, mesh)
 
     def batch(step: int):
         width = experiment.reference_width
@@ -146,6 +143,22 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         "shards": mesh.size,
     }
     return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
+
+
+def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
+    """What the config describes, but answers in rollouts end where the shapes say."""
+    experiment = build(config, workdir)
+    slot = config.max_latents + shapes.answer_tokens - 1
+    reasoner = ending_answers(experiment.reasoner, experiment.template.eos_id, slot)
+    return dataclasses.replace(experiment, reasoner=reasoner)
+
+
+def random_weights(experiment: Experiment) -> dict[str, Any]:
+    """Initial parameters; the gate's are 0, with the bias that makes the mean trajectory T/2 latents long."""
+    params = experiment.initial_params()
+    gate = jax.tree.map(jnp.zeros_like, params["gate"])
+    gate["out"]["bias"] += half_way_bias(experiment.config.max_latents)
+    return {**params, "gate": gate}
 
 
 def random_prompts(rows: int, slots: int, lengths: tuple[int, int], vocabulary: int, seed) -> Prompts:

@@ -1,0 +1,299 @@
+"""`python -m benchmarks.passk [--shapes gpt2|quickstart] [--problems N] [--json FILE]`; more flags with `--help`.
+
+Batched Pass@k evaluation: problems a second with k rollouts each under MC-dropout, for slpo_jax's `Evaluator` and for
+the PyTorch reference (`torch_reference`) on the same work. Prints Markdown; `--json` writes every number behind it.
+"""
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.candidates import witness_of
+from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.workload import GPT2, Shapes, build_ending, random_weights
+from benchmarks.workload import SHAPES as STEP_SHAPES
+from slpo_jax.errors import UserError
+from slpo_jax.experiment import Experiment
+from slpo_jax.stages import make_slpo
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.text.problems import Problem
+from slpo_jax.text.templates import Template
+
+OURS = "slpo_jax"
+TORCH = {"torch, file's order": False, "torch, sorted by length": True}  # name -> sorted
+THRESHOLD = 2.0  # no probability of a stop reaches it
+DEFINITIONS = f"""
+seconds: wall time of one evaluation of all problems, from lists of token ids to arrays of answers on the host, median \
+(least-most) over the measured rounds; in a round the implementations take turns, after one warm-up round
+slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: benchmarks/torch_reference.py's Witness.passk, \
+eager, on as many threads as cores, every batch padded to its longest prompt, in the file's order (as published \
+evaluation programs do) and sorted by length
+ratio: torch's seconds over slpo_jax's of the same round, median (least-most)
+compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache
+latents: of each rollout, least-most; the gate is evaluated, against a threshold of {THRESHOLD:g} that no probability \
+reaches
+answer tokens: of each rollout, eos included, least-most; eos is forced where a trained reasoner's answer ends, as \
+random weights never say it
+""".strip().splitlines()
+
+
+@dataclasses.dataclass(frozen=True)
+class PasskShapes(Shapes):
+    """What is measured; `prompts` is the default of --problems.
+
+    Attributes:
+        test_set: the problems, a name in config.data.eval; "" for random prompts.
+        prompt_quantiles: (share, tokens) of the random prompts' lengths, the shares from 0 to 1.
+    """
+
+    test_set: str = ""
+    prompt_quantiles: tuple[tuple[float, int], ...] = ()
+
+
+# Of the test set's prompts under GPT-2's tokenizer; their mean is about 59.
+GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
+SHAPES = {
+    "quickstart": PasskShapes(
+        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="same"
+    ),
+    "gpt2": PasskShapes(
+        "coconut_gpt2.py",
+        GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents
+        prompts=32,
+        answer_tokens=STEP_SHAPES["gpt2"].answer_tokens,
+        prompt_quantiles=GSM8K_LENGTHS,
+    ),
+}
+
+
+@dataclasses.dataclass
+class Work:
+    """The same evaluation for every implementation.
+
+    Attributes:
+        experiment: gives the evaluator; answers end at `answer_tokens`.
+        params: {"reasoner": ..., "gate": ...}.
+        samples: k.
+        answer_tokens: of every rollout, eos included.
+    """
+
+    experiment: Experiment
+    params: dict[str, Any]
+    problems: EncodedProblems
+    samples: int
+    answer_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What one run over all problems took and produced, in the order problem 0 sample 0, problem 0 sample 1, ...
+
+    Attributes:
+        tokens: int [N, A], up to and including eos, then pad.
+        latent_steps: int [N].
+    """
+
+    seconds: float
+    tokens: np.ndarray
+    latent_steps: np.ndarray
+
+
+Run = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""Dropout seed -> (tokens, latent_steps) of an `Evaluation`."""
+
+
+def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir: Path) -> Work:
+    """Builds the model, its random weights and the problems.
+
+    Args:
+        config: from `load_config`.
+        problems: how many.
+        workdir: where `build` may write.
+    Raises:
+        UserError: the test set has fewer problems.
+    """
+    experiment = build_ending(shapes, config, workdir)
+    if shapes.test_set:
+        found = experiment.test_set(shapes.test_set)
+        if problems > len(found):
+            raise UserError(f"--problems: {problems} is more than the test set's {len(found)}; give at most as many")
+        chosen = found.subset(range(problems))
+    else:
+        chosen = random_problems(problems, shapes.prompt_quantiles, experiment.template, config.seed)
+    return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
+
+
+def random_problems(count: int, quantiles, template: Template, seed: int) -> EncodedProblems:
+    """Problems of random tokens, without texts, in random order.
+
+    Args:
+        quantiles: (share, tokens) of the lengths. One length is drawn from each of `count` equal shares of their
+            distribution, so that few problems have its mean too.
+    """
+    rng = np.random.default_rng(seed)
+    shares = rng.permutation((np.arange(count) + rng.random(count)) / count)
+    lengths = np.interp(shares, *np.transpose(quantiles)).round().astype(int)
+    prompts = [rng.integers(0, template.end_id, size=length).tolist() for length in lengths]
+    nothing: list[list[Any]] = [[] for _ in prompts]
+    return EncodedProblems((Problem("", (), "0"),) * count, prompts, nothing, nothing, template)
+
+
+def make_runs(work: Work, torch: str) -> dict[str, Run]:
+    """What takes turns, by the implementation's name.
+
+    Args:
+        torch: "eager" or "none".
+    Raises:
+        UserError: there is no torch.
+    """
+    experiment, samples = work.experiment, work.samples
+    evaluator = experiment.evaluator
+
+    def ours(seed):
+        done = evaluator.run(work.params, work.problems, "threshold", THRESHOLD, seed=seed, samples=samples, label=OURS)
+        return done.tokens, done.latent_steps
+
+    if torch == "none":
+        return {OURS: ours}
+    parts = dataclasses.replace(make_slpo(experiment), rollout_config=evaluator.config)
+    witness = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
+    prompt_rows = [np.array(prompt) for prompt in work.problems.prompts]
+    batch_size = experiment.config.evaluate.batch_size
+
+    def theirs(is_sorted):
+        tokens_PKA, latents_PK = witness.passk(prompt_rows, samples, batch_size, THRESHOLD, sort_by_length=is_sorted)
+        return tokens_PKA.reshape(-1, tokens_PKA.shape[-1]), latents_PK.reshape(-1)
+
+    return {OURS: ours} | {name: lambda seed, by=is_sorted: theirs(by) for name, is_sorted in TORCH.items()}
+
+
+def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
+    """Evaluations of each run, one a round, the warm-up round first."""
+    measured: dict[str, list[Evaluation]] = {name: [] for name in runs}
+    for seed in tqdm(range(1 + rounds), "rounds", disable=not sys.stderr.isatty()):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            tokens, latent_steps = run(seed)
+            measured[name].append(Evaluation(time.perf_counter() - start, tokens, latent_steps))
+    return measured
+
+
+def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int, eos_id: int) -> list[dict[str, Any]]:
+    """Numbers of each implementation, from `measure`; `ratio_vs_torch` stands with torch's."""
+    rows, ours = [], [each.seconds for each in measured[OURS][1:]]
+    for name, (first, *later) in measured.items():
+        seconds = [each.seconds for each in later]
+        row: dict[str, Any] = {
+            "implementation": name,
+            "seconds": summary(seconds),
+            "problems_per_second": summary([problems / spent for spent in seconds]),
+            "rollouts_per_second": summary([problems * samples / spent for spent in seconds]),
+            "latents": _ends([each.latent_steps for each in later]),
+            "answer_tokens": _ends([answer_lengths(each.tokens, eos_id) for each in later]),
+            "first_seconds": first.seconds,
+        }
+        if name == OURS:
+            row["compile_seconds"] = first.seconds - row["seconds"]["median"]
+        else:
+            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
+        rows.append(row)
+    return rows
+
+
+def answer_lengths(tokens_NA: np.ndarray, eos_id: int) -> np.ndarray:
+    """Tokens up to and including eos, int [N]; A without one."""
+    ends_NA = tokens_NA == eos_id
+    return np.where(ends_NA.any(1), ends_NA.argmax(1) + 1, tokens_NA.shape[1])
+
+
+def _ends(arrays: list[np.ndarray]) -> list[int]:
+    return [int(np.min(arrays)), int(np.max(arrays))]
+
+
+def facts_of(work: Work) -> dict[str, Any]:
+    """What the work is, for the header."""
+    config, lengths = work.experiment.config, list(map(len, work.problems.prompts))
+    return {
+        "parameters": sum(x.size for x in jax.tree.leaves(work.params)),
+        "activations": config.model.dtype,
+        "problems": len(work.problems),
+        "k": work.samples,
+        "batch_size": config.evaluate.batch_size,
+        "mean_prompt_tokens": round(float(np.mean(lengths)), 1),
+        "largest_prompt_tokens": max(lengths),
+        "latents_T": config.max_latents,
+        "answer_tokens": work.answer_tokens,
+        "answer_slots": work.experiment.evaluator.config.answer_slots,
+        "dropout": [config.dropout.rate, config.dropout.where],
+        "shards": work.experiment.mesh.size,
+    }
+
+
+def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[str, Any]:
+    """Every number of the report, ready for JSON."""
+    if flags.batch_size is not None:
+        config.evaluate.batch_size = flags.batch_size
+    with tempfile.TemporaryDirectory() as workdir:
+        work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
+        measured = measure(make_runs(work, flags.torch), flags.rounds)
+    rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
+    return {"shapes": flags.shapes, "rounds": flags.rounds, "machine": machine(), "work": facts_of(work),
+            "definitions": DEFINITIONS, "rows": rows}  # fmt: skip
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The header lines and the table."""
+    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Compile (s)", "Latents", "Answer tokens")
+    lines = [
+        [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
+         spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
+         f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
+         *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return "\n".join([
+        f"# Pass@{result['work']['k']} evaluation, {result['shapes']} shapes",
+        f"- machine: {listed(result['machine'])}",
+        f"- work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
+        *(f"- {line}" for line in result["definitions"]),
+        "", *markdown_table(head, lines),
+    ])  # fmt: skip
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        UserError: one of them is unknown or can't be used.
+    """
+    parser = Parser(prog="python -m benchmarks.passk", description="Speed of Pass@k evaluation.", allow_abbrev=False)
+    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
+    parser.add_argument("--problems", type=int, help="default: 1000 (quickstart), 32 (gpt2)")
+    parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
+    parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
+    parser.add_argument("--torch", choices=("eager", "none"), default="eager", help="default: eager")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
+    flags = parser.parse_args(argv)
+    if flags.problems is None:
+        flags.problems = SHAPES[flags.shapes].prompts
+    check_flags(flags, problems=1, samples=1, rounds=1, batch_size=1)
+    return flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    run_command(argv, parse, SHAPES, benchmark, markdown)
+
+
+if __name__ == "__main__":
+    main()
