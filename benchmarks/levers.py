@@ -1,0 +1,261 @@
+"""`python -m benchmarks.levers [--shapes gpt2|quickstart] [--runs 3] [--only NAME ...] [--json FILE]`.
+
+What each of the step's levers is worth: the same program without and with it, all others as they are, in turns, on the
+same trajectories, with scratch memory and the difference of their losses. Prints a Markdown table.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.candidates import compiled, part_programs, step_key, timed, with_sizes
+from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.slpo_step import BASE
+from benchmarks.workload import SHAPES, Shapes, Workload, make_workload
+from slpo_jax import command
+from slpo_jax.models import backbone, dropout
+from slpo_jax.models.attention import attend
+from slpo_jax.models.reasoner import coconut
+from slpo_jax.policy import rollout as rollout_module
+from slpo_jax.policy.rollout import Prompts, repeat_to
+from slpo_jax.policy.surrogate import score
+from slpo_jax.training import slpo
+
+DEFINITIONS = """
+without, with: median (least-most) seconds of the program at K, G = 4, 8; gain: median without over median with
+rollout: sampling and verification; gradient: value and gradient of the loss on the same trajectories
+temp: scratch memory of the program; difference: of the two losses, relative; - where the noise differs or is not asked
+on: the default; selectable: a config value, off by default; left out: not in the project, as it does not gain here
+""".strip().splitlines()
+
+Parts = slpo.Slpo
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[None]:
+    """No change."""
+    yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Lever:
+    """One thing that can be switched.
+
+    Attributes:
+        about: what it does.
+        standing: "on", "selectable" or "left out".
+        program: "rollout" or "gradient".
+        without, having: the step's parts in the two cases.
+        patch_without, patch_having: what is replaced while they are traced.
+        around_without: entered around each run of the program without it.
+        same_noise: whether the losses have to be equal.
+    """
+
+    about: str
+    standing: str
+    program: str
+    without: Callable[[Parts], Parts] = lambda parts: parts
+    having: Callable[[Parts], Parts] = lambda parts: parts
+    patch_without: Callable[[], Any] = nothing
+    patch_having: Callable[[], Any] = nothing
+    around_without: Callable[[], Any] = nothing
+    same_noise: bool = True
+
+
+def with_model(**changes) -> Callable[[Parts], Parts]:
+    """Parts whose model has other settings; for gradients, whose answers need no forced end."""
+    return lambda parts: dataclasses.replace(
+        parts, reasoner=coconut(dataclasses.replace(parts.reasoner.config, **changes))
+    )
+
+
+def with_rooms(*rooms) -> Callable[[Parts], Parts]:
+    """Parts with other rooms."""
+    return lambda parts: dataclasses.replace(parts, config=dataclasses.replace(parts.config, rooms=rooms))
+
+
+def clean_prompts(parts: Parts) -> Parts:
+    """Parts without noise on the prompts."""
+    return dataclasses.replace(parts, rollout_config=dataclasses.replace(parts.rollout_config, dropout_where="latents"))
+
+
+def whole_prompts(parts: Parts) -> Parts:
+    """Parts whose last block works on all positions of a prompt."""
+
+    def forward(*args, last=0, **kwargs):
+        hidden_BLD, cache = parts.reasoner.forward(*args, **kwargs)
+        return hidden_BLD[:, -last:], cache
+
+    return dataclasses.replace(parts, reasoner=dataclasses.replace(parts.reasoner, forward=forward))
+
+
+def score_apart(reasoner, params, prompts: Prompts, index_B, trajectories, key, passes, config, _room=None):
+    """`score` that encodes a trajectory's prompt for it alone, and has room for all of its slots."""
+    rows = trajectories.lengths.shape[0]
+    apart = Prompts(repeat_to(prompts.tokens, rows), repeat_to(prompts.valid, rows))
+    return score(reasoner, params, apart, jnp.arange(rows), trajectories, key, passes, config)
+
+
+def rollout_apart(reasoner, gate, params, prompts: Prompts, keys_N, *rest):
+    """`rollout` that encodes each rollout's prompt for it alone."""
+    rows = keys_N.shape[0]
+    apart = Prompts(repeat_to(prompts.tokens, rows), repeat_to(prompts.valid, rows))
+    return rollout_module.rollout(reasoner, gate, params, apart, keys_N, *rest)
+
+
+def threefry_bits(keys_BL, site: int, width: int):
+    """`dropout._bits` of jax's own generator."""
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, site), (width,))))
+    return draw(keys_BL)
+
+
+def library_attention(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None):
+    """`attend` by jax.nn.dot_product_attention, for which a shared prefix is copied to each of its rows."""
+    rows = q_BHLD.shape[0]
+    if prefix is not None:
+        k_BGUD, v_BGUD, valid_BU = (repeat_to(x, rows) for x in prefix)
+        k_BGSD, v_BGSD = (jnp.concatenate(pair, axis=2) for pair in ((k_BGUD, k_BGSD), (v_BGUD, v_BGSD)))
+        before_BLU = jnp.broadcast_to(valid_BU[:, None], (rows, q_BHLD.shape[2], valid_BU.shape[1]))
+        mask_BLS = jnp.concatenate([before_BLU, mask_BLS], axis=2)
+    turned = (x.swapaxes(1, 2) for x in (q_BHLD, k_BGSD, v_BGSD))
+    return jax.nn.dot_product_attention(*turned, mask=mask_BLS[:, None]).swapaxes(1, 2)
+
+
+@contextlib.contextmanager
+def handing_memory_back() -> Iterator[None]:
+    """glibc as it is by default after some steps: blocks of more than 32 MiB go back to the system."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-1, 2**26)
+    libc.mallopt(-3, 2**25)
+    yield
+    command.keep_freed_memory()
+
+
+def patched(where, name: str, value) -> Callable[[], Any]:
+    """A maker of patches."""
+    return lambda: mock.patch.object(where, name, value)
+
+
+LEVERS = {
+    "rooms": Lever("unused slots are not scored", "on", "gradient", without=with_rooms((1.0, 1.0))),
+    "shared_prompts": Lever(
+        "a prompt's encoding is shared by its trajectories in scoring (and with it their rooms)", "on", "gradient",
+        without=with_rooms((1.0, 1.0)), patch_without=patched(slpo, "score", score_apart), same_noise=False,
+    ),
+    "last_position": Lever("the last block makes only a prompt's last position", "on", "rollout", whole_prompts),
+    "last_position_scored": Lever("the same in scoring", "on", "gradient", whole_prompts),
+    "dropout": Lever("a counter-based hash makes dropout's bits, not threefry", "on", "gradient",
+                     patch_without=patched(dropout, "_bits", threefry_bits), same_noise=False),
+    "memory": Lever("freed memory is kept by the process", "on", "gradient", around_without=handing_memory_back),
+    "shared_prefill": Lever("rollouts share a prompt without noise (dropout.where=latents)", "on", "rollout",
+                            clean_prompts, clean_prompts, patched(slpo, "rollout", rollout_apart)),
+    "remat": Lever("blocks are computed again in the backward pass", "selectable", "gradient",
+                   having=with_model(remat=True)),
+    "bfloat16": Lever("activations in bfloat16", "selectable", "gradient", having=with_model(dtype=jnp.bfloat16)),
+    "library_attention": Lever("jax.nn.dot_product_attention", "left out", "gradient",
+                               patch_having=patched(backbone, "attend", library_attention)),
+    "library_attention_rollout": Lever("the same in rollouts", "left out", "rollout",
+                                       patch_having=patched(backbone, "attend", library_attention)),
+}  # fmt: skip
+assert backbone.attend is attend  # what is patched above is what the backbones call
+
+
+def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
+    """The lever's row."""
+    parts, params = with_sizes(work.parts, *BASE), work.state.params
+    batch, key = work.batch(0), step_key(work, 0)
+    args = (params, batch, key)
+    if lever.program == "gradient":
+        args = (params, batch, *part_programs(parts, work.mesh)[0](*args), key)
+    which = ("rollout", "surrogate", "gradient").index(lever.program)
+    programs, seconds, out = {}, {"without": [], "with": []}, {}
+    for name, change, patch in (
+        ("without", lever.without, lever.patch_without),
+        ("with", lever.having, lever.patch_having),
+    ):
+        with patch():
+            programs[name], _ = compiled(part_programs(change(parts), work.mesh)[which], *args)
+    for _ in range(1 + runs):
+        for name, around in (("without", lever.around_without), ("with", nothing)):
+            with around():
+                spent: dict[str, float] = {}
+                out[name] = timed(spent, name, programs[name], *args)
+                seconds[name].append(spent[name])
+    cells = {name: summary(values[1:]) for name, values in seconds.items()}
+    losses = [float(out[name][0]) for name in ("without", "with")] if lever.program == "gradient" else None
+    return {
+        "about": lever.about, "standing": lever.standing, "program": lever.program, **cells,
+        "gain": statistics.median(cells["without"]["values"]) / statistics.median(cells["with"]["values"]),
+        "temp_bytes": {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()},
+        "difference": abs(losses[1] / losses[0] - 1) if losses and lever.same_noise else None,
+        "tokens_equal": lever.program == "gradient" or bool(np.all(out["with"][0].tokens == out["without"][0].tokens)),
+    }  # fmt: skip
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The header lines and the table."""
+    head = ["Lever", "Stands", "Program", "Without (s)", "With (s)", "Gain", "Temp without (MB)", "Temp with (MB)",
+            "Difference"]  # fmt: skip
+    lines = []
+    for row in result["rows"].values():
+        temp = [f"{row['temp_bytes'][name] / 1e6:.0f}" for name in ("without", "with")]
+        same = "-" if row["difference"] is None else f"{row['difference']:.0e}"
+        if row["program"] == "rollout":
+            same = "same tokens" if row["tokens_equal"] else "tokens differ"
+        cells = [spread(row["without"]), spread(row["with"]), f"{row['gain']:.2f}x", *temp, same]
+        lines.append([row["about"], row["standing"], row["program"], *cells])
+    return "\n".join([
+        f"# Levers of the SLPO step, {result['shapes']} shapes",
+        f"- machine: {listed(result['machine'])}",
+        f"- work: {listed(result['work'])}; {result['runs']} runs after one",
+        *(f"- {line}" for line in DEFINITIONS), "", *markdown_table(head, lines),
+    ])  # fmt: skip
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        UserError: one of them is unknown or can't be used.
+    """
+    parser = Parser(prog="python -m benchmarks.levers", description="What each lever is worth.", allow_abbrev=False)
+    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
+    parser.add_argument("--prompts", type=int, help="prompts a step; default: 16 (quickstart), 2 (gpt2)")
+    parser.add_argument("--runs", type=int, default=3, help="measured runs of each program; default: 3")
+    parser.add_argument("--only", nargs="+", choices=sorted(LEVERS), default=list(LEVERS), help="default: all")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
+    flags = parser.parse_args(argv)
+    check_flags(flags, prompts=1, runs=1)
+    return flags
+
+
+def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
+    """Every number of the report, ready for JSON."""
+    levers = {name: LEVERS[name] for name in flags.only}
+    if platform.libc_ver()[0] != "glibc":
+        levers.pop("memory", None)
+    with tempfile.TemporaryDirectory() as workdir:
+        work = make_workload(shapes, config, flags.prompts or shapes.prompts, Path(workdir))
+        rows = {name: measure(work, lever, flags.runs) for name, lever in levers.items()}
+    return {"shapes": flags.shapes, "runs": flags.runs, "machine": machine(), "work": work.facts, "rows": rows}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    run_command(argv, parse, SHAPES, benchmark, markdown)
+
+
+if __name__ == "__main__":
+    main()
