@@ -41,9 +41,14 @@ def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.vmap(lambda p: jax.random.fold_in(key, p))(positions_L))(keys_N)
 
 
+def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
+    """Whether prompts have noise."""
+    return rate > 0.0 and where != "latents"
+
+
 def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere) -> Dropout | None:
     """The noise of a left-padded prompt; its positions are counted back from the last."""
-    if rate == 0.0 or where == "latents":
+    if not reaches_prompts(rate, where):
         return None
     slots = valid_NP.shape[1]
     return Dropout(_position_keys(keys_N, _PROMPT + jnp.arange(slots)[::-1]), valid_NP, rate)

@@ -99,15 +99,20 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
 def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
     """The first latents h_1 [N, D] of N/B rollouts a prompt, a prompt's in a row, and their prefix of B or N rows.
 
-    Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own.
+    Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
+    them share what no noise has reached yet: embeddings and the first attention.
     """
-    rollouts = keys_N.shape[0]
-    each = Prompts(repeat_to(prompts.tokens, rollouts), repeat_to(prompts.valid, rollouts))
-    dropout = noise.prompt_dropout(keys_N, each.valid, config.dropout_rate, config.dropout_where)
-    if dropout is not None:
-        return encode_prompts(reasoner, params, each, dropout)
-    first_BD, prefix = encode_prompts(reasoner, params, prompts, None)
-    return repeat_to(first_BD, rollouts), prefix
+    rows, rollouts = prompts.tokens.shape[0], keys_N.shape[0]
+
+    def encode(keys_B):
+        dropout = noise.prompt_dropout(keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
+        return encode_prompts(reasoner, params, prompts, dropout)
+
+    if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
+        first_BD, prefix = encode(keys_N[:rows])
+        return repeat_to(first_BD, rollouts), prefix
+    encoded = jax.vmap(encode, in_axes=1, out_axes=1)(keys_N.reshape(rows, -1))
+    return jax.tree.map(lambda x: x.reshape(rollouts, *x.shape[2:]), encoded)
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
