@@ -163,6 +163,8 @@ LEVERS = {
                             clean_prompts, clean_prompts, patched(slpo, "rollout", rollout_apart)),
     "remat": Lever("blocks are computed again in the backward pass", "selectable", "gradient",
                    having=with_model(remat=True)),
+    "scan_layers": Lever("layers as a loop over one block", "selectable", "gradient",
+                         having=with_model(scan_layers=True)),
     "bfloat16": Lever("activations in bfloat16", "selectable", "gradient", having=with_model(dtype=jnp.bfloat16)),
     "library_attention": Lever("jax.nn.dot_product_attention", "left out", "gradient",
                                patch_having=patched(backbone, "attend", library_attention)),

@@ -68,7 +68,7 @@ SHAPES = {
     "gpt2": PasskShapes(
         "coconut_gpt2.py",
         GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents
-        prompts=32,
+        prompts=16,
         answer_tokens=STEP_SHAPES["gpt2"].answer_tokens,
         prompt_quantiles=GSM8K_LENGTHS,
     ),
@@ -277,7 +277,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser(prog="python -m benchmarks.passk", description="Speed of Pass@k evaluation.", allow_abbrev=False)
     parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
-    parser.add_argument("--problems", type=int, help="default: 1000 (quickstart), 32 (gpt2)")
+    parser.add_argument("--problems", type=int, help="default: 1000 (quickstart), 16 (gpt2)")
     parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
     parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")

@@ -56,7 +56,7 @@ def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int
     Raises:
         UserError: there is no torch.
     """
-    variants = {"eager": (False, micro_batches), "prompt by prompt": (False, len(ours.lengths) // ours.group),
+    variants = {"eager": (False, micro_batches), "prompt by prompt": (False, work.facts["prompts"]),
                 "compiled": (True, micro_batches)}  # fmt: skip
     tried: dict[str, Any] = {}
     best: tuple[float, Any, int] | None = None
@@ -65,11 +65,17 @@ def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int
             continue
         try:
             witness = make_witness(work, is_compiled)
+            if variant == name:
+                return witness, parts, {}
             candidate = Torch(witness, work, ours.passes, ours.group, parts)
+            if not len(ours.lengths):
+                ours.measure(work, 0)
             candidate.lengths = ours.lengths
             _, seconds = (candidate.measure(work, 0)["step"] for _ in range(2))
-        except Exception as error:
-            if variant != "fastest" or not is_compiled:
+        except UserError:
+            raise
+        except Exception as error:  # torch.compile fails in its own ways
+            if not is_compiled:
                 raise
             tried[name] = str(error).partition("\n")[0][:200]
             continue
@@ -88,7 +94,6 @@ def measure(work: Workload, flags: argparse.Namespace) -> tuple[list[dict[str, A
     tried: dict[str, Any] = {}
     if flags.torch != "none":
         typical = ours[flags.only.index(BASE) if BASE in flags.only else 0]
-        typical.measure(work, 0)
         witness, parts, tried = fastest_witness(work, typical, flags.torch, flags.torch_micro_batches)
         theirs = [Torch(witness, work, *pair, parts) for pair in flags.only]
         candidates = [candidate for pair in zip(ours, theirs, strict=True) for candidate in pair]

@@ -57,6 +57,7 @@ def default_config() -> ConfigDict:
             dropout_sites=placeholder(tuple),
             dtype="float32",  # of activations; "bfloat16" on accelerators
             remat=False,  # recompute activations in the backward pass
+            scan_layers=False,  # compile one block for all layers
         )
     )
     config.max_latents = 12  # T

@@ -29,7 +29,7 @@ from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 from slpo_jax.training.checkpoint import is_checkpoint, stored_params
 
 REASONER_FOLDER = "reasoner"  # beside the checkpoints of the stages
-_RUNTIME = ("dropout_sites", "dtype", "remat")  # of a backbone's config; not of its shapes
+_RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,11 @@ def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> B
     sites = config.model.dropout_sites
     sites = recipe.model_config.dropout_sites if sites is None else tuple(sites)
     return dataclasses.replace(
-        model, dropout_sites=sites, dtype=jnp.dtype(config.model.dtype), remat=config.model.remat
+        model,
+        dropout_sites=sites,
+        dtype=jnp.dtype(config.model.dtype),
+        remat=config.model.remat,
+        scan_layers=config.model.scan_layers,
     )
 
 

@@ -224,6 +224,38 @@ def test_remat_changes_nothing(config):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
 
 
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+def test_scanned_layers_change_nothing(config, remat):
+    """Outputs, caches and gradients of a noisy prompt and of two noisy rows behind it."""
+    rng = np.random.default_rng(2)
+    prompt, rows = (rng.normal(size=(n, 5, D)).astype(np.float32) for n in (1, 2))
+    weights = rng.normal(size=rows.shape)
+
+    def noise(count):
+        return Dropout(jax.random.split(jax.random.key(count), (count, 5)), jnp.ones((count, 5), bool), 0.3)
+
+    def loss(reasoner):
+        def run(params):
+            at, valid = jnp.broadcast_to(jnp.arange(5), (2, 5)), jnp.ones((2, 5), bool)
+            first, prefix = reasoner.forward(params, prompt, at[:1], valid[:1], dropout=noise(1), last=1)
+            hidden, own = reasoner.forward(params, rows, 5 + at, valid, prefix=prefix, dropout=noise(2))
+            return jnp.sum(hidden * weights) + jnp.sum(first), (hidden, own, prefix)
+
+        return run
+
+    plain, scanned = (
+        coconut(dataclasses.replace(config, n_layer=3, scan_layers=scan, remat=remat and scan))
+        for scan in (False, True)
+    )
+    params = random_tree(plain)
+    jaxpr = str(jax.make_jaxpr(loss(scanned))(params))
+    assert "scan" in jaxpr, "the option must do something"
+    assert ("remat" in jaxpr) == remat
+    one, other = (compiled(jax.value_and_grad(loss(reasoner), has_aux=True))(params) for reasoner in (plain, scanned))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), one, other)
+
+
 def _multiply_noise(case, dropout: Dropout):
     """Hooks that multiply the masks of the only row in where the sites are; returns what removes them."""
     torch = pytest.importorskip("torch")

@@ -159,7 +159,7 @@ def test_default_shapes(name, batch_size, tmp_path):
     shapes, flags = passk.SHAPES[name], passk.parse(["--shapes", name])
     config = load_config(shapes)
     assert (config.max_latents, config.evaluate.batch_size) == (6, batch_size)
-    assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 32, "quickstart": 1000}[name], 16, 3)
+    assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)
     assert max(build(config, tmp_path).prompt_slots) >= max(
         (tokens for _, tokens in shapes.prompt_quantiles), default=0
     )

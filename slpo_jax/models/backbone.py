@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
-from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.dropout import SITES, Dropout, drop, site_number
 
 
 @struct.dataclass
@@ -21,6 +21,7 @@ class Context:
         mask_BLS: bool, which own slots each query sees.
         prefix, cache, start, dropout: see `Backbone.__call__`.
         rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
+        first_site: added to the blocks' site numbers; not 0 where one block stands for all layers in turn.
         last: how many of the last positions go on after attention; 0 is all. Keys and values are made of all.
     """
 
@@ -30,6 +31,7 @@ class Context:
     start: int | jax.Array
     dropout: Dropout | None
     rotation: Any = None
+    first_site: int | jax.Array = 0
     last: int = struct.field(pytree_node=False, default=0)
 
     def only_last(self, last: int) -> "Context":
@@ -74,7 +76,7 @@ class Block(nn.Module):
         def maybe_drop(y_BLD, site):
             if site not in self.config.dropout_sites:
                 return y_BLD
-            return drop(y_BLD, context.dropout, site_number(self.layer, site))
+            return drop(y_BLD, context.dropout, context.first_site + site_number(self.layer, site))
 
         y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
         x_BLD = x_BLD[:, -context.last :] + maybe_drop(y_BLD, "attention")
@@ -91,8 +93,8 @@ def make_blocks(block: type[Block], config, name: str) -> list[Block]:
 class Backbone(nn.Module):
     """Embeddings in, hidden states after the final norm out.
 
-    A subclass's `setup` makes `table` (the embedding [V, D]), `blocks`, `final_norm`, and `head` ([V, D]), which is
-    the table itself where the two are tied.
+    A subclass has `block_type`, and its `setup` makes `table` (the embedding [V, D]), `blocks`, `final_norm`, and
+    `head` ([V, D]), which is the table itself where the two are tied.
     """
 
     config: Any
@@ -189,7 +191,9 @@ class Backbone(nn.Module):
             if at_B is not None:
                 levels.append(jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0])
 
-        for block in self.blocks:
+        if c.scan_layers and cache is None and at_B is None and not self.is_initializing():
+            x_BLD, layers = self._scan(x_BLD, context, c.n_layer - bool(last))
+        for block in self.blocks[len(layers) :]:
             keep_level(x_BLD)
             if last and block is self.blocks[-1]:
                 context = context.only_last(last)
@@ -199,3 +203,20 @@ class Backbone(nn.Module):
         keep_level(hidden_BLD)
         keys, values = zip(*layers, strict=True)
         return hidden_BLD, KVCache(keys, values, valid_BS), levels
+
+    def _scan(self, x_BLD, context: Context, count: int) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+        """The first `count` blocks as one block in a loop over their stacked parameters, which compiles once."""
+        block = self.block_type(self.config, 0, parent=None)
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(each.variables["params"] for each in self.blocks[:count]))
+        prefix = context.prefix
+        before = None if prefix is None else (jnp.stack(prefix.keys[:count]), jnp.stack(prefix.values[:count]))
+
+        def body(x_BLD, layer):
+            number, params, before = layer
+            own = None if before is None else KVCache((before[0],), (before[1],), prefix.valid)
+            here = dataclasses.replace(context, prefix=own, first_site=number * len(SITES))
+            return block.apply({"params": params}, x_BLD, here)
+
+        body = jax.checkpoint(body) if self.config.remat else body
+        x_BLD, (keys, values) = jax.lax.scan(body, x_BLD, (jnp.arange(count), stacked, before))
+        return x_BLD, list(zip(keys, values, strict=True))

@@ -45,6 +45,7 @@ class LlamaConfig:
         dropout_sites: which of `dropout.SITES` exist; the default is the output of the MLP's down projection.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
+        scan_layers: passes without a cache are one block in a loop, which compiles in a fraction of the time.
     """
 
     vocab_size: int = 128256
@@ -62,6 +63,7 @@ class LlamaConfig:
     dropout_sites: tuple[str, ...] = ("mlp",)
     dtype: Any = jnp.float32
     remat: bool = False
+    scan_layers: bool = False
 
     def __post_init__(self):
         if self.n_head % self.n_kv_head:
@@ -148,12 +150,13 @@ class Llama(backbone.Backbone):
     """The backbone, with rotary positions."""
 
     config: LlamaConfig
+    block_type = Block
 
     def setup(self):
         c = self.config
         init = nn.initializers.normal(0.02)
         self.table = self.param("embed_tokens", init, (c.vocab_size, c.n_embd), jnp.float32)
-        self.blocks = make_blocks(Block, c, "layers")
+        self.blocks = make_blocks(self.block_type, c, "layers")
         self.final_norm = _norm(c, "norm")
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 

@@ -12,7 +12,7 @@ from flax import struct
 
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.packing import most_used, pack
+from slpo_jax.policy.packing import Packing, most_used, pack
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, encode_prompts
 
 EPSILON = 1e-6
@@ -127,12 +127,26 @@ def score_pass(
     Returns:
         `PassScores` of N rows.
     """
-    rate, where = config.dropout_rate, config.dropout_where
     group = keys_N.shape[0] // prompt_keys_B.shape[0]
     room = room or full_room(group, config)
-    dropout = noise.prompt_dropout(prompt_keys_B, prompts.valid, rate, where)
-    first_BD, prefix = encode_prompts(reasoner, params, prompts, dropout)
+    noisy = noise.prompt_dropout(prompt_keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
+    first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
+    thoughts, answers, inputs = _side_by_side(reasoner, params, prompts, trajectories, keys_N, config, room)
+    hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
+    later_NTD = thoughts.unpacked(reasoner.transition(params, hidden_BSD[:, : room.latents]))[:, :-1]
+    z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
+    logits_BSV = reasoner.logits(params, hidden_BSD[:, room.latents :])
+    log_probs_NA = answers.unpacked(token_log_probs(logits_BSV, answers.packed(trajectories.tokens)))
+    spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
+    return PassScores(z_NTD, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
+
+def _side_by_side(
+    reasoner: Reasoner, params, prompts: Prompts, trajectories: Trajectories, keys_N, config: RolloutConfig, room: Room
+) -> tuple[Packing, Packing, dict[str, Any]]:
+    """Where latents and answers lie in their prompts' rows, and the arguments of the forward pass over those rows."""
+    group = keys_N.shape[0] // prompts.tokens.shape[0]
+    rate, where = config.dropout_rate, config.dropout_where
     fed_NT, spoken_NA = used_slots(trajectories, config.eos_id)
     thoughts, answers = pack(fed_NT, group, room.latents), pack(spoken_NA, group, room.answers)
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
@@ -141,26 +155,23 @@ def score_pass(
     fed_tokens_NA = jnp.concatenate([end_N1, trajectories.tokens[:, :-1]], axis=1)
     noisy_NT = fed_NT if where == "all" else steps_T < lengths_N1
 
-    def side_by_side(x_NT, x_NA):
+    def laid_out(x_NT, x_NA):
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NA)], axis=1)
 
-    hidden_BSD, _ = reasoner.forward(
-        params,
-        side_by_side(jax.lax.stop_gradient(trajectories.latents), reasoner.embed(params, fed_tokens_NA)),
-        side_by_side(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
-        jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
-        prefix=prefix,
-        owner_BL=jnp.concatenate([thoughts.rollout_BS, answers.rollout_BS], axis=1),
-        dropout=noise.followed_by(
-            jax.tree.map(thoughts.packed, noise.latent_dropout(keys_N, steps_T, noisy_NT, rate)),
-            jax.tree.map(answers.packed, noise.answer_dropout(keys_N, slots_A, rate, where)),
-        ),
+    return (
+        thoughts,
+        answers,
+        {
+            "inputs_BLD": laid_out(jax.lax.stop_gradient(trajectories.latents), reasoner.embed(params, fed_tokens_NA)),
+            "positions_BL": laid_out(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
+            "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
+            "owner_BL": jnp.concatenate([thoughts.rollout_BS, answers.rollout_BS], axis=1),
+            "dropout": noise.followed_by(
+                jax.tree.map(thoughts.packed, noise.latent_dropout(keys_N, steps_T, noisy_NT, rate)),
+                jax.tree.map(answers.packed, noise.answer_dropout(keys_N, slots_A, rate, where)),
+            ),
+        },
     )
-    later_NTD = thoughts.unpacked(reasoner.transition(params, hidden_BSD[:, : room.latents]))[:, :-1]
-    z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
-    logits_BSV = reasoner.logits(params, hidden_BSD[:, room.latents :])
-    log_probs_BS = token_log_probs(logits_BSV, answers.packed(trajectories.tokens))
-    return PassScores(z_NTD, jnp.sum(answers.unpacked(log_probs_BS), axis=1, where=spoken_NA))
 
 
 def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:

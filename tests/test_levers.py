@@ -1,0 +1,100 @@
+"""The benchmarks of levers and of growth at tiny shapes: what is switched, and that figures add up."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_benchmarks import PROMPTS, TINY
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+
+from benchmarks import growth, levers
+from benchmarks.workload import load_config
+from slpo_jax.models.attention import attend
+
+
+def test_library_attention_is_ours():
+    """Two prefixes of which the second is shorter, each of two rows; a mask that is not only causal."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(4, heads, 3, 8)), jnp.float32) for heads in (4, 2, 2))
+    keys, values = (jnp.asarray(rng.normal(size=(2, 2, 5, 8)), jnp.float32) for _ in range(2))
+    mask = jnp.asarray(np.tril(np.ones((3, 3), bool)) & (rng.random((4, 1, 3)) < 0.7)) | jnp.eye(3, dtype=bool)
+    prefix = (keys, values, jnp.arange(5) < jnp.array([[5], [3]]))
+    for before in (None, prefix):
+        ours, library = (each(q, k, v, mask, before) for each in (attend, levers.library_attention))
+        np.testing.assert_allclose(library, ours, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def result(cpu_devices):
+    names = ("rooms", "shared_prompts", "shared_prefill", "library_attention", "memory")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levers, "BASE", (2, 2))
+        flags = levers.parse(["--runs", "2", "--prompts", str(PROMPTS), "--only", *names])
+        return levers.benchmark(TINY, load_config(TINY), flags)
+
+
+def test_levers_change_no_result(result):
+    for name in ("rooms", "library_attention", "memory"):
+        assert result["rows"][name]["difference"] < 1e-5
+    assert result["rows"]["shared_prompts"]["difference"] is None
+    assert result["rows"]["shared_prefill"]["tokens_equal"]
+
+
+def test_levers_figures_add_up(result):
+    assert json.loads(json.dumps(result)) == result
+    for row in result["rows"].values():
+        np.testing.assert_allclose(row["gain"], row["without"]["median"] / row["with"]["median"])
+        assert len(row["with"]["values"]) == 2
+        assert row["temp_bytes"]["with"] > 0
+    # Whole prompts for each trajectory take more room.
+    assert (
+        result["rows"]["shared_prompts"]["temp_bytes"]["without"]
+        > result["rows"]["shared_prompts"]["temp_bytes"]["with"]
+    )
+    assert len(levers.markdown(result).splitlines()[-len(result["rows"]) :]) == len(result["rows"])
+
+
+def test_every_levers_default_is_what_training_has(cpu_devices, tmp_path):
+    """A lever that is on is measured against the step as it is: nothing is changed "with" it."""
+    untouched = levers.Lever("", "", "")
+    for name, lever in levers.LEVERS.items():
+        if lever.standing == "on" and name != "shared_prefill":
+            assert (lever.having, lever.patch_having) == (untouched.having, untouched.patch_having)
+        else:
+            assert (lever.having, lever.patch_having) != (untouched.having, untouched.patch_having)
+
+
+def test_growth(cpu_devices, monkeypatch):
+    monkeypatch.setattr(growth, "BASE", (2, 2))
+    monkeypatch.setitem(growth.AXES, "quickstart", {"K": (2, 6), "prompts": (4,)})
+    flags = growth.parse(["--shapes", "quickstart", "--runs", "1", "--axes", "k", "prompts"])
+    found = growth.benchmark(TINY, load_config(TINY), flags)
+    assert json.loads(json.dumps(found)) == found
+    assert [(row["axis"], row["value"]) for row in found["rows"]] == [("K", 2), ("K", 6), ("prompts", 4)]
+    two, six, same = found["rows"]
+    assert (two["relative"], same["seconds"]) == (1.0, two["seconds"])
+    assert six["relative_temp"] == six["temp_bytes"] / two["temp_bytes"] > 1.5
+    assert "| K | 6 | " in growth.markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("main", "flags", "fault"),
+    [
+        (levers.main, ["--only", "luck"], "--only"),
+        (levers.main, ["--runs", "0"], "--runs: 0"),
+        (growth.main, ["--axes", "width"], "--axes"),
+        (growth.main, ["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
+    ],
+)
+def test_bad_flags_end_with_one_line_and_status_2(main, flags, fault, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(flags)
+    assert stop.value.code == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith("error: ")
+    assert fault in error
