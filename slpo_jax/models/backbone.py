@@ -1,7 +1,7 @@
 """What the backbones share: the walk of one forward pass through pre-norm blocks, its masks, its cache and the head."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import chex
 import flax.linen as nn
@@ -98,6 +98,7 @@ class Backbone(nn.Module):
     """
 
     config: Any
+    block_type: ClassVar[type[Block]]
 
     def enter(self, inputs_BLD, positions_BL) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """The first block's input before dropout, and `Context.rotation`; `positions_BL` are not negative here."""
@@ -185,7 +186,8 @@ class Backbone(nn.Module):
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
         mask_BLS = own_mask(valid_BS, x_BLD.shape[1], start if cache is not None else 0, owner_BL)
         context = Context(mask_BLS, prefix, cache, start, dropout, rotation)
-        levels, layers = [], []
+        levels: list[jax.Array] = []
+        layers: list[tuple[jax.Array, jax.Array]] = []
 
         def keep_level(x_BLD):
             if at_B is not None:
@@ -213,8 +215,9 @@ class Backbone(nn.Module):
 
         def body(x_BLD, layer):
             number, params, before = layer
-            own = None if before is None else KVCache((before[0],), (before[1],), prefix.valid)
-            here = dataclasses.replace(context, prefix=own, first_site=number * len(SITES))
+            here = dataclasses.replace(context, first_site=number * len(SITES))
+            if prefix is not None:
+                here = dataclasses.replace(here, prefix=KVCache((before[0],), (before[1],), prefix.valid))
             return block.apply({"params": params}, x_BLD, here)
 
         body = jax.checkpoint(body) if self.config.remat else body

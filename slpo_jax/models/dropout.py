@@ -31,7 +31,7 @@ def site_number(layer: int, name: str) -> int:
     return len(SITES) * layer + SITES.index(name)
 
 
-def _bits(keys_BL: jax.Array, site: int, width: int) -> jax.Array:
+def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
     """uint32 [B, L, width]: a counter-based hash of (position's key, site, unit).
 
     The keys come out of threefry. Stretching one over the units of a site needs no cryptographic strength, and
@@ -49,7 +49,7 @@ def _bits(keys_BL: jax.Array, site: int, width: int) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int) -> jax.Array:
+def drop(x_BLD: jax.Array, dropout: Dropout | None, site: int | jax.Array) -> jax.Array:
     """Inverted dropout with exact probability `rate` (to 2**-32), position by position.
 
     Args:
