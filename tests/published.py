@@ -155,6 +155,17 @@ class Published:
                 tokens.append(int(logits.argmax()))
         return tokens, torch.stack(latents).numpy()
 
+    def preference(self, question: str, tokens: list[int], one: int, other: int) -> float:
+        """By how much the logits after these answer tokens are for `one` and not the `other`."""
+        with torch.no_grad():
+            embed = self.model.get_input_embeddings()
+            latents = torch.tensor(self.decode(question)[1])
+            inputs = torch.cat(
+                [embed(torch.tensor(self.prompt(question))), latents, embed(torch.tensor([self.end, *tokens]))]
+            )
+            logits = self._forward(inputs)[1][-1]
+        return float(logits[one] - logits[other])
+
     def _forward(self, inputs_LD):
         """(hidden states after the final norm [L, D], logits [L, V])."""
         out = self.model(inputs_embeds=inputs_LD[None], output_hidden_states=True, use_cache=False)
