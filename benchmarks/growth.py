@@ -22,7 +22,7 @@ from slpo_jax.training.state import make_train_step
 
 AXES = {
     "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt tokens": (36, 72, 144), "prompts": (1, 2, 4)},
-    "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt tokens": (12, 24, 48),
+    "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt tokens": (24, 32, 48),
                    "prompts": (4, 16, 64)},
 }  # fmt: skip
 FLAGS = {name.replace(" ", "_").lower(): name for name in AXES["gpt2"]}
