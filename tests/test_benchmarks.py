@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flag_errors import check_one_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
@@ -192,11 +193,4 @@ def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
     ],
 )
 def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    with pytest.raises(SystemExit) as stop:
-        slpo_step.main(flags)
-    assert stop.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("error: ")
-    assert fault in error
-    assert error.count("\n") == 1
+    check_one_line(slpo_step.main, flags, fault, capsys)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flag_errors import check_one_line
 from test_benchmarks import PROMPTS, TINY
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
@@ -228,11 +229,4 @@ def test_report_has_every_part_and_the_json_every_number(result):
     ],
 )
 def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    with pytest.raises(SystemExit) as stop:
-        floor.main(flags)
-    assert stop.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("error: ")
-    assert fault in error
-    assert error.count("\n") == 1
+    check_one_line(floor.main, flags, fault, capsys)

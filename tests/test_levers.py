@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flag_errors import check_one_line
 from test_benchmarks import PROMPTS, TINY
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
@@ -91,10 +92,4 @@ def test_growth(cpu_devices, monkeypatch):
     ],
 )
 def test_bad_flags_end_with_one_line_and_status_2(main, flags, fault, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(flags)
-    assert stop.value.code == 2
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-    assert error.startswith("error: ")
-    assert fault in error
+    check_one_line(main, flags, fault, capsys)

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flag_errors import check_one_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
@@ -179,11 +180,4 @@ def test_default_shapes(name, batch_size, tmp_path):
     ],
 )
 def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    with pytest.raises(SystemExit) as stop:
-        passk.main(flags)
-    assert stop.value.code == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("error: ")
-    assert fault in error
-    assert error.count("\n") == 1
+    check_one_line(passk.main, flags, fault, capsys)

@@ -20,7 +20,7 @@ class GPT2Config:
         dropout_sites: which of `dropout.SITES` exist; the default is GPT-2's residual dropout.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
-        scan_layers: passes without a cache are one block in a loop, which compiles in a fraction of the time.
+        scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
     """
 
     vocab_size: int = 50257

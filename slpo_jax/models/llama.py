@@ -45,7 +45,7 @@ class LlamaConfig:
         dropout_sites: which of `dropout.SITES` exist; the default is the output of the MLP's down projection.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
-        scan_layers: passes without a cache are one block in a loop, which compiles in a fraction of the time.
+        scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
     """
 
     vocab_size: int = 128256
