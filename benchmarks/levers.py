@@ -6,9 +6,7 @@ same trajectories, with scratch memory and the difference of their losses. Print
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
-import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +22,6 @@ from benchmarks.candidates import compiled, part_programs, step_key, timed, with
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
 from benchmarks.slpo_step import BASE
 from benchmarks.workload import SHAPES, Shapes, Workload, make_workload
-from slpo_jax import command
 from slpo_jax.models import backbone, dropout
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
@@ -59,7 +56,6 @@ class Lever:
         program: "rollout" or "gradient".
         without, having: the step's parts in the two cases.
         patch_without, patch_having: what is replaced while they are traced.
-        around_without: entered around each run of the program without it.
         same_noise: whether the losses have to be equal.
     """
 
@@ -70,7 +66,6 @@ class Lever:
     having: Callable[[Parts], Parts] = lambda parts: parts
     patch_without: Callable[[], Any] = nothing
     patch_having: Callable[[], Any] = nothing
-    around_without: Callable[[], Any] = nothing
     same_noise: bool = True
 
 
@@ -133,16 +128,6 @@ def library_attention(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None):
     return jax.nn.dot_product_attention(*turned, mask=mask_BLS[:, None]).swapaxes(1, 2)
 
 
-@contextlib.contextmanager
-def handing_memory_back() -> Iterator[None]:
-    """glibc as it is by default after some steps: blocks of more than 32 MiB go back to the system."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-1, 2**26)
-    libc.mallopt(-3, 2**25)
-    yield
-    command.keep_freed_memory()
-
-
 def patched(where, name: str, value) -> Callable[[], Any]:
     """A maker of patches."""
     return lambda: mock.patch.object(where, name, value)
@@ -158,7 +143,6 @@ LEVERS = {
     "last_position_scored": Lever("the same in scoring", "on", "gradient", whole_prompts),
     "dropout": Lever("a counter-based hash makes dropout's bits, not threefry", "on", "gradient",
                      patch_without=patched(dropout, "_bits", threefry_bits), same_noise=False),
-    "memory": Lever("freed memory is kept by the process", "on", "gradient", around_without=handing_memory_back),
     "shared_prefill": Lever("rollouts share a prompt without noise (dropout.where=latents)", "on", "rollout",
                             clean_prompts, clean_prompts, patched(slpo, "rollout", rollout_apart)),
     "remat": Lever("blocks are computed again in the backward pass", "selectable", "gradient",
@@ -190,11 +174,10 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
         with patch():
             programs[name], _ = compiled(part_programs(change(parts), work.mesh)[which], *args)
     for _ in range(1 + runs):
-        for name, around in (("without", lever.around_without), ("with", nothing)):
-            with around():
-                spent: dict[str, float] = {}
-                out[name] = timed(spent, name, programs[name], *args)
-                seconds[name].append(spent[name])
+        for name, program in programs.items():
+            spent: dict[str, float] = {}
+            out[name] = timed(spent, name, program, *args)
+            seconds[name].append(spent[name])
     cells = {name: summary(values[1:]) for name, values in seconds.items()}
     losses = [float(out[name][0]) for name in ("without", "with")] if lever.program == "gradient" else None
     return {
@@ -246,8 +229,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     levers = {name: LEVERS[name] for name in flags.only}
-    if platform.libc_ver()[0] != "glibc":
-        levers.pop("memory", None)
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, flags.prompts or shapes.prompts, Path(workdir))
         rows = {name: measure(work, lever, flags.runs) for name, lever in levers.items()}

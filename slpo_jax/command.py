@@ -79,8 +79,8 @@ def set_up_jax(cpu_devices: int = 1) -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what a program's buffers occupied, for the next step's.
 
-    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew
-    (`python -m benchmarks.levers --only memory`). Elsewhere than on Linux with glibc this does nothing.
+    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew.
+    Elsewhere than on Linux with glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
