@@ -166,13 +166,13 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
     if lever.program == "gradient":
         args = (params, batch, *part_programs(parts, work.mesh)[0](*args), key)
     which = ("rollout", "surrogate", "gradient").index(lever.program)
-    programs, seconds, out = {}, {"without": [], "with": []}, {}
+    programs, compiling, seconds, out = {}, {}, {"without": [], "with": []}, {}
     for name, change, patch in (
         ("without", lever.without, lever.patch_without),
         ("with", lever.having, lever.patch_having),
     ):
         with patch():
-            programs[name], _ = compiled(part_programs(change(parts), work.mesh)[which], *args)
+            programs[name], compiling[name] = compiled(part_programs(change(parts), work.mesh)[which], *args)
     for _ in range(1 + runs):
         for name, program in programs.items():
             spent: dict[str, float] = {}
@@ -183,6 +183,7 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
     return {
         "about": lever.about, "standing": lever.standing, "program": lever.program, **cells,
         "gain": statistics.median(cells["without"]["values"]) / statistics.median(cells["with"]["values"]),
+        "compile_seconds": compiling,
         "temp_bytes": {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()},
         "difference": abs(losses[1] / losses[0] - 1) if losses and lever.same_noise else None,
         "tokens_equal": lever.program == "gradient" or bool(np.all(out["with"][0].tokens == out["without"][0].tokens)),
@@ -191,15 +192,16 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    head = ["Lever", "Stands", "Program", "Without (s)", "With (s)", "Gain", "Temp without (MB)", "Temp with (MB)",
-            "Difference"]  # fmt: skip
+    head = ["Lever", "Stands", "Program", "Without (s)", "With (s)", "Gain", "Compile without (s)", "Compile with (s)",
+            "Temp without (MB)", "Temp with (MB)", "Difference"]  # fmt: skip
     lines = []
     for row in result["rows"].values():
         temp = [f"{row['temp_bytes'][name] / 1e6:.0f}" for name in ("without", "with")]
         same = "-" if row["difference"] is None else f"{row['difference']:.0e}"
         if row["program"] == "rollout":
             same = "same tokens" if row["tokens_equal"] else "tokens differ"
-        cells = [spread(row["without"]), spread(row["with"]), f"{row['gain']:.2f}x", *temp, same]
+        compiling = [f"{row['compile_seconds'][name]:.1f}" for name in ("without", "with")]
+        cells = [spread(row["without"]), spread(row["with"]), f"{row['gain']:.2f}x", *compiling, *temp, same]
         lines.append([row["about"], row["standing"], row["program"], *cells])
     return "\n".join([
         f"# Levers of the SLPO step, {result['shapes']} shapes",

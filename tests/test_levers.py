@@ -50,7 +50,7 @@ def test_levers_figures_add_up(result):
     for row in result["rows"].values():
         np.testing.assert_allclose(row["gain"], row["without"]["median"] / row["with"]["median"])
         assert len(row["with"]["values"]) == 2
-        assert row["temp_bytes"]["with"] > 0
+        assert min(row["temp_bytes"]["with"], *row["compile_seconds"].values()) > 0
     # Whole prompts for each trajectory take more room.
     assert (
         result["rows"]["shared_prompts"]["temp_bytes"]["without"]
