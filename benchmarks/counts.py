@@ -61,6 +61,7 @@ class Layout:
         noisy_prompts: dropout reaches the prompts, so that no rollouts or passes could share their encoding.
         remat: the backward pass computes the forward again.
         rooms: `SlpoConfig.rooms`.
+        prompt_places: `Prompts.places`.
     """
 
     prompt_slots: int
@@ -72,6 +73,11 @@ class Layout:
     noisy_prompts: bool = True
     remat: bool = False
     rooms: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    prompt_places: int = 0
+
+    def prompt_positions(self, rows: int) -> int:
+        """Positions of the prompts of so many rows of a shard."""
+        return self.prompt_places or rows * self.prompt_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +222,8 @@ def _slots_rollout(lengths, answers, prompts: int, layout: Layout) -> dict[str, 
     thinking, answering = steps(_longest(lengths, layout)), steps(_longest(answers, layout))
     return {
         "prefill": Counts(
-            positions=rows * layout.prompt_slots, pairs=rows * layout.prompt_slots**2, transitions=rows,
-            passes=layout.shards,
+            positions=layout.prompt_positions(prompts // layout.shards) * layout.shards * layout.group,
+            pairs=rows * layout.prompt_slots**2, transitions=rows, passes=layout.shards,
         ),
         "latent steps": thinking + Counts(transitions=thinking.positions, gates=thinking.positions),
         "answer steps": answering + Counts(logits=answering.positions, heads=answering.passes),
@@ -245,7 +251,8 @@ def _slots_scores(lengths, answers, layout: Layout) -> dict[str, Counts]:
     parts = {name: Counts() for name in SURROGATE}
     for thoughts, said in (_room(*shard, layout) for shard in shards):
         places = thoughts + said
-        parts["score prompts"] += Counts(prompts * slots, prompts * slots**2, transitions=prompts) * layout.passes
+        encoded = Counts(layout.prompt_positions(prompts), prompts * slots**2, transitions=prompts)
+        parts["score prompts"] += encoded * layout.passes
         parts["score prompts"] += Counts(passes=1)
         parts["score trajectories"] += Counts(
             prompts * places, prompts * places * (slots + places), transitions=prompts * thoughts, keys=prompts * slots

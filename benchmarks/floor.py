@@ -61,7 +61,7 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
         layout = Layout(
             config.prompt_slots[0], config.max_latents, config.max_answer_tokens, group, passes, work.mesh.size,
             noisy_prompts=config.dropout.rate > 0 and config.dropout.where != "latents", remat=model.remat,
-            rooms=work.parts.config.rooms,
+            rooms=work.parts.config.rooms, prompt_places=work.batch(0).prompts.places,
         )  # fmt: skip
         found = measure(work, candidate, runs)
     rates = machine_rates() if rates is None else rates

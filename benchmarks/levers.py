@@ -21,14 +21,16 @@ import numpy as np
 from benchmarks.candidates import compiled, part_programs, step_key, timed, with_sizes
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
 from benchmarks.slpo_step import BASE
-from benchmarks.workload import SHAPES, Shapes, Workload, make_workload
+from benchmarks.workload import SHAPES, Shapes, Workload, make_workload, random_prompts
 from slpo_jax.models import backbone, dropout
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import rollout as rollout_module
 from slpo_jax.policy.rollout import Prompts, repeat_to
 from slpo_jax.policy.surrogate import score
+from slpo_jax.text.batches import end_to_end
 from slpo_jax.training import slpo
+from slpo_jax.training.state import shard_rows
 
 DEFINITIONS = """
 without, with: median (least-most) seconds of the program at K, G = 4, 8; gain: median without over median with
@@ -38,6 +40,7 @@ on: the default; selectable: a config value, off by default; left out: not in th
 """.strip().splitlines()
 
 Parts = slpo.Slpo
+SIDES = ("without", "with")
 
 
 @contextlib.contextmanager
@@ -57,6 +60,7 @@ class Lever:
         without, having: the step's parts in the two cases.
         patch_without, patch_having: what is replaced while they are traced.
         same_noise: whether the losses have to be equal.
+        end_to_end: prompts of a quarter to three quarters of their slots, with the lever end to end.
     """
 
     about: str
@@ -67,6 +71,7 @@ class Lever:
     patch_without: Callable[[], Any] = nothing
     patch_having: Callable[[], Any] = nothing
     same_noise: bool = True
+    end_to_end: bool = False
 
 
 def with_model(**changes) -> Callable[[Parts], Parts]:
@@ -139,6 +144,8 @@ LEVERS = {
         "a prompt's encoding is shared by its trajectories in scoring (and with it their rooms)", "on", "gradient",
         without=with_rooms((1.0, 1.0)), patch_without=patched(slpo, "score", score_apart), same_noise=False,
     ),
+    "end_to_end": Lever("prompts that fill a half of their slots lie end to end", "on", "gradient", end_to_end=True),
+    "end_to_end_rollout": Lever("the same in rollouts", "on", "rollout", end_to_end=True),
     "last_position": Lever("the last block makes only a prompt's last position", "on", "rollout", whole_prompts),
     "last_position_scored": Lever("the same in scoring", "on", "gradient", whole_prompts),
     "dropout": Lever("a counter-based hash makes dropout's bits, not threefry", "on", "gradient",
@@ -158,28 +165,38 @@ LEVERS = {
 assert backbone.attend is attend  # what is patched above is what the backbones call
 
 
+def half_empty(work: Workload, batch: slpo.PromptedBatch, together: bool) -> slpo.PromptedBatch:
+    """The batch with prompts of a quarter to three quarters of their slots, as they are or end to end."""
+    rows, slots = batch.prompts.tokens.shape
+    vocabulary = work.parts.rollout_config.end_id
+    prompts = random_prompts(rows, slots, (slots // 4, 3 * slots // 4), vocabulary, 0)
+    places = end_to_end(prompts.lengths.reshape(work.mesh.size, -1), slots) if together else 0
+    return shard_rows(batch.replace(prompts=prompts.replace(places=places)), work.mesh)
+
+
 def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
     """The lever's row."""
     parts, params = with_sizes(work.parts, *BASE), work.state.params
     batch, key = work.batch(0), step_key(work, 0)
-    args = (params, batch, key)
+    batches = {name: half_empty(work, batch, name == "with") if lever.end_to_end else batch for name in SIDES}
+    rest = (key,)
     if lever.program == "gradient":
-        args = (params, batch, *part_programs(parts, work.mesh)[0](*args), key)
+        rest = (*part_programs(parts, work.mesh)[0](params, batches["without"], key), key)
+    args = {name: (params, batches[name], *rest) for name in SIDES}
     which = ("rollout", "surrogate", "gradient").index(lever.program)
-    programs, compiling, seconds, out = {}, {}, {"without": [], "with": []}, {}
-    for name, change, patch in (
-        ("without", lever.without, lever.patch_without),
-        ("with", lever.having, lever.patch_having),
-    ):
+    programs, compiling, out = {}, {}, {}
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    changes = ((lever.without, lever.patch_without), (lever.having, lever.patch_having))
+    for name, (change, patch) in zip(SIDES, changes, strict=True):
         with patch():
-            programs[name], compiling[name] = compiled(part_programs(change(parts), work.mesh)[which], *args)
+            programs[name], compiling[name] = compiled(part_programs(change(parts), work.mesh)[which], *args[name])
     for _ in range(1 + runs):
         for name, program in programs.items():
             spent: dict[str, float] = {}
-            out[name] = timed(spent, name, program, *args)
+            out[name] = timed(spent, name, program, *args[name])
             seconds[name].append(spent[name])
     cells = {name: summary(values[1:]) for name, values in seconds.items()}
-    losses = [float(out[name][0]) for name in ("without", "with")] if lever.program == "gradient" else None
+    losses = [float(out[name][0]) for name in SIDES] if lever.program == "gradient" else None
     return {
         "about": lever.about, "standing": lever.standing, "program": lever.program, **cells,
         "gain": statistics.median(cells["without"]["values"]) / statistics.median(cells["with"]["values"]),
@@ -196,11 +213,11 @@ def markdown(result: dict[str, Any]) -> str:
             "Temp without (MB)", "Temp with (MB)", "Difference"]  # fmt: skip
     lines = []
     for row in result["rows"].values():
-        temp = [f"{row['temp_bytes'][name] / 1e6:.0f}" for name in ("without", "with")]
+        temp = [f"{row['temp_bytes'][name] / 1e6:.0f}" for name in SIDES]
         same = "-" if row["difference"] is None else f"{row['difference']:.0e}"
         if row["program"] == "rollout":
             same = "same tokens" if row["tokens_equal"] else "tokens differ"
-        compiling = [f"{row['compile_seconds'][name]:.1f}" for name in ("without", "with")]
+        compiling = [f"{row['compile_seconds'][name]:.1f}" for name in SIDES]
         cells = [spread(row["without"]), spread(row["with"]), f"{row['gain']:.2f}x", *compiling, *temp, same]
         lines.append([row["about"], row["standing"], row["program"], *cells])
     return "\n".join([

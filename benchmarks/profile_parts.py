@@ -34,6 +34,7 @@ _MOVES = {
 }  # fmt: skip
 _COLLECTIVE = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "partition-id")
 _CONTROL = {"while", "call", "conditional"}
+_WAITED = "ThunkExecutor::Execute"
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*?\s([a-z][\w-]*)\(")
 
@@ -167,14 +168,19 @@ def spans(events: Sequence[dict[str, Any]], ops: dict[str, Op]) -> list[Span]:
 
 
 def _host_spans(complete: list[dict[str, Any]]) -> list[Span]:
-    """XLA:CPU's ops. One that went on elsewhere ends with an event "end: NAME" that is not inside its own."""
+    """XLA:CPU's ops. One that went on elsewhere ends with an event "end: NAME" that is not inside its own.
+
+    The thread that finishes an op first runs what waited for it, in an event of its own (`_WAITED`), and reports the
+    op's end after that: the op ended when that event began.
+    """
     found: list[Span] = []
     running: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
     nested: dict[Any, list[dict[str, Any]]] = collections.defaultdict(list)  # of each thread: events under way
+    over: dict[Any, dict[str, Any]] = {}  # of each thread: the last event to be over, an outer one after those in it
     for event in complete:
         stack = nested[event["tid"]]
         while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
-            stack.pop()
+            over[event["tid"]] = stack.pop()
         name = event["name"].removeprefix("end: ")
         if name == event["name"]:
             stack.append(event)
@@ -186,7 +192,10 @@ def _host_spans(complete: list[dict[str, Any]]) -> list[Span]:
             # Where several devices run it at once, the first to begin is taken to be the first to end.
             index = running[name].pop() if inside else running[name].popleft()
             if not inside:
-                found[index] = dataclasses.replace(found[index], end=max(found[index].end, event["ts"] / 1e6))
+                last = over.get(event["tid"], event)
+                waited = last["name"] == _WAITED and last["ts"] / 1e6 >= found[index].start
+                end = (last if waited else event)["ts"] / 1e6
+                found[index] = dataclasses.replace(found[index], end=max(found[index].end, end))
     return found
 
 

@@ -118,10 +118,11 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
 
     def batch(step: int):
         width = experiment.reference_width
-        made = slpo.make_batch(experiment.train, step, config.seed, prompts, config.prompt_slots, width)
+        train, slots = experiment.train, config.prompt_slots
+        made = slpo.make_batch(train, step, config.seed, prompts, slots, width, mesh.size)
         if shapes.prompt_tokens:
-            slots, seed = config.prompt_slots[0], (config.seed, step)
-            made = made.replace(prompts=random_prompts(prompts, slots, shapes.prompt_tokens, template.end_id, seed))
+            seed = (config.seed, step)
+            made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, template.end_id, seed))
         return shard_rows(made, mesh)
 
     def verify(tokens_NA, index_N):

@@ -158,8 +158,8 @@ def default_config() -> ConfigDict:
             datasets=placeholder(tuple),  # names under data.eval; None is all
             limit=0,  # problems a set; 0 is all
             batch_size=512,  # rollouts at a time
-            # Problems of like length share a batch, padded to a multiple of this or to prompt_slots; each is compiled.
-            prompt_multiple=16,
+            # Problems whose prompts fit the same multiple of this (or prompt_slots) share batches; each is compiled.
+            prompt_multiple=32,
             samples=16,  # k of Pass@k; 0 for Acc alone
             seeds=3,
             max_answer_tokens=placeholder(int),  # None: as config.max_answer_tokens

@@ -160,17 +160,18 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
     shutil.rmtree(checkpoint_dir(experiment, ADAPTER), ignore_errors=True)
 
 
-def _prompted(experiment: Experiment, batch_size: int):
-    """step -> the sharded batch of prompts and references."""
+def _prompted(experiment: Experiment, config):
+    """step -> the sharded batch of prompts and references; `config` is the stage's."""
 
     def batch(step: int):
         made = slpo.make_batch(
             experiment.train,
             step,
             experiment.config.seed,
-            batch_size,
+            config.batch_size,
             experiment.prompt_slots,
             experiment.reference_width,
+            experiment.mesh.size * config.micro_batches,
         )
         return shard_rows(made, experiment.mesh)
 
@@ -199,7 +200,7 @@ def run_cold_start(experiment: Experiment) -> None:
     )
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = _open(experiment, stage, state, config.steps)
-    batch, best_dir = _prompted(experiment, config.batch_size), checkpoint_dir(experiment, "cold_start_best")
+    batch, best_dir = _prompted(experiment, config), checkpoint_dir(experiment, "cold_start_best")
     if not best:  # a first step: what another try left there is not this one's
         shutil.rmtree(best_dir, ignore_errors=True)
         best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
@@ -251,7 +252,7 @@ def run_slpo(experiment: Experiment) -> None:
         slpo.make_loss(make_slpo(experiment)), optimizer, trained, experiment.mesh, stage, config.micro_batches
     )
     run, state, _ = _open(experiment, stage, state, config.steps)
-    state = run.advance(state, step_fn, _prompted(experiment, config.batch_size), config.steps)
+    state = run.advance(state, step_fn, _prompted(experiment, config), config.steps)
     _close(experiment, stage, run, state)
 
 

@@ -13,6 +13,7 @@ from tiny_llama import LLAMA, SCALED, load_hf_llama, random_tree
 
 from slpo_jax.models.attention import join
 from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner, coconut
 
 LENGTHS, SLOTS, D = (7, 10, 3), 10, CONFIG.n_embd
@@ -206,6 +207,25 @@ def test_last_positions_alone(case, noisy):
     hidden, own = case.reasoner.forward(case.params, *inputs, dropout=dropout, last=2)
     np.testing.assert_allclose(hidden, whole[:, -2:], **TIGHT)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_sequences_end_to_end(case, noisy, spare):
+    """Last hidden states and caches of sequences laid end to end are those of a padded batch."""
+    tokens = random_prompts(LENGTHS, SLOTS)
+    positions = case.first + jnp.cumsum(tokens.valid, axis=1) - 1
+    dropout = Dropout(jax.random.split(jax.random.key(1), tokens.valid.shape), tokens.valid, 0.3) if noisy else None
+    whole, cache = case.run(case.embed(tokens.tokens), positions, tokens.valid, dropout=dropout)
+    packing = pack(tokens.valid, len(LENGTHS), sum(LENGTHS) + spare)
+    places = jax.tree.map(packing.packed, (case.embed(tokens.tokens), positions))
+    noise = jax.tree.map(packing.packed, dropout)
+    hidden, own = case.reasoner.forward(case.params, *places, tokens.valid, dropout=noise, last=1, packing=packing)
+    np.testing.assert_allclose(hidden, whole[:, -1:], **TIGHT)
+    np.testing.assert_array_equal(own.valid, cache.valid)
+    real = np.asarray(tokens.valid)
+    for ours, padded in zip(*((*each.keys, *each.values) for each in (own, cache)), strict=True):
+        np.testing.assert_allclose(ours.swapaxes(1, 2)[real], padded.swapaxes(1, 2)[real], **TIGHT)
 
 
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])

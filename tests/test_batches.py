@@ -6,10 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.batches import batch_indices, encode_problems, pad_prompts, pad_suffixes, padded_chunks
+from slpo_jax.text.batches import (
+    batch_indices,
+    encode_problems,
+    end_to_end,
+    pad_prompts,
+    pad_suffixes,
+    padded_chunks,
+)
 from slpo_jax.text.problems import Problem
 from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training.slpo import make_batch
 
 PROBLEMS = (
     Problem("Tom has 5 apples .", ("5 + 3 = 8", "8 x 2 = 16"), "16"),
@@ -110,3 +118,37 @@ def test_prompt_batch_of_encoded_problems():
     np.testing.assert_array_equal(batch.tokens[1], template.prompt(PROBLEMS[0].question))
     np.testing.assert_array_equal(batch.index, [1, 0])
     np.testing.assert_array_equal(batch.valid.sum(1), [6, 7])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots", "usual", "places"),
+    [
+        ([[5, 3, 2], [4, 4, 1]], 8, 0, 12),  # 10 tokens, in multiples of 4 * 3
+        ([[5, 3, 2], [4, 4, 1]], 8, 11, 11),
+        ([[5, 3, 2], [4, 4, 1]], 8, 9, 0),  # too few for the first
+        ([[5, 3, 2]], 8, 22, 0),  # 22 of 24 saves too little
+        ([[8, 8, 7]], 8, 0, 0),
+    ],
+)
+def test_places_for_prompts_end_to_end(lengths, slots, usual, places):
+    assert end_to_end(np.array(lengths), slots, usual) == places
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_prompts_of_a_step_are_end_to_end_where_they_usually_fit(parts):
+    """Long and short ones, of which a batch has about half each: in 24 slots, that is much padding."""
+    long, short = "Tom has 5 apples .", "5 ."
+    problems = encode_problems(
+        coconut_template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 200
+    )
+    lengths = {len(prompt) for prompt in problems.prompts}
+    usual = problems.usual_tokens(8 // parts)
+    found = set()
+    for step in range(60):
+        prompts = make_batch(problems, step, 0, 8, (24,), 4, parts).prompts
+        fits = prompts.lengths.reshape(parts, -1).sum(axis=1).max() <= usual
+        assert prompts.places == (usual if fits else 0)
+        found.add(prompts.places)
+    assert usual in found
+    assert usual >= 8 // parts * sum(lengths) / 2
+    assert make_batch(problems, 0, 0, 8, (max(lengths),), 4, parts).prompts.places == 0  # nothing to gain

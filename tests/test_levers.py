@@ -31,7 +31,7 @@ def test_library_attention_is_ours():
 
 @pytest.fixture(scope="module")
 def result(cpu_devices):
-    names = ("rooms", "shared_prompts", "shared_prefill", "library_attention")
+    names = ("rooms", "shared_prompts", "shared_prefill", "library_attention", "end_to_end", "end_to_end_rollout")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(levers, "BASE", (2, 2))
         flags = levers.parse(["--runs", "2", "--prompts", str(PROMPTS), "--only", *names])
@@ -39,10 +39,11 @@ def result(cpu_devices):
 
 
 def test_levers_change_no_result(result):
-    for name in ("rooms", "library_attention"):
+    for name in ("rooms", "library_attention", "end_to_end"):
         assert result["rows"][name]["difference"] < 1e-5
     assert result["rows"]["shared_prompts"]["difference"] is None
     assert result["rows"]["shared_prefill"]["tokens_equal"]
+    assert result["rows"]["end_to_end_rollout"]["tokens_equal"]
 
 
 def test_levers_figures_add_up(result):

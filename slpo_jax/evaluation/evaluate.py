@@ -10,12 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from slpo_jax.evaluation.batches import RolloutBatch, rollout_batches
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, Stopping, rollout
+from slpo_jax.policy.rollout import RolloutConfig, Stopping, rollout
 from slpo_jax.text.answers import completion_text, parse_completion
-from slpo_jax.text.batches import EncodedProblems, pad_prompts, padded_chunks
+from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
 
 
@@ -32,21 +33,6 @@ class Completions:
     tokens: np.ndarray
     latent_steps: np.ndarray
     latents: np.ndarray | None = None
-
-
-@dataclasses.dataclass
-class _Batch:
-    """Rollouts of one call: prompts of B rows, and for N rollouts, N/B of each prompt in a row, which they are.
-
-    Attributes:
-        index_N, sample_N: int32, problem and number of the sample.
-        real_N: bool, False for what fills the batch up.
-    """
-
-    prompts: Prompts
-    index_N: np.ndarray
-    sample_N: np.ndarray
-    real_N: np.ndarray
 
 
 class Evaluator:
@@ -100,33 +86,9 @@ class Evaluator:
         )
         return self._programs[mode]
 
-    def _batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[_Batch]:
-        """The rollouts of the first `count` problems, problems with prompts of like length together."""
-        lengths = np.array([len(prompt) for prompt in problems.prompts[:count]])
-        together, each = self._shape(count, samples)
-        # A problem's samples may take several places in a batch; the batch's rows are `each` rollouts of each place.
-        places = np.repeat(np.argsort(lengths, kind="stable"), samples // each)
-        offsets = np.tile(np.arange(0, samples, each), count)
-        for chunk, real in padded_chunks(len(places), together):
-            index = places[chunk]
-            rows = [problems.prompts[i] for i in index]
-            padded = pad_prompts(rows, self.prompt_slots, index, problems.template.pad_id)
-            sample_N = (offsets[chunk][:, None] + np.arange(each)).reshape(-1)
-            index_N = np.repeat(index, each).astype(np.int32)
-            prompts = Prompts(padded.tokens, padded.valid)
-            yield _Batch(prompts, index_N, sample_N.astype(np.int32), np.repeat(real, each))
-
-    def _shape(self, count: int, samples: int) -> tuple[int, int]:
-        """(prompts, rollouts of each) of a batch.
-
-        Batches are halved while a quarter would do, so that few problems cost little and few shapes compile.
-        """
-        devices = self.mesh.size
-        each = max(n for n in range(1, samples + 1) if samples % n == 0 and (n == 1 or n * devices <= self.batch_size))
-        together = max(self.batch_size // (each * devices), 1)
-        while together > 1 and together * devices >= 4 * count * (samples // each):
-            together //= 2
-        return together * devices, each
+    def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
+        """`rollout_batches` of this evaluator's sizes."""
+        return rollout_batches(problems, count, samples, self.batch_size, self.mesh.size, self.prompt_slots)
 
     def run(
         self,
@@ -158,7 +120,7 @@ class Evaluator:
         sharding = NamedSharding(self.mesh, PartitionSpec("data"))
         results = []
         bar = tqdm(total=count * samples, desc=label, unit="rollout", leave=False, mininterval=1)
-        for batch in self._batches(problems, count, samples):
+        for batch in self.batches(problems, count, samples):
             rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
             rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N), sharding)
             out = program(params, *rows, key, jax.device_put(rule_N, sharding))

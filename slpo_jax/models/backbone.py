@@ -11,6 +11,7 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
 from slpo_jax.models.dropout import SITES, Dropout, drop, site_number
+from slpo_jax.models.packing import Packing
 
 
 @struct.dataclass
@@ -19,7 +20,7 @@ class Context:
 
     Attributes:
         mask_BLS: bool, which own slots each query sees.
-        prefix, cache, start, dropout: see `Backbone.__call__`.
+        prefix, cache, start, dropout, packing: see `Backbone.__call__`.
         rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
         first_site: added to the blocks' site numbers; not 0 where one block stands for all layers in turn.
         last: how many of the last positions go on after attention; 0 is all. Keys and values are made of all.
@@ -31,16 +32,24 @@ class Context:
     start: int | jax.Array
     dropout: Dropout | None
     rotation: Any = None
+    packing: Packing | None = None
     first_site: int | jax.Array = 0
     last: int = struct.field(pytree_node=False, default=0)
 
     def only_last(self, last: int) -> "Context":
         """The context of a block of which only so many of the last positions are wanted."""
-        noise, length = self.dropout, self.mask_BLS.shape[1]
-        if noise is not None:
-            chex.assert_axis_dimension(noise.active_BL, 1, length)
-            noise = dataclasses.replace(noise, keys_BL=noise.keys_BL[:, -last:], active_BL=noise.active_BL[:, -last:])
-        return dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], dropout=noise, last=last)
+        noise, context = self.dropout, dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
+        if noise is None:
+            return context
+        if self.packing is None:
+            chex.assert_axis_dimension(noise.active_BL, 1, self.mask_BLS.shape[1])
+        return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, noise))
+
+    def going_on(self, x_BL: jax.Array) -> jax.Array:
+        """[B, L, ..] -> what belongs to the positions that go on after attention."""
+        if self.last and self.packing is not None:
+            x_BL = self.packing.unpacked(x_BL)
+        return x_BL[:, -self.last :]
 
     def attend(self, layer: int, q_BHLD, k_BGLD, v_BGLD) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Write the new keys and values of G key-value heads, then attend over prefix and own slots.
@@ -48,6 +57,10 @@ class Context:
         Returns:
             outputs [B, L, H*Dh], the heads side by side, and the layer's own keys and values [B, G, S, Dh].
         """
+        if self.packing is not None:
+            q_BHLD, k_BGLD, v_BGLD = (
+                self.packing.unpacked(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q_BHLD, k_BGLD, v_BGLD)
+            )
         q_BHLD = q_BHLD[:, :, -self.last :]
         k_BGSD, v_BGSD = k_BGLD, v_BGLD
         if self.cache is not None:
@@ -55,6 +68,8 @@ class Context:
         prefix = self.prefix
         before = None if prefix is None else (prefix.keys[layer], prefix.values[layer], prefix.valid)
         out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, before).swapaxes(1, 2)
+        if self.packing is not None and not self.last:
+            out_BLHD = self.packing.packed(out_BLHD)
         return out_BLHD.reshape(*out_BLHD.shape[:2], -1), (k_BGSD, v_BGSD)
 
 
@@ -79,7 +94,7 @@ class Block(nn.Module):
             return drop(y_BLD, context.dropout, context.first_site + site_number(self.layer, site))
 
         y_BLD, kv = self.attention(self.norm_1(x_BLD), context)
-        x_BLD = x_BLD[:, -context.last :] + maybe_drop(y_BLD, "attention")
+        x_BLD = context.going_on(x_BLD) + maybe_drop(y_BLD, "attention")
         y_BLD = self.feed_forward(self.norm_2(x_BLD))
         return x_BLD + maybe_drop(y_BLD, "mlp"), kv
 
@@ -129,6 +144,7 @@ class Backbone(nn.Module):
         dropout: Dropout | None = None,
         owner_BL: jax.Array | None = None,
         last: int = 0,
+        packing: Packing | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Run L positions of B rows.
 
@@ -145,11 +161,14 @@ class Backbone(nn.Module):
                 (and the prefix). None: a row is one sequence.
             last: how many of the last positions' hidden states are wanted, 0 for all; the others then cost nothing
                 beyond the last block's keys and values. Noise has to cover all positions.
+            packing: without a cache: B sequences of L slots laid end to end in one row of S places. Inputs, positions
+                and noise are then those of the places, [1, S]; `valid_BL` and all that is returned are the slots'.
+                Only attention works on slots. With `last` alone.
         Returns:
             hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.
         """
         hidden_BLD, own, _ = self._run(
-            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last
+            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last, packing
         )
         return hidden_BLD, own
 
@@ -175,8 +194,12 @@ class Backbone(nn.Module):
         hidden_BLD, own, levels = self._run(inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout)
         return hidden_BLD, own, jnp.stack(levels, axis=1)
 
-    def _run(self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout, owner_BL=None, last=0):
+    def _run(
+        self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout,
+        owner_BL=None, last=0, packing=None,
+    ):  # fmt: skip
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
+        assert packing is None or (last and cache is None and owner_BL is None)
         c = self.config
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
         if "embedding" in c.dropout_sites:
@@ -184,8 +207,8 @@ class Backbone(nn.Module):
         valid_BS = valid_BL
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
-        mask_BLS = own_mask(valid_BS, x_BLD.shape[1], start if cache is not None else 0, owner_BL)
-        context = Context(mask_BLS, prefix, cache, start, dropout, rotation)
+        mask_BLS = own_mask(valid_BS, valid_BL.shape[1], start if cache is not None else 0, owner_BL)
+        context = Context(mask_BLS, prefix, cache, start, dropout, rotation, packing)
         levels: list[jax.Array] = []
         layers: list[tuple[jax.Array, jax.Array]] = []
 

@@ -13,6 +13,7 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.gate import Gate
+from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 
@@ -49,10 +50,16 @@ class RolloutConfig:
 
 @struct.dataclass
 class Prompts:
-    """Left-padded prompts: tokens int [N, P], valid bool [N, P]; of numpy on the host, of jax inside jit."""
+    """Left-padded prompts: tokens int [N, P], valid bool [N, P]; of numpy on the host, of jax inside jit.
+
+    Attributes:
+        places: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of so
+            many places, which have to be enough for all their tokens: see `end_to_end`.
+    """
 
     tokens: Any
     valid: Any
+    places: int = struct.field(pytree_node=False, default=0)
 
     @property
     def lengths(self) -> jax.Array:
@@ -89,9 +96,18 @@ class _Thought:
 
 def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
     """Prefill: the first latent h_1 [N, D] and the prompts' cache."""
-    positions_NP = jnp.cumsum(prompts.valid, axis=1) - 1
+    tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
+    if prompts.places:
+        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.places)
+        tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
     hidden_N1D, prefix = reasoner.forward(
-        params, reasoner.embed(params, prompts.tokens), positions_NP, prompts.valid, dropout=dropout, last=1
+        params,
+        reasoner.embed(params, tokens),
+        positions,
+        prompts.valid,
+        dropout=dropout,
+        last=1,
+        packing=packing,
     )
     return reasoner.transition(params, hidden_N1D)[:, 0], prefix
 

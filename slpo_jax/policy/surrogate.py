@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.packing import Packing, most_used, pack
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, encode_prompts
 
 EPSILON = 1e-6

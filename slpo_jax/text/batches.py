@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,15 @@ class EncodedProblems:
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    def usual_tokens(self, rows: int) -> int:
+        """What the prompts of so many random problems seldom exceed together: the mean and three deviations, of 8."""
+        sum_, deviation = rows * self._lengths.mean(), np.sqrt(rows) * self._lengths.std()
+        return -(-int(sum_ + 3 * deviation) // 8) * 8
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.array([len(prompt) for prompt in self.prompts])
 
     def suffix(self, index: int, first_step: int | None = 0) -> Ids:
         """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone."""
@@ -169,6 +178,22 @@ def pad_prompts(
         tokens[number, bucket - len(row) :] = row
         valid[number, bucket - len(row) :] = True
     return PromptBatch(tokens, valid, np.asarray(index, dtype=np.int32))
+
+
+def end_to_end(lengths_HB: np.ndarray, slots: int, usual: int = 0) -> int:
+    """How many places a row has in which the prompts of a batch lie end to end (`Prompts.places`).
+
+    Args:
+      lengths_HB: tokens of the prompts of H batches of B, each encoded at once, on one device.
+      slots: P, what the prompts are padded to otherwise.
+      usual: the only number that a program is to be compiled for; 0 is what these batches need, in multiples of 4 B.
+
+    Returns:
+      Enough for every batch; 0, for no such row, if the usual number isn't or if it saves too little.
+    """
+    rows, most = lengths_HB.shape[1], int(lengths_HB.sum(axis=1).max())
+    places = usual or -(-most // (4 * rows)) * 4 * rows
+    return places if most <= places <= 0.9 * rows * slots else 0
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:

@@ -17,7 +17,7 @@ from slpo_jax.policy.advantage import grpo, rloo
 from slpo_jax.policy.objective import ObjectiveConfig, surrogate_loss, trajectory_scores
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, rollout
 from slpo_jax.policy.surrogate import Room, full_room, score, score_clean, smallest_room
-from slpo_jax.text.batches import EncodedProblems, batch_indices
+from slpo_jax.text.batches import EncodedProblems, batch_indices, end_to_end
 from slpo_jax.text.verifier import encode_references
 from slpo_jax.training.state import LossFn
 
@@ -68,12 +68,21 @@ class Slpo:
     config: SlpoConfig
 
 
-def make_batch(problems: EncodedProblems, step: int, seed: int, batch_size: int, prompt_slots, width: int):
-    """The `PromptedBatch` of one step; a pure function of its arguments."""
+def make_batch(problems: EncodedProblems, step: int, seed: int, batch_size: int, prompt_slots, width: int, parts=1):
+    """The `PromptedBatch` of one step; a pure function of its arguments.
+
+    Args:
+        prompt_slots: buckets.
+        width: R, of the references.
+        parts: how many devices and micro-batches the prompts are shared out over. Where they usually have much padding,
+            those of a part are encoded end to end.
+    """
     indices = batch_indices(seed, step, len(problems), batch_size)
-    prompts = problems.prompt_batch(indices, prompt_slots)
+    padded = problems.prompt_batch(indices, prompt_slots)
     references = encode_references([problems.problems[i].answer for i in indices], width)
-    return PromptedBatch(Prompts(prompts.tokens, prompts.valid), references, prompts.index)
+    lengths_HB = padded.valid.sum(axis=1).reshape(parts, -1)
+    places = end_to_end(lengths_HB, padded.valid.shape[1], problems.usual_tokens(lengths_HB.shape[1]))
+    return PromptedBatch(Prompts(padded.tokens, padded.valid, places), references, padded.index)
 
 
 def repeat_rows(tree, copies: int):
