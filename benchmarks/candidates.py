@@ -174,9 +174,16 @@ def witness_of(
         torch_model.CompileError: it can't be compiled here.
     """
     try:
-        from benchmarks.torch_reference import Witness  # torch is no requirement of the benchmarks
+        import torch  # no requirement of the benchmarks
+
+        from benchmarks.torch_reference import Witness
     except ImportError as error:
         raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--torch: this torch has no GPU, but slpo_jax runs on one; install another or give --torch none"
+        )
 
     return Witness(
         params,
@@ -186,5 +193,7 @@ def witness_of(
         parts.config,
         optimizer_config,
         compiled=compiled_torch,
+        dtype=getattr(torch, jnp.dtype(parts.reasoner.config.dtype).name),
+        device=device,
         end_answers_at=end_answers_at,
     )

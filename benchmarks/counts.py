@@ -58,7 +58,7 @@ class Layout:
         prompt_slots, latent_slots, answer_slots: P, T, A.
         group, passes: G, K.
         shards: devices that share the prompts; each runs its own loops.
-        noisy_prompts: dropout reaches the prompts, so that no rollouts or passes could share their encoding.
+        noisy_prompts: dropout reaches the prompts, so that no rollouts or passes share their encoding.
         remat: the backward pass computes the forward again.
         rooms: `SlpoConfig.rooms`.
         prompt_places: `Prompts.places`.
@@ -163,6 +163,13 @@ def position_counts(lengths, answers, prompts, layout: Layout) -> dict[str, dict
     return {"useful": useful, "slots": slots}
 
 
+def rollout_flops(config, params, lengths, answers, prompts, noisy_prompts: bool) -> float:
+    """Useful FLOPs of rollouts alone; the arguments are those of `sizes` and `position_counts`."""
+    layout = Layout(0, 0, 0, len(lengths) // len(prompts), passes=1, noisy_prompts=noisy_prompts)
+    lengths, answers, prompts = (np.asarray(x, np.int64) for x in (lengths, answers, prompts))
+    return sizes(config, params).flops(total(_useful_rollout(lengths, answers, prompts, layout), ROLLOUT))
+
+
 def total(counts: dict[str, Counts], parts) -> Counts:
     """The sum over some parts."""
     return reduce(operator.add, (counts[part] for part in parts))
@@ -213,6 +220,7 @@ def _useful_rollout(lengths, answers, prompts, layout: Layout) -> dict[str, Coun
 def _slots_rollout(lengths, answers, prompts: int, layout: Layout) -> dict[str, Counts]:
     rows = prompts * layout.group
     keys = layout.prompt_slots + layout.latent_slots + layout.answer_slots
+    copies = layout.group if layout.noisy_prompts else 1
 
     def steps(longest) -> Counts:
         turns = int(longest.sum())
@@ -222,8 +230,8 @@ def _slots_rollout(lengths, answers, prompts: int, layout: Layout) -> dict[str, 
     thinking, answering = steps(_longest(lengths, layout)), steps(_longest(answers, layout))
     return {
         "prefill": Counts(
-            positions=layout.prompt_positions(prompts // layout.shards) * layout.shards * layout.group,
-            pairs=rows * layout.prompt_slots**2, transitions=rows, passes=layout.shards,
+            positions=layout.prompt_positions(prompts // layout.shards) * layout.shards * copies,
+            pairs=prompts * copies * layout.prompt_slots**2, transitions=prompts * copies, passes=layout.shards,
         ),
         "latent steps": thinking + Counts(transitions=thinking.positions, gates=thinking.positions),
         "answer steps": answering + Counts(logits=answering.positions, heads=answering.passes),
@@ -252,7 +260,7 @@ def _slots_scores(lengths, answers, layout: Layout) -> dict[str, Counts]:
     for thoughts, said in (_room(*shard, layout) for shard in shards):
         places = thoughts + said
         encoded = Counts(layout.prompt_positions(prompts), prompts * slots**2, transitions=prompts)
-        parts["score prompts"] += encoded * layout.passes
+        parts["score prompts"] += encoded * (layout.passes if layout.noisy_prompts else 1)
         parts["score prompts"] += Counts(passes=1)
         parts["score trajectories"] += Counts(
             prompts * places, prompts * places * (slots + places), transitions=prompts * thoughts, keys=prompts * slots

@@ -98,10 +98,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python -m benchmarks.floor", description="The SLPO step's floor.", allow_abbrev=False)
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
-    parser.add_argument("--prompts", type=int, help="prompts a step; default: 16 (quickstart), 2 (gpt2)")
-    parser.add_argument("--json", type=Path, help="file for all numbers")
+    parser = Parser("floor", "The SLPO step's floor.", SHAPES)
+    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
     flags = parser.parse_args(argv)
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts

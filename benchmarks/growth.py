@@ -96,11 +96,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python -m benchmarks.growth", description="Growth of an SLPO step.", allow_abbrev=False)
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
+    parser = Parser("growth", "Growth of an SLPO step.", SHAPES)
     parser.add_argument("--axes", nargs="+", choices=sorted(FLAGS), default=list(FLAGS), help="default: all")
     parser.add_argument("--runs", type=int, default=2, help="measured steps of each point; default: 2")
-    parser.add_argument("--json", type=Path, help="file for all numbers")
     flags = parser.parse_args(argv)
     check_flags(flags, runs=1)
     return flags

@@ -7,6 +7,7 @@ same trajectories, with scratch memory and the difference of their losses. Print
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from slpo_jax.models import backbone, dropout
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import rollout as rollout_module
+from slpo_jax.policy import surrogate
 from slpo_jax.policy.rollout import Prompts, repeat_to
 from slpo_jax.policy.surrogate import score
 from slpo_jax.text.batches import end_to_end
@@ -35,8 +37,9 @@ from slpo_jax.training.state import shard_rows
 DEFINITIONS = """
 without, with: median (least-most) seconds of the program at K, G = 4, 8; gain: median without over median with
 rollout: sampling and verification; gradient: value and gradient of the loss on the same trajectories
+prompts are padded but where they lie end to end; left out: not in the project, as it does not gain here
 temp: scratch memory of the program; difference: of the two losses, relative; - where the noise differs or is not asked
-on: the default; selectable: a config value, off by default; left out: not in the project, as it does not gain here
+on: the default; selectable: a config value, off by default
 """.strip().splitlines()
 
 Parts = slpo.Slpo
@@ -133,6 +136,23 @@ def library_attention(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None):
     return jax.nn.dot_product_attention(*turned, mask=mask_BLS[:, None]).swapaxes(1, 2)
 
 
+def chunked_log_probs(_reasoner, params, hidden_BLD, tokens_BL, chunks=8):
+    """`surrogate.answer_log_probs` of a tied GPT-2, a part of the vocabulary at a time, made again for its gradient."""
+    head_VD = params["backbone"]["wte"]
+
+    @jax.checkpoint
+    def part(hidden_BLD, head_VD, first):
+        logits_BLV = jnp.einsum("bld,vd->blv", hidden_BLD, head_VD, preferred_element_type=jnp.float32)
+        here_BL = tokens_BL - first
+        chosen_BL = jnp.take_along_axis(logits_BLV, jnp.clip(here_BL, 0, len(head_VD) - 1)[..., None], axis=-1)[..., 0]
+        inside_BL = (here_BL >= 0) & (here_BL < len(head_VD))
+        return jax.nn.logsumexp(logits_BLV, axis=-1), jnp.where(inside_BL, chosen_BL, 0)
+
+    starts = np.linspace(0, len(head_VD), chunks + 1).astype(int)
+    sums, chosen = zip(*(part(hidden_BLD, head_VD[a:b], a) for a, b in itertools.pairwise(starts)), strict=True)
+    return sum(chosen) - jax.nn.logsumexp(jnp.stack(sums), axis=0)
+
+
 def patched(where, name: str, value) -> Callable[[], Any]:
     """A maker of patches."""
     return lambda: mock.patch.object(where, name, value)
@@ -156,7 +176,11 @@ LEVERS = {
                    having=with_model(remat=True)),
     "scan_layers": Lever("layers as a loop over one block", "selectable", "gradient",
                          having=with_model(scan_layers=True)),
+    "scan_layers_remat": Lever("layers as a loop, and blocks computed again", "selectable", "gradient",
+                               having=with_model(scan_layers=True, remat=True)),
     "bfloat16": Lever("activations in bfloat16", "selectable", "gradient", having=with_model(dtype=jnp.bfloat16)),
+    "vocabulary_chunks": Lever("answers' logits in eight parts of the vocabulary", "left out", "gradient",
+                               patch_having=patched(surrogate, "answer_log_probs", chunked_log_probs)),
     "library_attention": Lever("jax.nn.dot_product_attention", "left out", "gradient",
                                patch_having=patched(backbone, "attend", library_attention)),
     "library_attention_rollout": Lever("the same in rollouts", "left out", "rollout",
@@ -170,7 +194,8 @@ def half_empty(work: Workload, batch: slpo.PromptedBatch, together: bool) -> slp
     rows, slots = batch.prompts.tokens.shape
     vocabulary = work.parts.rollout_config.end_id
     prompts = random_prompts(rows, slots, (slots // 4, 3 * slots // 4), vocabulary, 0)
-    places = end_to_end(prompts.lengths.reshape(work.mesh.size, -1), slots) if together else 0
+    most = int(prompts.lengths.reshape(work.mesh.size, -1).sum(axis=1).max())
+    places = end_to_end(most, rows // work.mesh.size, slots) if together else 0
     return shard_rows(batch.replace(prompts=prompts.replace(places=places)), work.mesh)
 
 
@@ -178,6 +203,7 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
     """The lever's row."""
     parts, params = with_sizes(work.parts, *BASE), work.state.params
     batch, key = work.batch(0), step_key(work, 0)
+    batch = batch.replace(prompts=batch.prompts.replace(places=0))
     batches = {name: half_empty(work, batch, name == "with") if lever.end_to_end else batch for name in SIDES}
     rest = (key,)
     if lever.program == "gradient":
@@ -234,12 +260,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python -m benchmarks.levers", description="What each lever is worth.", allow_abbrev=False)
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
-    parser.add_argument("--prompts", type=int, help="prompts a step; default: 16 (quickstart), 2 (gpt2)")
+    parser = Parser("levers", "What each lever is worth.", SHAPES)
+    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
     parser.add_argument("--runs", type=int, default=3, help="measured runs of each program; default: 3")
     parser.add_argument("--only", nargs="+", choices=sorted(LEVERS), default=list(LEVERS), help="default: all")
-    parser.add_argument("--json", type=Path, help="file for all numbers")
     flags = parser.parse_args(argv)
     check_flags(flags, prompts=1, runs=1)
     return flags

@@ -18,15 +18,16 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.candidates import witness_of
+from benchmarks.counts import rollout_flops
+from benchmarks.rates import chip_count, matmul_rate
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
-from benchmarks.workload import GPT2, Shapes, build_ending, random_weights
+from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
 from benchmarks.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import Experiment
+from slpo_jax.policy.noise import reaches_prompts
 from slpo_jax.stages import make_slpo
 from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.problems import Problem
-from slpo_jax.text.templates import Template
 
 OURS = "slpo_jax"
 TORCH = {"torch, file's order": False, "torch, sorted by length": True}  # name -> sorted
@@ -35,9 +36,11 @@ DEFINITIONS = f"""
 seconds: wall time of one evaluation of all problems, from lists of token ids to arrays of answers on the host, median \
 (least-most) over the measured rounds; in a round the implementations take turns, after one warm-up round
 slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: benchmarks/torch_reference.py's Witness.passk, \
-eager, on as many threads as cores, every batch padded to its longest prompt, in the file's order (as published \
-evaluation programs do) and sorted by length
+eager, one process on the same device with the threads named above, every batch padded to its longest prompt, in the \
+file's order and sorted by length
 ratio: torch's seconds over slpo_jax's of the same round, median (least-most)
+floor: FLOPs of all rollouts' real tokens, as `benchmarks.floor` counts them, at the rate of the best square product \
+measured here; over floor: median seconds over that
 compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache
 latents: of each rollout, least-most; the gate is evaluated, against a threshold of {THRESHOLD:g} that no probability \
 reaches
@@ -132,21 +135,6 @@ def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir:
     return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
 
 
-def random_problems(count: int, quantiles, template: Template, seed: int) -> EncodedProblems:
-    """Problems of random tokens, without texts, in random order.
-
-    Args:
-        quantiles: (share, tokens) of the lengths. One length is drawn from each of `count` equal shares of their
-            distribution, so that few problems have its mean too.
-    """
-    rng = np.random.default_rng(seed)
-    shares = rng.permutation((np.arange(count) + rng.random(count)) / count)
-    lengths = np.interp(shares, *np.transpose(quantiles)).round().astype(int)
-    prompts = [rng.integers(0, template.end_id, size=length).tolist() for length in lengths]
-    nothing: list[list[Any]] = [[] for _ in prompts]
-    return EncodedProblems((Problem("", (), "0"),) * count, prompts, nothing, nothing, template)
-
-
 def make_runs(work: Work, torch: str) -> dict[str, Run]:
     """What takes turns, by the implementation's name.
 
@@ -209,6 +197,17 @@ def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int
     return rows
 
 
+def measure_floor(work: Work, done: Evaluation) -> dict[str, float]:
+    """{"flops": of real tokens, "flop_rate": of the machine's best product, "seconds": the one over the other}."""
+    config, eos_id = work.experiment.config, work.experiment.template.eos_id
+    flops = rollout_flops(
+        work.experiment.reasoner.config, work.params, done.latent_steps, answer_lengths(done.tokens, eos_id),
+        np.array(list(map(len, work.problems.prompts))), reaches_prompts(config.dropout.rate, config.dropout.where),
+    )  # fmt: skip
+    rate = matmul_rate(config.model.dtype) * chip_count(work.experiment.mesh.size)
+    return {"flops": flops, "flop_rate": rate, "seconds": flops / rate}
+
+
 def answer_lengths(tokens_NA: np.ndarray, eos_id: int) -> np.ndarray:
     """Tokens up to and including eos, int [N]; A without one."""
     ends_NA = tokens_NA == eos_id
@@ -246,17 +245,21 @@ def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[st
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
         measured = measure(make_runs(work, flags.torch), flags.rounds)
     rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
+    floor = measure_floor(work, measured[OURS][1])
+    for row in rows:
+        row["over_floor"] = row["seconds"]["median"] / floor["seconds"]
     return {"shapes": flags.shapes, "rounds": flags.rounds, "machine": machine(), "work": facts_of(work),
-            "definitions": DEFINITIONS, "rows": rows}  # fmt: skip
+            "definitions": DEFINITIONS, "rows": rows, "floor": floor}  # fmt: skip
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Compile (s)", "Latents", "Answer tokens")
+    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Over floor", "Compile (s)", "Latents", "Answer tokens")
+    floor = result["floor"]
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
          spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
-         f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
+         f"{row['over_floor']:.2f}x", f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
          *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
         for row in result["rows"]
     ]  # fmt: skip
@@ -264,6 +267,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"# Pass@{result['work']['k']} evaluation, {result['shapes']} shapes",
         f"- machine: {listed(result['machine'])}",
         f"- work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
+        f"- floor: {floor['seconds']:.3g} s: {floor['flops'] / 1e9:.3g} GFLOP, {floor['flop_rate'] / 1e9:.0f} GFLOP/s",
         *(f"- {line}" for line in result["definitions"]),
         "", *markdown_table(head, lines),
     ])  # fmt: skip
@@ -275,14 +279,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python -m benchmarks.passk", description="Speed of Pass@k evaluation.", allow_abbrev=False)
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
+    parser = Parser("passk", "Speed of Pass@k evaluation.", SHAPES)
     parser.add_argument("--problems", type=int, help="default: 1000 (quickstart), 16 (gpt2)")
     parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
     parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
     parser.add_argument("--torch", choices=("eager", "none"), default="eager", help="default: eager")
-    parser.add_argument("--json", type=Path, help="file for all numbers")
     flags = parser.parse_args(argv)
     if flags.problems is None:
         flags.problems = SHAPES[flags.shapes].prompts

@@ -192,7 +192,7 @@ def _host_spans(complete: list[dict[str, Any]]) -> list[Span]:
             # Where several devices run it at once, the first to begin is taken to be the first to end.
             index = running[name].pop() if inside else running[name].popleft()
             if not inside:
-                last = over.get(event["tid"], event)
+                last = over.pop(event["tid"], event)
                 waited = last["name"] == _WAITED and last["ts"] / 1e6 >= found[index].start
                 end = (last if waited else event)["ts"] / 1e6
                 found[index] = dataclasses.replace(found[index], end=max(found[index].end, end))

@@ -37,6 +37,11 @@ def machine_rates(squares: tuple[int, ...] | None = None, stream_bytes: int | No
     }
 
 
+def matmul_rate(dtype: str) -> float:
+    """FLOP/s of one device's fastest square product."""
+    return max(square_rate(size, dtype)["best"] for size in SQUARES[_backend()])
+
+
 def chip_count(shards: int) -> int:
     """How many times one device's rates a mesh of this size has."""
     return 1 if _backend() == "cpu" else shards

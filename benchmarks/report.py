@@ -33,10 +33,17 @@ def machine() -> dict[str, Any]:
         "usable_cores": usable,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        **({"torch": version("torch")} if find_spec("torch") else {}),
+        **_torch(),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _torch() -> dict[str, Any]:
+    """Torch's version and, where it is used, its threads."""
+    used = sys.modules.get("torch")
+    threads = {} if used is None else {"torch_threads": used.get_num_threads()}
+    return {"torch": version("torch"), **threads} if find_spec("torch") else {}
 
 
 def listed(facts: dict[str, Any]) -> str:
@@ -61,7 +68,17 @@ def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[s
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags, with what is wrong in them as a `UserError`."""
+    """Flags of a benchmark, --shapes and --json among them, with what is wrong in them as a `UserError`.
+
+    Args:
+        module: of the benchmark.
+        shapes: what --shapes may name.
+    """
+
+    def __init__(self, module: str, description: str, shapes: Iterable[str]):
+        super().__init__(prog=f"python -m benchmarks.{module}", description=description, allow_abbrev=False)
+        self.add_argument("--shapes", choices=sorted(shapes), default="gpt2", help="default: gpt2, the 124M model")
+        self.add_argument("--json", type=Path, help="file for all numbers")
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see --help")

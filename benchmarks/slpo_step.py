@@ -29,8 +29,9 @@ backward: of that loss; for slpo_jax the seconds of value and gradient, less the
 step: the whole train step; other: step less the three parts (optimizer; for torch also verification and clipping)
 seconds: median (least-most) over the measured steps; slpo_jax's parts are timed as programs of their own, its step as \
 the one jitted step; configurations and implementations take turns, on the same prompts
-torch: benchmarks/torch_reference.py on as many threads as cores, on trajectories of the same lengths; nothing shared \
-between a prompt's trajectories, sequences trimmed to the longest
+torch: benchmarks/torch_reference.py, one process on the same device with the threads named above, on trajectories of \
+the same lengths; nothing shared between a prompt's trajectories, sequences trimmed to the longest; of its variants \
+the fastest in one step at K, G = 4, 8
 ratio: torch's step over slpo_jax's, median (least-most) over the steps
 rel.: median step over that of K, G = 4, 8 of the same implementation; sur./step: median surrogate over median step
 traj./s: prompts x G over the step's seconds
@@ -77,6 +78,8 @@ def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int
         except Exception as error:  # torch.compile fails in its own ways
             if not is_compiled:
                 raise
+            if variant == name:
+                raise UserError(f"--torch compiled: {error}; give another") from error
             tried[name] = str(error).partition("\n")[0][:200]
             continue
         tried[name] = seconds
@@ -175,9 +178,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python -m benchmarks.slpo_step", description="Time of an SLPO step.", allow_abbrev=False)
-    parser.add_argument("--shapes", choices=sorted(SHAPES), default="gpt2", help="default: gpt2, the 124M model")
-    parser.add_argument("--prompts", type=int, help="prompts a step; default: 16 (quickstart), 2 (gpt2)")
+    parser = Parser("slpo_step", "Time of an SLPO step.", SHAPES)
+    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
     parser.add_argument("--steps", type=int, default=8, help="measured steps; default: 8")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2")
     parser.add_argument("--only", type=_pair, nargs="+", metavar="K,G", default=list(CONFIGURATIONS),
@@ -186,7 +188,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         default="fastest", help="variant of the PyTorch reference; default: the fastest")  # fmt: skip
     parser.add_argument("--micro_batches", type=int, default=1, help="of slpo_jax's step; above 1 no parts are timed")
     parser.add_argument("--torch_micro_batches", type=int, default=1, help="of torch's step")
-    parser.add_argument("--json", type=Path, help="file for all numbers")
     flags = parser.parse_args(argv)
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts

@@ -2,9 +2,6 @@
 
 The K scoring passes are one batch of K*B*G whole sequences, each trimmed to what the longest needs, with causal SDPA
 attention and no mask; nothing is shared between the sequences of a prompt. COCONUT on GPT-2 with a linear gate only.
-
-On one core of a CPU and at GPT-2's shapes (2 prompts, K=4, G=8) matrix products are five sixths of a step; a prompt a
-micro-batch takes a tenth less than both at once, and torch.compile gains nothing.
 """
 
 import itertools

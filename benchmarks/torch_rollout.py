@@ -34,7 +34,7 @@ class Trajectories:
 class Sampler:
     """Thinks and answers, one batch of rows at a time.
 
-    The cache is a DynamicCache: on a CPU as fast as a static one, and never longer than the rollouts.
+    The cache is a DynamicCache, which is never longer than the rollouts.
 
     Attributes:
         model: transformers' GPT2LMHeadModel.

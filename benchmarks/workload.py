@@ -15,6 +15,9 @@ from slpo_jax.experiment import Experiment, build
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.rollout import Prompts
 from slpo_jax.stages import make_slpo
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.text.problems import Problem
+from slpo_jax.text.templates import Template
 from slpo_jax.training import slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, shard_rows
@@ -53,7 +56,7 @@ GPT2 = {
     "data.synthetic.test_size": 64,
 }
 SHAPES = {
-    "quickstart": Shapes("quickstart.py", {}, prompts=16, answer_tokens=3),  # "### 12" and eos
+    "quickstart": Shapes("quickstart.py", {}, prompts=32, answer_tokens=3),  # "### 12" and eos
     "gpt2": Shapes(
         "coconut_gpt2.py", GPT2 | {"prompt_slots": (72,)}, prompts=2, answer_tokens=5, prompt_tokens=(68, 72)
     ),
@@ -116,10 +119,12 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, TRAINED, optimizer, experiment.key, mesh)
 
+    most = experiment.train.most_tokens(config.seed, config.slpo.steps, prompts, mesh.size)
+
     def batch(step: int):
         width = experiment.reference_width
         train, slots = experiment.train, config.prompt_slots
-        made = slpo.make_batch(train, step, config.seed, prompts, slots, width, mesh.size)
+        made = slpo.make_batch(train, step, config.seed, prompts, slots, width, most, mesh.size)
         if shapes.prompt_tokens:
             seed = (config.seed, step)
             made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, template.end_id, seed))
@@ -167,6 +172,21 @@ def random_prompts(rows: int, slots: int, lengths: tuple[int, int], vocabulary: 
     tokens = np.random.default_rng(seed).integers(0, vocabulary, size=(rows, slots), dtype=np.int32)
     lengths_B = np.linspace(*lengths, rows).round().astype(int)
     return Prompts(tokens, np.arange(slots) >= slots - lengths_B[:, None])
+
+
+def random_problems(count: int, quantiles, template: Template, seed: int) -> EncodedProblems:
+    """Problems of random tokens, without texts, in random order.
+
+    Args:
+        quantiles: (share, tokens) of the lengths. One length is drawn from each of `count` equal shares of their
+            distribution, so that few problems have its mean too.
+    """
+    rng = np.random.default_rng(seed)
+    shares = rng.permutation((np.arange(count) + rng.random(count)) / count)
+    lengths = np.interp(shares, *np.transpose(quantiles)).round().astype(int)
+    prompts = [rng.integers(0, template.end_id, size=length).tolist() for length in lengths]
+    nothing: list[list[Any]] = [[] for _ in prompts]
+    return EncodedProblems((Problem("", (), "0"),) * count, prompts, nothing, nothing, template)
 
 
 def half_way_bias(steps: int) -> float:

@@ -146,7 +146,7 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
     """
     prompts, answers = _prompts(solver, question), []
     for rows, real in padded_chunks(samples, min(samples, ROWS)):
-        many = jax.tree.map(lambda x: np.repeat(x, len(rows), axis=0), prompts)
+        many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
         out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
         answers += [solver.setup.reader.read(tokens)[2] for tokens in np.asarray(out.tokens)[real]]
     counts = Counter(answers).most_common()

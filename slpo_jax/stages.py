@@ -162,16 +162,19 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
 
 def _prompted(experiment: Experiment, config):
     """step -> the sharded batch of prompts and references; `config` is the stage's."""
+    seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
+    most = experiment.train.most_tokens(seed, config.steps, config.batch_size, parts)
 
     def batch(step: int):
         made = slpo.make_batch(
             experiment.train,
             step,
-            experiment.config.seed,
+            seed,
             config.batch_size,
             experiment.prompt_slots,
             experiment.reference_width,
-            experiment.mesh.size * config.micro_batches,
+            most,
+            parts,
         )
         return shard_rows(made, experiment.mesh)
 

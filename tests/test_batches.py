@@ -121,34 +121,30 @@ def test_prompt_batch_of_encoded_problems():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "slots", "usual", "places"),
+    ("most", "slots", "places"),
     [
-        ([[5, 3, 2], [4, 4, 1]], 8, 0, 12),  # 10 tokens, in multiples of 4 * 3
-        ([[5, 3, 2], [4, 4, 1]], 8, 11, 11),
-        ([[5, 3, 2], [4, 4, 1]], 8, 9, 0),  # too few for the first
-        ([[5, 3, 2]], 8, 22, 0),  # 22 of 24 saves too little
-        ([[8, 8, 7]], 8, 0, 0),
+        (10, 8, 12),  # in multiples of 4 * 3
+        (12, 8, 12),
+        (13, 8, 0),  # 24 of 24
+        (13, 10, 24),
+        (13, 9, 0),  # 24 of 27 saves too little
     ],
 )
-def test_places_for_prompts_end_to_end(lengths, slots, usual, places):
-    assert end_to_end(np.array(lengths), slots, usual) == places
+def test_places_for_three_prompts_end_to_end(most, slots, places):
+    assert end_to_end(most, 3, slots) == places
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_prompts_of_a_step_are_end_to_end_where_they_usually_fit(parts):
-    """Long and short ones, of which a batch has about half each: in 24 slots, that is much padding."""
+def test_prompts_of_a_run_are_end_to_end_in_as_many_places_as_its_steps_need(parts):
+    """Long and short ones: in 24 slots, that is much padding."""
     long, short = "Tom has 5 apples .", "5 ."
     problems = encode_problems(
-        coconut_template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 200
+        coconut_template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
     )
-    lengths = {len(prompt) for prompt in problems.prompts}
-    usual = problems.usual_tokens(8 // parts)
-    found = set()
-    for step in range(60):
-        prompts = make_batch(problems, step, 0, 8, (24,), 4, parts).prompts
-        fits = prompts.lengths.reshape(parts, -1).sum(axis=1).max() <= usual
-        assert prompts.places == (usual if fits else 0)
-        found.add(prompts.places)
-    assert usual in found
-    assert usual >= 8 // parts * sum(lengths) / 2
-    assert make_batch(problems, 0, 0, 8, (max(lengths),), 4, parts).prompts.places == 0  # nothing to gain
+    most = problems.most_tokens(3, 60, 8, parts)
+    batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
+    assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
+    assert {batch.places for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    longest = max(len(prompt) for prompt in problems.prompts)
+    assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.places == 0  # nothing to gain
+    assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.places == 0

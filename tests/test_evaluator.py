@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, pad_left, run_rollout
+from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, keys_of, pad_left, random_prompts, run_rollout
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.batches import classes, deal
@@ -61,7 +61,8 @@ def test_classes_are_whole_batches_of_a_bucket():
     assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 1)] == [[1, 2, 3, 3], [4, 5, 6], [7, 8, 8]]
     assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 3)] == [[1, 2, 3], [3, 4, 5], [6, 7, 8, 8]]
     assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 8)] == [lengths.tolist()]
-    assert [lengths[part].tolist() for part in classes(lengths[:4], (3, 6, 9), 2)] == [[1, 2, 3, 3]]
+    assert [lengths[part].tolist() for part in classes(lengths[:5], (3, 6, 9), 2)] == [[1, 2, 3, 3], [4]]
+    assert [lengths[part].tolist() for part in classes(lengths[:7], (3, 6, 9), 2)] == [[1, 2, 3, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -72,6 +73,21 @@ def test_hands_are_about_equal(devices):
     assert sorted(hands[real].tolist()) == list(range(61))
     sums = lengths[hands][real.all(axis=1)].sum(axis=1)
     assert sums.max() - sums.min() < 0.2 * sums.mean()
+
+
+def test_no_loop_waits_for_what_fills_a_batch_up():
+    """A filler never thinks nor speaks, and changes nothing for the others."""
+    prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)
+    rule = jnp.array([1, 2, 1, 2, 1, 5, 5])
+    config = dataclasses.replace(ROLLOUT, stopping="length")
+    real = rule < 5
+    whole = run_rollout(params, prompts, keys, config=config, stop_rule=rule)
+    some = run_rollout(params, prompts, keys, config=config, stop_rule=rule, real_N=real)
+    assert some.lengths.tolist() == [1, 2, 1, 2, 1, 0, 0]
+    assert (some.tokens[~real] == PAD).all()
+    assert not some.latents[:, 2:].any()
+    for ours, other in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(ours[real], other[real], atol=1e-6)
 
 
 def test_few_problems_take_a_small_batch(problems):
@@ -88,7 +104,7 @@ def test_a_prompt_too_long_for_all_buckets_is_named(problems):
 def test_results_are_those_of_each_rollout_alone(problems, where):
     """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
     config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
-    made = evaluator(12, slots=(9,), config=config)
+    made = evaluator(12, slots=(12,), config=config)
     assert all(batch.prompts.places for batch in made.batches(problems, len(LENGTHS), samples))
     done = made.run(params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True)
     assert len(set(done.latent_steps.tolist())) > 1

@@ -14,7 +14,17 @@ from test_benchmarks import PROMPTS, TINY
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
 from benchmarks import floor, rates
-from benchmarks.counts import Counts, Layout, Sizes, backward, loops_once, position_counts, sizes, total
+from benchmarks.counts import (
+    Counts,
+    Layout,
+    Sizes,
+    backward,
+    loops_once,
+    position_counts,
+    rollout_flops,
+    sizes,
+    total,
+)
 from benchmarks.workload import load_config
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
@@ -80,6 +90,18 @@ def test_flops_and_bytes_of_a_tiny_step_by_hand():
     assert SMALL.optimizer_bytes == 2 * 1000 + 2 * 1000 + 2 * 600
 
 
+def test_flops_of_rollouts_alone():
+    """Of the same rollouts, by a model with the tiny one's kernels."""
+    config = GPT2Config(vocab_size=10, n_positions=8, n_embd=4, n_layer=1, n_head=2)
+    kernels = {name: {"kernel": np.zeros(shape)} for name, shape in
+               (("c_attn", (4, 12)), ("attn_proj", (4, 4)), ("c_fc", (4, 16)), ("c_proj", (16, 4)))}  # fmt: skip
+    params = {"reasoner": {"backbone": {"wte": np.zeros((10, 4)), **kernels}}, "gate": {"out": {"kernel": np.zeros(4)}}}
+    thinking, answering = 2 * 192 * 3 + 16 * 13 + 2 * 4 * 3, 2 * 192 * 3 + 16 * 17 + 2 * 40 * 3
+    for noisy, copies in ((True, 2), (False, 1)):
+        flops = rollout_flops(config, params, LENGTHS, ANSWERS, LENGTH_OF_PROMPT, noisy)
+        assert flops == copies * (2 * 192 * 3 + 16 * 6) + thinking + answering
+
+
 def test_scored_slots_are_those_of_the_smallest_room_that_fits():
     """Of 6 latent and 4 answer slots of a prompt 3 and 3 are used."""
     for rooms, places in (
@@ -93,11 +115,11 @@ def test_scored_slots_are_those_of_the_smallest_room_that_fits():
         assert slots["score logits"].logits == places[1]
 
 
-def test_prompts_without_noise_could_be_encoded_once():
+def test_prompts_without_noise_are_encoded_once():
     quiet = Layout(4, 3, 2, group=2, passes=2, noisy_prompts=False)
     useful, slots = position_counts(LENGTHS, ANSWERS, LENGTH_OF_PROMPT, quiet).values()
-    assert (useful["prefill"].positions, slots["prefill"].positions) == (3, 8)
-    assert (useful["score prompts"].positions, slots["score prompts"].positions) == (3, 8)
+    assert (useful["prefill"].positions, slots["prefill"].positions) == (3, 4)
+    assert (useful["score prompts"].positions, slots["score prompts"].positions) == (3, 4)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])

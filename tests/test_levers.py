@@ -1,20 +1,24 @@
 """The benchmarks of levers and of growth at tiny shapes: what is switched, and that figures add up."""
 
+import functools
 import json
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flag_errors import check_one_line
 from test_benchmarks import PROMPTS, TINY
+from tiny import REASONER, random_params
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
 from benchmarks import growth, levers
 from benchmarks.workload import load_config
 from slpo_jax.models.attention import attend
+from slpo_jax.policy import surrogate
 
 
 def test_library_attention_is_ours():
@@ -29,9 +33,36 @@ def test_library_attention_is_ours():
         np.testing.assert_allclose(library, ours, atol=1e-6)
 
 
+def test_chunked_log_probs_are_ours():
+    """Values and gradients; 61 tokens in 5 parts of 12 or 13, a token of each."""
+    params, rng = random_params(), np.random.default_rng(1)
+    hidden = jnp.asarray(rng.normal(size=(2, 3, REASONER.width)), jnp.float32)
+    tokens = jnp.array([[0, 15, 30], [40, REASONER.config.vocab_size - 1, 12]])
+    weights = jnp.asarray(rng.normal(size=tokens.shape), jnp.float32)
+
+    def graded(function):
+        def loss(params, hidden):
+            log_probs = function(REASONER, params, hidden, tokens)
+            return (log_probs * weights).sum(), log_probs
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, hidden)
+
+    ours, chunked = graded(surrogate.answer_log_probs), graded(functools.partial(levers.chunked_log_probs, chunks=5))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), chunked, ours)
+
+
 @pytest.fixture(scope="module")
 def result(cpu_devices):
-    names = ("rooms", "shared_prompts", "shared_prefill", "library_attention", "end_to_end", "end_to_end_rollout")
+    names = (
+        "rooms",
+        "shared_prompts",
+        "shared_prefill",
+        "library_attention",
+        "vocabulary_chunks",
+        "end_to_end",
+        "end_to_end_rollout",
+        "last_position",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(levers, "BASE", (2, 2))
         flags = levers.parse(["--runs", "2", "--prompts", str(PROMPTS), "--only", *names])
@@ -39,11 +70,12 @@ def result(cpu_devices):
 
 
 def test_levers_change_no_result(result):
-    for name in ("rooms", "library_attention", "end_to_end"):
+    for name in ("rooms", "library_attention", "vocabulary_chunks", "end_to_end"):
         assert result["rows"][name]["difference"] < 1e-5
     assert result["rows"]["shared_prompts"]["difference"] is None
     assert result["rows"]["shared_prefill"]["tokens_equal"]
     assert result["rows"]["end_to_end_rollout"]["tokens_equal"]
+    assert result["rows"]["last_position"]["tokens_equal"]
 
 
 def test_levers_figures_add_up(result):

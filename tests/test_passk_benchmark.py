@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is n
 
 from benchmarks import passk
 from benchmarks.passk import GSM8K_LENGTHS, OURS, PasskShapes
-from benchmarks.workload import load_config
+from benchmarks.workload import load_config, random_problems
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import build
 
@@ -144,15 +144,15 @@ def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
 
 def test_random_prompts_have_the_quantiles_lengths(tmp_path):
     template = make_work(tmp_path).experiment.template
-    lengths = np.array(list(map(len, passk.random_problems(2_000, GSM8K_LENGTHS, template, 0).prompts)))
+    lengths = np.array(list(map(len, random_problems(2_000, GSM8K_LENGTHS, template, 0).prompts)))
     shares, tokens = np.transpose(GSM8K_LENGTHS)
     np.testing.assert_allclose(np.quantile(lengths, shares), tokens, atol=2)
     assert abs(lengths.mean() - 59.5) < 1
     assert abs(np.corrcoef(lengths[1:], lengths[:-1])[0, 1]) < 0.1  # in no order
-    few = list(map(len, passk.random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
+    few = list(map(len, random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
     assert abs(np.mean(few) - lengths.mean()) < 3
-    assert few == list(map(len, passk.random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
-    assert few != list(map(len, passk.random_problems(32, GSM8K_LENGTHS, template, 1).prompts))
+    assert few == list(map(len, random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
+    assert few != list(map(len, random_problems(32, GSM8K_LENGTHS, template, 1).prompts))
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("gpt2", 128), ("quickstart", 1024)])

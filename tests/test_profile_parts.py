@@ -86,6 +86,22 @@ def test_no_time_of_a_cpu_trace_counts_twice():
                                     "source": "jit(f)/mlp/dot_general"}  # fmt: skip
 
 
+def test_an_op_ended_before_what_waited_for_it():
+    """dot.1 is ready at 3; the thread that finds it so runs copy.1 until 8, and then reports dot.1's end."""
+    events = [
+        *SMALL_TRACE,
+        event("dot.1", 0, 0.5),
+        event("ThunkExecutor::Execute", 3, 8, tid=8, op=False),
+        event("copy.1", 3, 7.9, tid=8),
+        event("end: dot.1", 8.1, 8.2, tid=8, op=False),
+        event("dot.1", 8.5, 9),  # nothing waits for this one
+        event("end: dot.1", 11, 11.1, tid=8, op=False),
+    ]
+    ops = profile_parts.read_hlo(HLO)
+    own = profile_parts.own_seconds(profile_parts.spans(events, ops), ops)
+    assert own == pytest.approx({"dot.1": 3 + 2.5, "copy.1": 4.9})
+
+
 def test_a_gpu_trace_is_read_from_its_streams():
     events = [
         *SMALL_TRACE,

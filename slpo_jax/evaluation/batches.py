@@ -49,7 +49,7 @@ def rollout_batches(
         hands, real_HR = deal(items, rows, devices)
         index_HR = index_I[hands]
         kept_HR = np.where(real_HR, lengths[index_HR], 1)  # of what fills a batch up, one token
-        places = end_to_end(kept_HR, width)
+        places = end_to_end(int(kept_HR.sum(axis=1).max()), rows, width)
         for first in range(0, len(hands), devices):
             batch = slice(first, first + devices)
             index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_HR, kept_HR, real_HR))
@@ -86,8 +86,10 @@ def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[
     Returns:
         int arrays, the places of each class's items; only the last may have a part of a batch.
     """
-    within = np.searchsorted(lengths_I, slots, side="right") // together * together
-    return [part for part in np.split(np.arange(len(lengths_I)), within[:-1]) if len(part)]
+    ends = np.searchsorted(lengths_I, slots, side="right")
+    # What is left over in the longest prompts' own bucket stays with them.
+    cuts = [end // together * together for end in ends if end < len(lengths_I)]
+    return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
 
 
 def deal(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:

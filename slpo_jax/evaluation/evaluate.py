@@ -36,7 +36,7 @@ class Completions:
 
 
 class Evaluator:
-    """Jitted rollouts over whole problem sets; one compiled program a bucket and mode.
+    """Jitted rollouts over whole problem sets; one compiled program a shape of `rollout_batches` and mode.
 
     Args:
         config: slots, ids, dropout rate and sites of the sampled rollouts; stopping is "threshold" or "length".
@@ -62,16 +62,16 @@ class Evaluator:
         self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
 
     def _program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
-        """(params, prompts, index_N, sample_N, key, rule_N) -> (tokens, lengths, latents or None)."""
+        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> (tokens, lengths, latents or None)."""
         mode = (noisy, stopping, keep_latents)
         if mode in self._programs:
             return self._programs[mode]
         rate = self.config.dropout_rate if noisy else 0.0
         config = dataclasses.replace(self.config, dropout_rate=rate, stopping=stopping)
 
-        def local(params, prompts, index_N, sample_N, key, rule_N):
+        def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             keys_N = noise.row_keys(key, index_N, sample_N)
-            out = rollout(self.reasoner, self.gate, params, prompts, keys_N, config, rule_N)
+            out = rollout(self.reasoner, self.gate, params, prompts, keys_N, config, rule_N, real_N)
             return out.tokens, out.lengths, out.latents.astype(jnp.float32) if keep_latents else None
 
         rows, everywhere = PartitionSpec("data"), PartitionSpec()
@@ -79,7 +79,7 @@ class Evaluator:
             jax.shard_map(
                 local,
                 mesh=self.mesh,
-                in_specs=(everywhere, rows, rows, rows, everywhere, rows),
+                in_specs=(everywhere, rows, rows, rows, rows, everywhere, rows),
                 out_specs=rows,
                 check_vma=False,
             )
@@ -122,7 +122,7 @@ class Evaluator:
         bar = tqdm(total=count * samples, desc=label, unit="rollout", leave=False, mininterval=1)
         for batch in self.batches(problems, count, samples):
             rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
-            rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N), sharding)
+            rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), sharding)
             out = program(params, *rows, key, jax.device_put(rule_N, sharding))
             places = batch.index_N.astype(np.int64) * samples + batch.sample_N
             results.append((places[batch.real_N], batch.real_N, out))

@@ -41,8 +41,8 @@ class Context:
         noise, context = self.dropout, dataclasses.replace(self, mask_BLS=self.mask_BLS[:, -last:], last=last)
         if noise is None:
             return context
-        if self.packing is None:
-            chex.assert_axis_dimension(noise.active_BL, 1, self.mask_BLS.shape[1])
+        positions = self.mask_BLS.shape[1] if self.packing is None else self.packing.source_BS.shape[1]
+        chex.assert_axis_dimension(noise.active_BL, 1, positions)
         return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, noise))
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ class Backbone(nn.Module):
                 beyond the last block's keys and values. Noise has to cover all positions.
             packing: without a cache: B sequences of L slots laid end to end in one row of S places. Inputs, positions
                 and noise are then those of the places, [1, S]; `valid_BL` and all that is returned are the slots'.
-                Only attention works on slots. With `last` alone.
+                Only attention works on slots. Needs `last`; without a prefix and owners.
         Returns:
             hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.
         """
@@ -199,7 +199,7 @@ class Backbone(nn.Module):
         owner_BL=None, last=0, packing=None,
     ):  # fmt: skip
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
-        assert packing is None or (last and cache is None and owner_BL is None)
+        assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
         c = self.config
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
         if "embedding" in c.dropout_sites:

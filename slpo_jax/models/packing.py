@@ -65,7 +65,7 @@ def most_used(used_NX: jax.Array, group: int) -> jax.Array:
 
 
 def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array) -> jax.Array:
-    """[B, I, ..] -> [B, O, ..]; `back_BI` is where what is used of x went."""
+    """[B, I, ..] -> [B, O, ..]; `back_BI` is where what is used of x went; the rest has no gradient."""
     if not jnp.issubdtype(x_BI.dtype, jnp.floating):
         return _rows_take(x_BI, from_BO)
 

@@ -172,8 +172,9 @@ def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: Rollo
 
 
 def think(
-    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, stop_rule=None, differentiable=False
-) -> tuple[_Thought, KVCache]:
+    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, stop_rule=None, differentiable=False,
+    real_N=None,
+) -> tuple[_Thought, KVCache]:  # fmt: skip
     """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `rollout`."""
     h_ND, prefix = encode_for_rollouts(reasoner, params["reasoner"], prompts, keys_N, config)
     rows = h_ND.shape[0]
@@ -184,7 +185,7 @@ def think(
         cache=reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
         latents_NTD=jnp.zeros((rows, config.max_latents, reasoner.width), h_ND.dtype),
         lengths_N=jnp.zeros(rows, jnp.int32),
-        active_N=jnp.full(rows, config.max_latents > 0),
+        active_N=jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0),
     )
 
     def step(thought):
@@ -199,13 +200,16 @@ def think(
     return thought, prefix
 
 
-def decode_answers(reasoner, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, config):
+def decode_answers(
+    reasoner, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, config, real_N=None
+):
     """Generate answers after the end marker.
 
     Args:
         prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
+        real_N: bool, rows that speak at all; None is all.
     Returns:
         int32 [N, A]: tokens up to and including eos, then pad.
     """
@@ -238,7 +242,7 @@ def decode_answers(reasoner, params, prefix: KVCache, cache: KVCache, first_slot
     start = (
         jnp.int32(0),
         jnp.full(rows, config.end_id, jnp.int32),
-        jnp.zeros(rows, bool),
+        jnp.zeros(rows, bool) if real_N is None else ~real_N,
         jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
         cache,
     )
@@ -253,6 +257,7 @@ def rollout(
     keys_N: jax.Array,
     config: RolloutConfig,
     stop_rule: jax.Array | float | None = None,
+    real_N: jax.Array | None = None,
 ) -> Trajectories:
     """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
 
@@ -261,13 +266,15 @@ def rollout(
         prompts: B prompts; with dropout off a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
         stop_rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
+        real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
+            them. None: all are real.
     Returns:
         `Trajectories` of N rows.
     """
-    thought, prefix = think(reasoner, gate, params, prompts, keys_N, config, stop_rule)
+    thought, prefix = think(reasoner, gate, params, prompts, keys_N, config, stop_rule, real_N=real_N)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(
-        reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config
+        reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config, real_N
     )
     return Trajectories(thought.latents_NTD, thought.lengths_N, tokens_NA)
 

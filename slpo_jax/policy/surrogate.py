@@ -135,8 +135,8 @@ def score_pass(
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     later_NTD = thoughts.unpacked(reasoner.transition(params, hidden_BSD[:, : room.latents]))[:, :-1]
     z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
-    logits_BSV = reasoner.logits(params, hidden_BSD[:, room.latents :])
-    log_probs_NA = answers.unpacked(token_log_probs(logits_BSV, answers.packed(trajectories.tokens)))
+    tokens_BS = answers.packed(trajectories.tokens)
+    log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params, hidden_BSD[:, room.latents :], tokens_BS))
     spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
     return PassScores(z_NTD, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
@@ -172,6 +172,11 @@ def _side_by_side(
             ),
         },
     )
+
+
+def answer_log_probs(reasoner: Reasoner, params, hidden_BLD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+    """float32 [B, L]: log-probabilities of the given tokens after these hidden states."""
+    return token_log_probs(reasoner.logits(params, hidden_BLD), tokens_BL)
 
 
 def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,14 +64,16 @@ class EncodedProblems:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def usual_tokens(self, rows: int) -> int:
-        """What the prompts of so many random problems seldom exceed together: the mean and three deviations, of 8."""
-        sum_, deviation = rows * self._lengths.mean(), np.sqrt(rows) * self._lengths.std()
-        return -(-int(sum_ + 3 * deviation) // 8) * 8
+    def most_tokens(self, seed: int, steps: int, batch_size: int, parts: int) -> int:
+        """The largest number of tokens that the prompts of a part of a batch have in a run's steps.
 
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.array([len(prompt) for prompt in self.prompts])
+        Args:
+          seed, batch_size: of `batch_indices`.
+          parts: of equal size, that each batch is cut into.
+        """
+        lengths = np.array([len(prompt) for prompt in self.prompts])
+        indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
+        return int(lengths[indices].reshape(steps * parts, -1).sum(axis=1).max())
 
     def suffix(self, index: int, first_step: int | None = 0) -> Ids:
         """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone."""
@@ -180,20 +182,19 @@ def pad_prompts(
     return PromptBatch(tokens, valid, np.asarray(index, dtype=np.int32))
 
 
-def end_to_end(lengths_HB: np.ndarray, slots: int, usual: int = 0) -> int:
+def end_to_end(most: int, rows: int, slots: int) -> int:
     """How many places a row has in which the prompts of a batch lie end to end (`Prompts.places`).
 
     Args:
-      lengths_HB: tokens of the prompts of H batches of B, each encoded at once, on one device.
+      most: tokens of the prompts of any batch that is encoded at once, on one device.
+      rows: B, its prompts.
       slots: P, what the prompts are padded to otherwise.
-      usual: the only number that a program is to be compiled for; 0 is what these batches need, in multiples of 4 B.
 
     Returns:
-      Enough for every batch; 0, for no such row, if the usual number isn't or if it saves too little.
+      `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too little.
     """
-    rows, most = lengths_HB.shape[1], int(lengths_HB.sum(axis=1).max())
-    places = usual or -(-most // (4 * rows)) * 4 * rows
-    return places if most <= places <= 0.9 * rows * slots else 0
+    places = -(-most // (4 * rows)) * 4 * rows
+    return places if places <= 0.85 * rows * slots else 0
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:
