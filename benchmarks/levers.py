@@ -37,9 +37,9 @@ from slpo_jax.training.state import shard_rows
 DEFINITIONS = """
 without, with: median (least-most) seconds of the program at K, G = 4, 8; gain: median without over median with
 rollout: sampling and verification; gradient: value and gradient of the loss on the same trajectories
-prompts are padded but where they lie end to end; left out: not in the project, as it does not gain here
+prompts are padded, but in the levers that lay them end to end
 temp: scratch memory of the program; difference: of the two losses, relative; - where the noise differs or is not asked
-on: the default; selectable: a config value, off by default
+on: the default; selectable: a config value, off by default; left out: not in the project
 """.strip().splitlines()
 
 Parts = slpo.Slpo

@@ -23,7 +23,7 @@ def test_used_slots_come_first_in_their_order():
     assert packing.source_BS[:, :2].tolist() == [[0, 1], [0, 3]]
     assert packing.source_BS[1].tolist() == [0, 3, 4, 5]
     assert packing.used_BS.tolist() == [[True, True, False, False], [True] * 4]
-    assert packing.rollout_BS[1].tolist() == [0, 1, 1, 1]
+    assert packing.owner_BS[1].tolist() == [0, 1, 1, 1]
     assert int(most_used(jnp.asarray(USED), 2)) == 4
 
 

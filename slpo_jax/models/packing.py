@@ -30,7 +30,7 @@ class Packing:
     slots: int = struct.field(pytree_node=False)
 
     @property
-    def rollout_BS(self) -> jax.Array:
+    def owner_BS(self) -> jax.Array:
         """Which of its row's sequences a place belongs to."""
         return self.source_BS // self.slots
 

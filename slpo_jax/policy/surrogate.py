@@ -165,7 +165,7 @@ def _side_by_side(
             "inputs_BLD": laid_out(jax.lax.stop_gradient(trajectories.latents), reasoner.embed(params, fed_tokens_NA)),
             "positions_BL": laid_out(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
             "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
-            "owner_BL": jnp.concatenate([thoughts.rollout_BS, answers.rollout_BS], axis=1),
+            "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
             "dropout": noise.followed_by(
                 jax.tree.map(thoughts.packed, noise.latent_dropout(keys_N, steps_T, noisy_NT, rate)),
                 jax.tree.map(answers.packed, noise.answer_dropout(keys_N, slots_A, rate, where)),
