@@ -23,7 +23,7 @@ from slpo_jax.training.state import make_train_step
 AXES = {
     "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt tokens": (36, 72, 144), "prompts": (1, 2, 4)},
     "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt tokens": (24, 32, 48),
-                   "prompts": (4, 16, 64)},
+                   "prompts": (8, 32, 128)},
 }  # fmt: skip
 FLAGS = {name.replace(" ", "_").lower(): name for name in AXES["gpt2"]}
 DEFINITIONS = """
@@ -34,6 +34,12 @@ scoring's largest room, whichever is used
 relative: to the row of the axis that is the shapes' own
 prompts are random, as long as their slots but for 4 tokens at most; half of T is thought on average
 """.strip().splitlines()
+
+
+def base_sizes(shapes: Shapes, config) -> dict[str, int]:
+    """The shapes' own value on every axis."""
+    return {"K": BASE[0], "G": BASE[1], "T": config.max_latents, "prompt tokens": config.prompt_slots[0],
+            "prompts": shapes.prompts}  # fmt: skip
 
 
 def measure(shapes: Shapes, sizes: dict[str, int], runs: int) -> dict[str, Any]:
@@ -56,8 +62,7 @@ def measure(shapes: Shapes, sizes: dict[str, int], runs: int) -> dict[str, Any]:
 
 def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
-    base = {"K": BASE[0], "G": BASE[1], "T": config.max_latents, "prompt tokens": config.prompt_slots[0],
-            "prompts": shapes.prompts}  # fmt: skip
+    base = base_sizes(shapes, config)
     points = [(axis, value) for axis in map(FLAGS.get, flags.axes) for value in AXES[flags.shapes][axis]]
     found: dict[tuple[int, ...], Any] = {}
     rows = []

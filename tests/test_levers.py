@@ -16,7 +16,7 @@ from tiny import REASONER, random_params
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
 from benchmarks import growth, levers
-from benchmarks.workload import load_config
+from benchmarks.workload import SHAPES, load_config
 from slpo_jax.models.attention import attend
 from slpo_jax.policy import surrogate
 
@@ -100,6 +100,12 @@ def test_every_levers_default_is_what_training_has(cpu_devices, tmp_path):
             assert (lever.having, lever.patch_having) == (untouched.having, untouched.patch_having)
         else:
             assert (lever.having, lever.patch_having) != (untouched.having, untouched.patch_having)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_every_axis_of_growth_has_the_shapes_own_value(name):
+    for axis, value in growth.base_sizes(SHAPES[name], load_config(SHAPES[name])).items():
+        assert value in growth.AXES[name][axis]
 
 
 def test_growth(cpu_devices, monkeypatch):
