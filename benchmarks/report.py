@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from slpo_jax.evaluation.records import write_text
 
 def machine() -> dict[str, Any]:
     """What the figures hold for."""
+    used = sys.modules.get("torch")
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -33,17 +33,10 @@ def machine() -> dict[str, Any]:
         "usable_cores": usable,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        **_torch(),
+        **({"torch": version("torch"), "torch_threads": used.get_num_threads()} if used else {}),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _torch() -> dict[str, Any]:
-    """Torch's version and, where it is used, its threads."""
-    used = sys.modules.get("torch")
-    threads = {} if used is None else {"torch_threads": used.get_num_threads()}
-    return {"torch": version("torch"), **threads} if find_spec("torch") else {}
 
 
 def listed(facts: dict[str, Any]) -> str:

@@ -149,7 +149,8 @@ def markdown(result: dict[str, Any]) -> str:
         ]
         timings.append([row["implementation"], *pair, cells[0], relative, *cells[1:], share, ratio, *rates])
         if ours:
-            compiles.append([*pair, *(f"{row['compile_seconds'].get(name, 0):.1f}" for name in PROGRAMS)])
+            seconds = row["compile_seconds"]
+            compiles.append([*pair, *(f"{seconds[name]:.1f}" if name in seconds else "" for name in PROGRAMS)])
     found = result["rows"][0]
     lengths = {
         name: round(found[name]["median"], 2) for name in ("mean_latents", "longest_latents", "mean_answer_tokens")
@@ -168,7 +169,10 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _pair(text: str) -> tuple[int, int]:
-    passes, group = map(int, text.split(","))
+    try:
+        passes, group = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers; give K,G, e.g. 4,8") from None
     return passes, group
 
 
@@ -181,12 +185,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("slpo_step", "Time of an SLPO step.", SHAPES)
     parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
     parser.add_argument("--steps", type=int, default=8, help="measured steps; default: 8")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2; the first is slow")
     parser.add_argument("--only", type=_pair, nargs="+", metavar="K,G", default=list(CONFIGURATIONS),
                         help="configurations; default: the paper's four")  # fmt: skip
     parser.add_argument("--torch", choices=("fastest", "eager", "prompt by prompt", "compiled", "none"),
                         default="fastest", help="variant of the PyTorch reference; default: the fastest")  # fmt: skip
-    parser.add_argument("--micro_batches", type=int, default=1, help="of slpo_jax's step; above 1 no parts are timed")
+    parser.add_argument(
+        "--micro_batches", type=int, default=1, help="of slpo_jax's step; above 1 only rollout and step are timed"
+    )
     parser.add_argument("--torch_micro_batches", type=int, default=1, help="of torch's step")
     flags = parser.parse_args(argv)
     if flags.prompts is None:
@@ -197,10 +203,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return flags
 
 
+def check_parts(flags: argparse.Namespace, devices: int) -> None:
+    """Raises a UserError if the prompts can't be cut into the micro-batches that were asked for."""
+    parts = {"micro_batches": devices * flags.micro_batches, "torch_micro_batches": flags.torch_micro_batches}
+    for name, count in parts.items():
+        if flags.prompts % count:
+            raise UserError(f"--{name}: {flags.prompts} prompts don't make {count} equal parts; give another number")
+
+
 def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, flags.prompts, Path(workdir))
+        check_parts(flags, work.mesh.size)
         rows, tried = measure(work, flags)
     add_relative(rows)
     definitions = [*DEFINITIONS, *([PAPER] if flags.shapes == "gpt2" else [])]

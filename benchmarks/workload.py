@@ -108,7 +108,7 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     experiment = build_ending(shapes, config, workdir)
     mesh, template = experiment.mesh, experiment.template
     if prompts % mesh.size:
-        raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one, or fewer devices")
+        raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one")
     real = make_slpo(experiment)
     parts = dataclasses.replace(
         real,

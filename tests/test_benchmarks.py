@@ -180,6 +180,20 @@ def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
+        (["--micro_batches", "3"], "--micro_batches: 4 prompts don't make 6 equal parts"),
+        (["--torch_micro_batches", "3"], "--torch_micro_batches: 4 prompts don't make 3 equal parts"),
+    ],
+)
+def test_prompts_must_make_micro_batches(flags, fault):
+    slpo_step.check_parts(slpo_step.parse(["--prompts", "4"]), 2)
+    with pytest.raises(UserError, match=fault):
+        slpo_step.check_parts(slpo_step.parse(["--prompts", "4", *flags]), 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--only", "4"], "give K,G, e.g. 4,8"),
         (["--shapes", "llama"], "--shapes"),
         (["--steps", "0"], "--steps: 0"),
         (["--warmup", "-1"], "--warmup: -1"),

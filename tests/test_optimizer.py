@@ -262,7 +262,7 @@ def test_the_papers_warmup_counts_optimizer_steps():
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"warmup_steps": 2.5}, "warmup_steps"),
         ({"schedule": "linear"}, "total_steps"),
-        ({"schedule": "linear", "total_steps": 4}, "total_steps"),
+        ({"schedule": "linear", "warmup_steps": 4, "total_steps": 4}, "warmup_steps"),
         ({"schedule": "cosine"}, "total_steps"),
         ({"final_fraction": 1.5}, "final_fraction"),
         ({"clip_norm": 0}, "clip_norm"),

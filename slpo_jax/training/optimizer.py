@@ -62,8 +62,10 @@ class OptimizerConfig:
         check(_is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "give a number above 0")
         check(_is_count(self.warmup_steps), "warmup_steps", "give a whole number of steps, 0 or more")
         if self.schedule != "constant":
-            remedy = f"a {self.schedule} schedule needs more steps than its {self.warmup_steps} of warm-up"
-            check(_is_count(self.total_steps) and self.total_steps > self.warmup_steps, "total_steps", remedy)
+            total = self.total_steps
+            check(_is_count(total), "total_steps", f"a {self.schedule} schedule needs the number of all steps")
+            remedy = f"the stage has {total} steps in all: lower it, or give the stage more"
+            check(total is not None and total > self.warmup_steps, "warmup_steps", remedy)
         fraction = self.final_fraction
         check(_is_number(fraction) and 0 <= fraction <= 1, "final_fraction", "give a number from 0 to 1")
         clip = self.clip_norm
