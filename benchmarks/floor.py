@@ -20,6 +20,7 @@ from benchmarks.report import Parser, check_flags, listed, machine, markdown_tab
 from benchmarks.slpo_step import BASE
 from benchmarks.step_parts import loops_once, measure, parts_table
 from benchmarks.workload import SHAPES, Shapes, make_workload
+from slpo_jax.policy.noise import reaches_prompts
 
 RUNS = 5
 DEFINITIONS = """
@@ -60,7 +61,7 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
         sizes = hand.sizes(model, work.state.params, work.state.opt_state)
         layout = Layout(
             config.prompt_slots[0], config.max_latents, config.max_answer_tokens, group, passes, work.mesh.size,
-            noisy_prompts=config.dropout.rate > 0 and config.dropout.where != "latents", remat=model.remat,
+            noisy_prompts=reaches_prompts(config.dropout.rate, config.dropout.where), remat=model.remat,
             rooms=work.parts.config.rooms, prompt_places=work.batch(0).prompts.places,
         )  # fmt: skip
         found = measure(work, candidate, runs)

@@ -145,6 +145,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_places_as_its_steps_need(par
     batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
     assert {batch.places for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
     assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.places == 0  # nothing to gain
     assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.places == 0

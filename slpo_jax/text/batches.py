@@ -65,7 +65,7 @@ class EncodedProblems:
         return len(self.problems)
 
     def most_tokens(self, seed: int, steps: int, batch_size: int, parts: int) -> int:
-        """The largest number of tokens that the prompts of a part of a batch have in a run's steps.
+        """The largest number of tokens that the prompts of a part of a batch have in a run's steps; 0 without steps.
 
         Args:
           seed, batch_size: of `batch_indices`.
@@ -73,7 +73,7 @@ class EncodedProblems:
         """
         lengths = np.array([len(prompt) for prompt in self.prompts])
         indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
-        return int(lengths[indices].reshape(steps * parts, -1).sum(axis=1).max())
+        return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
 
     def suffix(self, index: int, first_step: int | None = 0) -> Ids:
         """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone."""
