@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks.candidates import witness_of
 from benchmarks.counts import rollout_flops
+from benchmarks.profile_parts import profile_call
 from benchmarks.rates import chip_count, matmul_rate
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
 from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
@@ -243,19 +244,22 @@ def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[st
         config.evaluate.batch_size = flags.batch_size
     with tempfile.TemporaryDirectory() as workdir:
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
-        measured = measure(make_runs(work, flags.torch), flags.rounds)
+        runs = make_runs(work, flags.torch)
+        measured = measure(runs, flags.rounds)
+        found = profile_call(work.experiment.evaluator, "_program", lambda: runs[OURS](0))
     rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
     floor = measure_floor(work, measured[OURS][1])
     for row in rows:
         row["over_floor"] = row["seconds"]["median"] / floor["seconds"]
     return {"shapes": flags.shapes, "rounds": flags.rounds, "machine": machine(), "work": facts_of(work),
-            "definitions": DEFINITIONS, "rows": rows, "floor": floor}  # fmt: skip
+            "definitions": DEFINITIONS, "rows": rows, "floor": floor, "profile": found}  # fmt: skip
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
     head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Over floor", "Compile (s)", "Latents", "Answer tokens")
-    floor = result["floor"]
+    floor, found = result["floor"], result["profile"]
+    shares = {kind: f"{spent / found['seconds']:.1%}" for kind, spent in found["kinds"].items()}
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
          spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
@@ -268,6 +272,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"- machine: {listed(result['machine'])}",
         f"- work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
         f"- floor: {floor['seconds']:.3g} s: {floor['flops'] / 1e9:.3g} GFLOP, {floor['flop_rate'] / 1e9:.0f} GFLOP/s",
+        f"- profile of slpo_jax's last batch, {found['seconds']:.3g} s: {listed(shares) or found['note']}",
         *(f"- {line}" for line in result["definitions"]),
         "", *markdown_table(head, lines),
     ])  # fmt: skip

@@ -7,9 +7,10 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -242,6 +243,21 @@ def profile(program, inputs: Sequence[tuple], heaviest: int = 10) -> dict[str, A
     ops = read_hlo(program.as_text())
     events, seconds = trace(program, inputs)
     return summary(events, seconds, len(inputs), ops, heaviest)
+
+
+def profile_call(owner: Any, maker: str, run: Callable[[], Any]) -> dict[str, Any]:
+    """`profile` of the last call, while `run` runs, of a jitted program that `owner.maker(..)` returns."""
+    calls: list[tuple[Any, tuple]] = []
+    make = getattr(owner, maker)
+
+    def recording(*mode):
+        program = make(*mode)
+        return lambda *args: (calls.append((program, args)), program(*args))[1]
+
+    with mock.patch.object(owner, maker, recording):
+        run()
+    program, args = calls[-1]
+    return profile(program.lower(*args).compile(), [args])
 
 
 def summary(events, seconds: float, runs: int, ops: dict[str, Op], heaviest: int) -> dict[str, Any]:
