@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 
@@ -48,12 +50,26 @@ _default("JAX_PLATFORMS", "cpu")
 _default("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
 _default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
+# The same examples in every run, however slow the machine.
+hypothesis.settings.register_profile("slpo_jax", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("slpo_jax")
+
 import jax  # noqa: E402 - after the variables that it reads on import
 
 CPU_DEVICES = 4
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     # In this process alone: programs that the tests start see one device, unless a test asks for more.
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def torch_seed() -> None:
+    """The same global random numbers of torch in every order of the tests and share of a worker.
+
+    torch's first import is left to the tests that need it; its generator begins at a fixed seed of its own.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from slpo_jax.models.gate import first_stop_log_probs, stop_set_loss, stopping_g
 
 STEPS, WIDTH = 6, 8
 logits_lists = hypothesis.extra.numpy.arrays(np.float32, STEPS, elements=st.floats(-20, 20, width=32))
-few = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+few = hypothesis.settings(max_examples=60)
 law = compiled(first_stop_log_probs, static=("forced",))
 loss_and_gradient = compiled(jax.value_and_grad(stop_set_loss), static=("forced",))
 

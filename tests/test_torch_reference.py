@@ -181,7 +181,8 @@ def check_factors(factors, noisy_NL):
     if noisy_NL.any():
         assert set(np.unique(factors[noisy_NL])) == {0, 2}
         assert abs(factors[noisy_NL].mean() - 1) < 5 / factors[noisy_NL].size ** 0.5
-        assert len(np.unique(factors[noisy_NL], axis=0)) == noisy_NL.sum()
+        # Of 16 features' noise one pair of positions in 2**16 is alike by chance; shared noise would halve the number.
+        assert len(np.unique(factors[noisy_NL], axis=0)) > 0.9 * noisy_NL.sum()
 
 
 def test_scoring_noise_ends_before_the_last_latent(trajectories):
@@ -251,7 +252,6 @@ def test_answers_end_where_the_workload_ends_them():
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
 def test_step_learns(optimizer):
     """Rewarded trajectories become likelier, and the parts of the step take all of its time."""
-    torch.manual_seed(0)
     made = witness(ROLLOUT, optimizer=optimizer)
     before = [parameter.detach().clone() for parameter in made.parameters]
     seen = []
