@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec
 from benchmarks.workload import TRAINED, Workload
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts
-from slpo_jax.policy.surrogate import answer_mask
+from slpo_jax.policy.rollout import Prompts, Trajectories
+from slpo_jax.policy.surrogate import answer_mask, full_room, smallest_room
 from slpo_jax.training import slpo
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import AXIS, make_train_step, replicate
@@ -28,6 +28,7 @@ class Ours:
         compile_seconds: by name in `PROGRAMS`.
         temp_bytes: of the whole step's program, beside its arguments and results.
         lengths: tau of the last measured step's rollouts.
+        parts: of the step.
     """
 
     implementation = "slpo_jax"
@@ -42,7 +43,7 @@ class Ours:
             micro_batches: of the whole step; above 1 the parts, which would not fit in memory, are left out.
         """
         self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
-        parts = with_sizes(work.parts, passes, group)
+        self.parts = parts = with_sizes(work.parts, passes, group)
         step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo", micro_batches)
         params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
         rollout, surrogate, gradient = part_programs(parts, work.mesh)
@@ -81,7 +82,18 @@ class Ours:
             "mean_latents": float(self.lengths.mean()),
             "longest_latents": float(self.lengths.max()),
             "mean_answer_tokens": float(answers.mean()),
+            "scored_share": room_share(self.parts, sampled[0]),
         }
+
+
+def room_share(parts: slpo.Slpo, trajectories: Trajectories) -> float:
+    """Places of the smallest of scoring's rooms that these trajectories fit in, over those of all their slots."""
+    rooms = slpo.scoring_rooms(parts)
+    number = int(smallest_room(rooms, trajectories, parts.config.group, parts.rollout_config.eos_id))
+    places = [
+        room.latents + room.answers for room in (rooms[number], full_room(parts.config.group, parts.rollout_config))
+    ]
+    return places[0] / places[1]
 
 
 def with_sizes(parts: slpo.Slpo, passes: int, group: int) -> slpo.Slpo:

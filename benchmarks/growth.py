@@ -14,7 +14,17 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.candidates import compiled, timed, with_sizes
-from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    markdown_table,
+    page_faults,
+    run_command,
+    spread,
+    summary,
+)
 from benchmarks.slpo_step import BASE
 from benchmarks.workload import SHAPES, TRAINED, Shapes, load_config, make_workload
 from slpo_jax.training import slpo
@@ -32,6 +42,7 @@ and the shapes' own T, prompt length and batch
 temp: scratch memory of the step's program on one device, beside parameters, optimizer state and gradients; it has \
 scoring's largest room, whichever is used
 relative: to the row of the axis that is the shapes' own
+page faults: of the process in a step, median; each has the system clear a page that was handed back to it
 prompts are random, as long as their slots but for 4 tokens at most; half of T is thought on average
 """.strip().splitlines()
 
@@ -43,7 +54,7 @@ def base_sizes(shapes: Shapes, config) -> dict[str, int]:
 
 
 def measure(shapes: Shapes, sizes: dict[str, int], runs: int) -> dict[str, Any]:
-    """Seconds and scratch memory of one point."""
+    """Seconds, page faults and scratch memory of one point."""
     longest = sizes["prompt tokens"]
     changes = shapes.changes | {"max_latents": sizes["T"], "prompt_slots": (longest,)}
     point = dataclasses.replace(shapes, changes=changes, prompt_tokens=(longest - 4, longest))
@@ -53,11 +64,14 @@ def measure(shapes: Shapes, sizes: dict[str, int], runs: int) -> dict[str, Any]:
         step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo")
         program, _ = compiled(step, work.state, work.batch(0))
         seconds: dict[str, float] = {}
-        spent = []
+        spent, faults = [], []
         for number in range(1 + runs):
-            work.state, _ = timed(seconds, "step", program, work.state, work.batch(number))
+            batch, before = work.batch(number), page_faults()
+            work.state, _ = timed(seconds, "step", program, work.state, batch)
             spent.append(seconds["step"])
-    return {"seconds": summary(spent[1:]), "temp_bytes": program.memory_analysis().temp_size_in_bytes}
+            faults.append(page_faults() - before)
+    return {"seconds": summary(spent[1:]), "page_faults": summary(faults[1:]),
+            "temp_bytes": program.memory_analysis().temp_size_in_bytes}  # fmt: skip
 
 
 def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
@@ -81,10 +95,10 @@ def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, An
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    head = ("Axis", "Value", "Step (s)", "Relative", "Temp (MB)", "Relative")
+    head = ("Axis", "Value", "Step (s)", "Relative", "Temp (MB)", "Relative", "Page faults")
     lines = [
         [row["axis"], str(row["value"]), spread(row["seconds"]), f"{row['relative']:.2f}x",
-         f"{row['temp_bytes'] / 1e6:.0f}", f"{row['relative_temp']:.2f}x"]
+         f"{row['temp_bytes'] / 1e6:.0f}", f"{row['relative_temp']:.2f}x", f"{row['page_faults']['median']:.0f}"]
         for row in result["rows"]
     ]  # fmt: skip
     return "\n".join([

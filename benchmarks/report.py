@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
@@ -37,6 +38,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def page_faults() -> int:
+    """Minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def listed(facts: dict[str, Any]) -> str:
@@ -91,6 +97,12 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
         raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
 
 
+def prepare(config: Any) -> None:
+    """jax as training sets it up, but without a cache of programs, whose compilation is timed."""
+    set_up_jax(config.cpu_devices)
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
 def run_command(
     argv: list[str] | None,
     parse: Callable[[list[str] | None], argparse.Namespace],
@@ -98,7 +110,7 @@ def run_command(
     benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]],
     markdown: Callable[[dict[str, Any]], str],
 ) -> None:
-    """A benchmark's command: one line and status 2 for what the user can mend. No program is taken from a cache.
+    """A benchmark's command: one line and status 2 for what the user can mend.
 
     Args:
         parse: command line -> flags, `shapes` and `json` among them.
@@ -110,8 +122,7 @@ def run_command(
         flags = parse(argv)
         chosen = shapes[flags.shapes]
         config = load_config(chosen)
-        set_up_jax(config.cpu_devices)
-        jax.config.update("jax_enable_compilation_cache", False)
+        prepare(config)
         result = benchmark(chosen, config, flags)
         if flags.json:
             write_text(flags.json, json.dumps(result, indent=1) + "\n")

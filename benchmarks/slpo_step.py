@@ -34,6 +34,8 @@ the same lengths; nothing shared between a prompt's trajectories, sequences trim
 the fastest in one step at K, G = 4, 8
 ratio: torch's step over slpo_jax's, median (least-most) over the steps
 rel.: median step over that of K, G = 4, 8 of the same implementation; sur./step: median surrogate over median step
+scored: the trajectories' latent and answer slots that the scoring passes had room for, over all of them; the smallest \
+of `slpo.rooms` that holds every prompt's, on the device with most
 traj./s: prompts x G over the step's seconds
 tokens/s: (generated + scored) over the step's seconds; generated: latents and answer tokens of the rollouts, scored: \
 K x generated; prompt tokens and unused slots are not counted
@@ -147,7 +149,8 @@ def markdown(result: dict[str, Any]) -> str:
         rates = [
             f"{row[name]['median']:.3g}" if ours else "" for name in ("trajectories_per_second", "tokens_per_second")
         ]
-        timings.append([row["implementation"], *pair, cells[0], relative, *cells[1:], share, ratio, *rates])
+        scored = spread(row["scored_share"], digits=2) if ours else ""
+        timings.append([row["implementation"], *pair, cells[0], relative, *cells[1:], share, ratio, scored, *rates])
         if ours:
             seconds = row["compile_seconds"]
             compiles.append([*pair, *(f"{seconds[name]:.1f}" if name in seconds else "" for name in PROGRAMS)])
@@ -163,7 +166,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"- rollouts at K, G = {found['passes']}, {found['group']} (medians over steps): {listed(lengths)}",
         *([f"- torch variants, seconds of one step; the fastest was kept: {listed(tried)}"] if tried else []),
         *(f"- {line}" for line in result["definitions"]),
-        "", *markdown_table([*head, "Traj./s", "Tokens/s"], timings),
+        "", *markdown_table([*head, "Scored", "Traj./s", "Tokens/s"], timings),
         "", *markdown_table(["K", "G", *(f"Compile {name} (s)" for name in PROGRAMS)], compiles),
     ])  # fmt: skip
 

@@ -79,10 +79,11 @@ def set_up_jax(cpu_devices: int = 1) -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what a program's buffers occupied, for the next step's.
 
-    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew.
-    Elsewhere than on Linux with glibc this does nothing.
+    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew. The
+    heaps of threads hold no block above 64 MB all the same: see `benchmarks/freed_memory.py` for what one heap for all
+    gains and costs. Elsewhere than on Linux with glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        for option, size in ((_M_TRIM_THRESHOLD, 2**31 - 1), (_M_MMAP_THRESHOLD, 2**30)):
-            libc.mallopt(option, size)
+        for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_THRESHOLD, 2**30)):  # -1: never
+            libc.mallopt(option, value)

@@ -19,6 +19,7 @@ from benchmarks.workload import SHAPES, Shapes, half_way_bias, load_config, make
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import build
 from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.training.state import replicate
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
@@ -97,11 +98,21 @@ def test_figures_add_up(ours):
         tokens = trajectories * (np.array(row["mean_latents"]["values"]) + ANSWER) * (1 + row["passes"])
         np.testing.assert_allclose(row["tokens_per_second"]["values"], tokens / step)
         assert min(row["compile_seconds"][name] for name in candidates.PROGRAMS) > 0
+        # All 2 x 5 answer slots, and of a prompt's 2 x 4 latent slots 5 (0.625) or 8.
+        assert set(row["scored_share"]["values"]) <= {15 / 18, 1.0}
     # The same keys and weights: K does not change what was rolled out.
     first, second = (row["mean_latents"]["values"] for row in ours)
     assert first == second
     base = ours[1]["step"]["median"]
     assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
+
+
+@pytest.mark.parametrize(("lengths", "places"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
+def test_scored_slots_are_those_of_the_smallest_room(workload, lengths, places):
+    """Of 2 prompts' 2 rollouts; the answers fill their slots."""
+    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int))
+    share = candidates.room_share(candidates.with_sizes(workload.parts, 1, 2), trajectories)
+    np.testing.assert_allclose(share, (places + 10) / 18)
 
 
 def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):

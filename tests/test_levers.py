@@ -119,6 +119,7 @@ def test_growth(cpu_devices, monkeypatch):
     assert (two["relative"], same["seconds"]) == (1.0, two["seconds"])
     assert six["relative_temp"] == six["temp_bytes"] / two["temp_bytes"] > 1.5
     assert "| K | 6 | " in growth.markdown(found)
+    assert all(len(row["page_faults"]["values"]) == 1 for row in found["rows"])
 
 
 @pytest.mark.parametrize(
