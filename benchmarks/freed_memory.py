@@ -21,7 +21,7 @@ from unittest import mock
 
 from tqdm import tqdm
 
-from benchmarks import growth, passk
+from benchmarks import growth, passk, passk_work
 from benchmarks.report import (
     Parser,
     check_flags,
@@ -64,9 +64,9 @@ def step(passes: int, name: str, runs: int) -> dict[str, Any]:
 
 def evaluation(name: str, runs: int) -> dict[str, Any]:
     """Pass@16 of the problems that `benchmarks.passk` has."""
-    shapes = passk.SHAPES[name]
+    shapes = passk_work.SHAPES[name]
     with tempfile.TemporaryDirectory() as workdir:
-        work = passk.make_work(shapes, load_config(shapes), shapes.prompts, 16, Path(workdir))
+        work = passk_work.make_work(shapes, load_config(shapes), shapes.prompts, 16, Path(workdir))
         made = passk.make_runs(work, "none")
         spent, faults = [], []
         for _ in range(1 + runs):

@@ -23,7 +23,7 @@ from benchmarks.candidates import compiled, part_programs, step_key, timed, with
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
 from benchmarks.slpo_step import BASE
 from benchmarks.workload import SHAPES, Shapes, Workload, make_workload, random_prompts
-from slpo_jax.models import backbone, dropout
+from slpo_jax.models import backbone, dropout, packing
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import rollout as rollout_module
@@ -153,6 +153,11 @@ def chunked_log_probs(_reasoner, params, hidden_BLD, tokens_BL, chunks=8):
     return sum(chosen) - jax.nn.logsumexp(jnp.stack(sums), axis=0)
 
 
+def move_by_autodiff(x_BI, from_BO, *_):
+    """`packing._move` with whatever gradient autodiff finds: a scatter."""
+    return packing._rows_take(x_BI, from_BO)
+
+
 def patched(where, name: str, value) -> Callable[[], Any]:
     """A maker of patches."""
     return lambda: mock.patch.object(where, name, value)
@@ -166,6 +171,8 @@ LEVERS = {
     ),
     "end_to_end": Lever("prompts that fill a half of their slots lie end to end", "on", "gradient", end_to_end=True),
     "end_to_end_rollout": Lever("the same in rollouts", "on", "rollout", end_to_end=True),
+    "gather_gradient": Lever("the gradient of packing is a gather, not a scatter", "on", "gradient",
+                             patch_without=patched(packing, "_move", move_by_autodiff)),
     "last_position": Lever("the last block makes only a prompt's last position", "on", "rollout", whole_prompts),
     "last_position_scored": Lever("the same in scoring", "on", "gradient", whole_prompts),
     "dropout": Lever("a counter-based hash makes dropout's bits, not threefry", "on", "gradient",

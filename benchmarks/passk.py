@@ -12,26 +12,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
 from benchmarks.candidates import witness_of
 from benchmarks.counts import rollout_flops
+from benchmarks.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work, plain_batches
 from benchmarks.profile_parts import profile_call
 from benchmarks.rates import chip_count, matmul_rate
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
-from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
-from benchmarks.workload import SHAPES as STEP_SHAPES
-from slpo_jax.errors import UserError
-from slpo_jax.experiment import Experiment
+from slpo_jax.evaluation import evaluate
 from slpo_jax.policy.noise import reaches_prompts
 from slpo_jax.stages import make_slpo
-from slpo_jax.text.batches import EncodedProblems
 
-OURS = "slpo_jax"
+OURS, PLAIN = "slpo_jax", "slpo_jax, plain batches"
 TORCH = {"torch, file's order": False, "torch, sorted by length": True}  # name -> sorted
+RATIOS = {OURS: "ratio_vs_plain", "torch": "ratio_vs_torch"}  # of other rows, by what comes before a comma
 THRESHOLD = 2.0  # no probability of a stop reaches it
 DEFINITIONS = f"""
 seconds: wall time of one evaluation of all problems, from lists of token ids to arrays of answers on the host, median \
@@ -39,7 +37,9 @@ seconds: wall time of one evaluation of all problems, from lists of token ids to
 slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: benchmarks/torch_reference.py's Witness.passk, \
 eager, one process on the same device with the threads named above, every batch padded to its longest prompt, in the \
 file's order and sorted by length
-ratio: torch's seconds over slpo_jax's of the same round, median (least-most)
+plain batches: slpo_jax with batches in the file's order, padded to the bucket of the longest, instead of problems \
+dealt out by length and encoded end to end
+ratio: seconds over slpo_jax's of the same round, median (least-most)
 floor: FLOPs of all rollouts' real tokens, as `benchmarks.floor` counts them, at the rate of the best square product \
 measured here; over floor: median seconds over that
 compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache
@@ -48,53 +48,6 @@ reaches
 answer tokens: of each rollout, eos included, least-most; eos is forced where a trained reasoner's answer ends, as \
 random weights never say it
 """.strip().splitlines()
-
-
-@dataclasses.dataclass(frozen=True)
-class PasskShapes(Shapes):
-    """What is measured; `prompts` is the default of --problems.
-
-    Attributes:
-        test_set: the problems, a name in config.data.eval; "" for random prompts.
-        prompt_quantiles: (share, tokens) of the random prompts' lengths, the shares from 0 to 1.
-    """
-
-    test_set: str = ""
-    prompt_quantiles: tuple[tuple[float, int], ...] = ()
-
-
-# Of the test set's prompts under GPT-2's tokenizer; their mean is about 59.
-GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
-SHAPES = {
-    "quickstart": PasskShapes(
-        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="same"
-    ),
-    "gpt2": PasskShapes(
-        "coconut_gpt2.py",
-        GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents
-        prompts=16,
-        answer_tokens=STEP_SHAPES["gpt2"].answer_tokens,
-        prompt_quantiles=GSM8K_LENGTHS,
-    ),
-}
-
-
-@dataclasses.dataclass
-class Work:
-    """The same evaluation for every implementation.
-
-    Attributes:
-        experiment: gives the evaluator; answers end at `answer_tokens`.
-        params: {"reasoner": ..., "gate": ...}.
-        samples: k.
-        answer_tokens: of every rollout, eos included.
-    """
-
-    experiment: Experiment
-    params: dict[str, Any]
-    problems: EncodedProblems
-    samples: int
-    answer_tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,32 +68,12 @@ Run = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Dropout seed -> (tokens, latent_steps) of an `Evaluation`."""
 
 
-def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir: Path) -> Work:
-    """Builds the model, its random weights and the problems.
-
-    Args:
-        config: from `load_config`.
-        problems: how many.
-        workdir: where `build` may write.
-    Raises:
-        UserError: the test set has fewer problems.
-    """
-    experiment = build_ending(shapes, config, workdir)
-    if shapes.test_set:
-        found = experiment.test_set(shapes.test_set)
-        if problems > len(found):
-            raise UserError(f"--problems: {problems} is more than the test set's {len(found)}; give at most as many")
-        chosen = found.subset(range(problems))
-    else:
-        chosen = random_problems(problems, shapes.prompt_quantiles, experiment.template, config.seed)
-    return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
-
-
-def make_runs(work: Work, torch: str) -> dict[str, Run]:
+def make_runs(work: Work, torch: str, plain: bool = False) -> dict[str, Run]:
     """What takes turns, by the implementation's name.
 
     Args:
         torch: "eager" or "none".
+        plain: slpo_jax with `plain_batches` too.
     Raises:
         UserError: there is no torch.
     """
@@ -151,8 +84,13 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
         done = evaluator.run(work.params, work.problems, "threshold", THRESHOLD, seed=seed, samples=samples, label=OURS)
         return done.tokens, done.latent_steps
 
+    def in_order(seed):
+        with mock.patch.object(evaluate, "rollout_batches", plain_batches):
+            return ours(seed)
+
+    runs = {OURS: ours} | ({PLAIN: in_order} if plain else {})
     if torch == "none":
-        return {OURS: ours}
+        return runs
     parts = dataclasses.replace(make_slpo(experiment), rollout_config=evaluator.config)
     witness = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
     prompt_rows = [np.array(prompt) for prompt in work.problems.prompts]
@@ -162,7 +100,7 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
         tokens_PKA, latents_PK = witness.passk(prompt_rows, samples, batch_size, THRESHOLD, sort_by_length=is_sorted)
         return tokens_PKA.reshape(-1, tokens_PKA.shape[-1]), latents_PK.reshape(-1)
 
-    return {OURS: ours} | {name: lambda seed, by=is_sorted: theirs(by) for name, is_sorted in TORCH.items()}
+    return runs | {name: lambda seed, by=is_sorted: theirs(by) for name, is_sorted in TORCH.items()}
 
 
 def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
@@ -177,7 +115,7 @@ def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
 
 
 def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int, eos_id: int) -> list[dict[str, Any]]:
-    """Numbers of each implementation, from `measure`; `ratio_vs_torch` stands with torch's."""
+    """Numbers of each implementation, from `measure`; the others' ratio is to ours."""
     rows, ours = [], [each.seconds for each in measured[OURS][1:]]
     for name, (first, *later) in measured.items():
         seconds = [each.seconds for each in later]
@@ -190,10 +128,10 @@ def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int
             "answer_tokens": _ends([answer_lengths(each.tokens, eos_id) for each in later]),
             "first_seconds": first.seconds,
         }
-        if name == OURS:
+        if name in (OURS, PLAIN):
             row["compile_seconds"] = first.seconds - row["seconds"]["median"]
-        else:
-            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
+        if name != OURS:
+            row[RATIOS[name.partition(",")[0]]] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
         rows.append(row)
     return rows
 
@@ -219,32 +157,13 @@ def _ends(arrays: list[np.ndarray]) -> list[int]:
     return [int(np.min(arrays)), int(np.max(arrays))]
 
 
-def facts_of(work: Work) -> dict[str, Any]:
-    """What the work is, for the header."""
-    config, lengths = work.experiment.config, list(map(len, work.problems.prompts))
-    return {
-        "parameters": sum(x.size for x in jax.tree.leaves(work.params)),
-        "activations": config.model.dtype,
-        "problems": len(work.problems),
-        "k": work.samples,
-        "batch_size": config.evaluate.batch_size,
-        "mean_prompt_tokens": round(float(np.mean(lengths)), 1),
-        "largest_prompt_tokens": max(lengths),
-        "latents_T": config.max_latents,
-        "answer_tokens": work.answer_tokens,
-        "answer_slots": work.experiment.evaluator.config.answer_slots,
-        "dropout": [config.dropout.rate, config.dropout.where],
-        "shards": work.experiment.mesh.size,
-    }
-
-
 def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     if flags.batch_size is not None:
         config.evaluate.batch_size = flags.batch_size
     with tempfile.TemporaryDirectory() as workdir:
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
-        runs = make_runs(work, flags.torch)
+        runs = make_runs(work, flags.torch, flags.plain)
         measured = measure(runs, flags.rounds)
         found = profile_call(work.experiment.evaluator, "_program", lambda: runs[OURS](0))
     rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
@@ -262,7 +181,7 @@ def markdown(result: dict[str, Any]) -> str:
     shares = {kind: f"{spent / found['seconds']:.1%}" for kind, spent in found["kinds"].items()}
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
-         spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
+         spread(row["seconds"]), "".join(spread(row[name], 2) for name in RATIOS.values() if name in row),
          f"{row['over_floor']:.2f}x", f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
          *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
         for row in result["rows"]
@@ -289,6 +208,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
     parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
+    parser.add_argument("--plain", action="store_true", help="slpo_jax with batches in the file's order, too")
     parser.add_argument("--torch", choices=("eager", "none"), default="eager", help="default: eager")
     flags = parser.parse_args(argv)
     if flags.problems is None:

@@ -61,6 +61,7 @@ def result(cpu_devices):
         "vocabulary_chunks",
         "end_to_end",
         "end_to_end_rollout",
+        "gather_gradient",
         "last_position",
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +71,7 @@ def result(cpu_devices):
 
 
 def test_levers_change_no_result(result):
-    for name in ("rooms", "library_attention", "vocabulary_chunks", "end_to_end"):
+    for name in ("rooms", "library_attention", "vocabulary_chunks", "end_to_end", "gather_gradient"):
         assert result["rows"][name]["difference"] < 1e-5
     assert result["rows"]["shared_prompts"]["difference"] is None
     assert result["rows"]["shared_prefill"]["tokens_equal"]

@@ -1,5 +1,6 @@
 """The benchmark of Pass@k evaluation at tiny shapes: both implementations do the same work, and its figures add up."""
 
+import dataclasses
 import json
 import sys
 from importlib.util import find_spec
@@ -12,8 +13,9 @@ from flag_errors import check_one_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-from benchmarks import passk
-from benchmarks.passk import GSM8K_LENGTHS, OURS, PasskShapes
+from benchmarks import passk, passk_work
+from benchmarks.passk import OURS, PLAIN
+from benchmarks.passk_work import GSM8K_LENGTHS, PasskShapes
 from benchmarks.workload import load_config, random_problems
 from slpo_jax.errors import UserError
 from slpo_jax.experiment import build
@@ -33,34 +35,50 @@ CHANGES = {
 }
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
 TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
-NAMES = [OURS, "torch, file's order", "torch, sorted by length"]
+NAMES = [OURS, PLAIN, "torch, file's order", "torch, sorted by length"]
 
 
 def make_work(tmp_path, problems=PROBLEMS, **changes):
     shapes = PasskShapes("quickstart.py", CHANGES | changes, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
-    return passk.make_work(shapes, load_config(shapes), problems, SAMPLES, tmp_path)
+    return passk_work.make_work(shapes, load_config(shapes), problems, SAMPLES, tmp_path)
+
+
+def make_speaking_work(tmp_path, rate: float):
+    """Of weights whose answers depend on the prompt."""
+    work, rng = make_work(tmp_path, **{"dropout.rate": rate}), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
+    return dataclasses.replace(work, params=params)
 
 
 @pytest.fixture(scope="module")
 def result():
     torch = "eager" if find_spec("torch") else "none"
-    flags = passk.parse(["--problems", str(PROBLEMS), "--samples", str(SAMPLES), "--rounds", "2", "--torch", torch])
+    flags = passk.parse(
+        ["--problems", str(PROBLEMS), "--samples", str(SAMPLES), "--rounds", "2", "--torch", torch, "--plain"]
+    )
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
 def test_implementations_answer_the_same_prompts(tmp_path):
-    """Without dropout, and with weights whose answers depend on the prompt, all three say the same."""
+    """Without dropout all say the same."""
     pytest.importorskip("torch")
-    work = make_work(tmp_path, **{"dropout.rate": 0.0})
-    rng = np.random.default_rng(0)
-    work.params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
-    found = {name: run(0) for name, run in passk.make_runs(work, "eager").items()}
+    work = make_speaking_work(tmp_path, 0.0)
+    found = {name: run(0) for name, run in passk.make_runs(work, "eager", plain=True).items()}
     assert list(found) == NAMES
     tokens_NA, latents_N = found[OURS]
     assert len(np.unique(tokens_NA[::SAMPLES], axis=0)) == PROBLEMS
     for tokens, latents in found.values():
         np.testing.assert_array_equal(tokens, tokens_NA)
         np.testing.assert_array_equal(latents, latents_N)
+
+
+def test_plain_batches_are_the_same_rollouts_under_the_same_noise(tmp_path):
+    """5 problems of 3 rollouts, 4 at a time: batches that are filled up, and problems in two of them."""
+    work = dataclasses.replace(make_speaking_work(tmp_path, 0.3), samples=3)
+    ours, plain = (run(0) for run in passk.make_runs(work, "none", plain=True).values())
+    assert len(np.unique(ours[0], axis=0)) > PROBLEMS
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
@@ -86,7 +104,11 @@ def test_figures_add_up(result):
         assert row["answer_tokens"] == [ANSWER, ANSWER]
     ours = result["rows"][0]
     assert ours["compile_seconds"] == ours["first_seconds"] - ours["seconds"]["median"]
-    for row in result["rows"][1:]:
+    plain, *others = result["rows"][1:]
+    np.testing.assert_allclose(
+        plain["ratio_vs_plain"]["values"], np.array(plain["seconds"]["values"]) / ours["seconds"]["values"]
+    )
+    for row in others:
         ratio = np.array(row["seconds"]["values"]) / ours["seconds"]["values"]
         np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
         assert row["ratio_vs_torch"]["median"] == np.median(ratio)
@@ -111,7 +133,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result
-    assert [row["implementation"] for row in result["rows"]] == (NAMES if find_spec("torch") else NAMES[:1])
+    assert [row["implementation"] for row in result["rows"]] == (NAMES if find_spec("torch") else NAMES[:2])
     head, table = text.split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 2 + len(result["rows"])
@@ -140,10 +162,10 @@ def test_works_without_torch(tmp_path, monkeypatch):
 def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
     shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="same")
     config = load_config(shapes)
-    work = passk.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
+    work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
     assert work.problems.prompts == build(config, tmp_path / "other").test_set("same").prompts[:7]
     with pytest.raises(UserError, match="--problems: 11 is more than the test set's 10"):
-        passk.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
+        passk_work.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
 
 
 def test_random_prompts_have_the_quantiles_lengths(tmp_path):
@@ -161,7 +183,7 @@ def test_random_prompts_have_the_quantiles_lengths(tmp_path):
 
 @pytest.mark.parametrize(("name", "batch_size"), [("gpt2", 128), ("quickstart", 1024)])
 def test_default_shapes(name, batch_size, tmp_path):
-    shapes, flags = passk.SHAPES[name], passk.parse(["--shapes", name])
+    shapes, flags = passk_work.SHAPES[name], passk.parse(["--shapes", name])
     config = load_config(shapes)
     assert (config.max_latents, config.evaluate.batch_size) == (6, batch_size)
     assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)

@@ -1,0 +1,123 @@
+"""The work that the benchmark of Pass@k evaluation times: shapes, problems, weights."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
+from benchmarks.workload import SHAPES as STEP_SHAPES
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.batches import RolloutBatch, batch_shape
+from slpo_jax.experiment import Experiment
+from slpo_jax.policy.rollout import Prompts
+from slpo_jax.text.batches import EncodedProblems, pad_prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class PasskShapes(Shapes):
+    """What is measured; `prompts` is the default of --problems.
+
+    Attributes:
+        test_set: the problems, a name in config.data.eval; "" for random prompts.
+        prompt_quantiles: (share, tokens) of the random prompts' lengths, the shares from 0 to 1.
+    """
+
+    test_set: str = ""
+    prompt_quantiles: tuple[tuple[float, int], ...] = ()
+
+
+# Of the test set's prompts under GPT-2's tokenizer; their mean is about 59.
+GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
+SHAPES = {
+    "quickstart": PasskShapes(
+        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="same"
+    ),
+    "gpt2": PasskShapes(
+        "coconut_gpt2.py",
+        GPT2 | {"max_latents": 6, "evaluate.batch_size": 128},  # COCONUT's published budget of latents
+        prompts=16,
+        answer_tokens=STEP_SHAPES["gpt2"].answer_tokens,
+        prompt_quantiles=GSM8K_LENGTHS,
+    ),
+}
+
+
+@dataclasses.dataclass
+class Work:
+    """The same evaluation for every implementation.
+
+    Attributes:
+        experiment: gives the evaluator; answers end at `answer_tokens`.
+        params: {"reasoner": ..., "gate": ...}.
+        samples: k.
+        answer_tokens: of every rollout, eos included.
+    """
+
+    experiment: Experiment
+    params: dict[str, Any]
+    problems: EncodedProblems
+    samples: int
+    answer_tokens: int
+
+
+def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir: Path) -> Work:
+    """Builds the model, its random weights and the problems.
+
+    Args:
+        config: from `load_config`.
+        problems: how many.
+        workdir: where `build` may write.
+    Raises:
+        UserError: the test set has fewer problems.
+    """
+    experiment = build_ending(shapes, config, workdir)
+    if shapes.test_set:
+        found = experiment.test_set(shapes.test_set)
+        if problems > len(found):
+            raise UserError(f"--problems: {problems} is more than the test set's {len(found)}; give at most as many")
+        chosen = found.subset(range(problems))
+    else:
+        chosen = random_problems(problems, shapes.prompt_quantiles, experiment.template, config.seed)
+    return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
+
+
+def plain_batches(
+    problems: EncodedProblems, count: int, samples: int, batch_size: int, devices: int, slots: Sequence[int]
+) -> Iterator[RolloutBatch]:
+    """`rollout_batches` in the file's order, each batch padded to the bucket of its longest prompt."""
+    rows, each = batch_shape(count, samples, batch_size, devices)
+    rows, parts = rows * devices, samples // each
+    items = np.arange(-(-count * parts // rows) * rows)
+    for item_B in items.reshape(-1, rows):
+        real_B, item_B = item_B < count * parts, np.minimum(item_B, count * parts - 1)
+        padded = pad_prompts([problems.prompts[i // parts] for i in item_B], slots, item_B // parts)
+        sample_BE = (item_B % parts * each)[:, None] + np.arange(each, dtype=np.int32)
+        yield RolloutBatch(
+            Prompts(padded.tokens, padded.valid),
+            np.repeat(padded.index, each),
+            sample_BE.reshape(-1).astype(np.int32),
+            np.repeat(real_B, each),
+        )
+
+
+def facts_of(work: Work) -> dict[str, Any]:
+    """What the work is, for the header."""
+    config, lengths = work.experiment.config, list(map(len, work.problems.prompts))
+    return {
+        "parameters": sum(x.size for x in jax.tree.leaves(work.params)),
+        "activations": config.model.dtype,
+        "problems": len(work.problems),
+        "k": work.samples,
+        "batch_size": config.evaluate.batch_size,
+        "mean_prompt_tokens": round(float(np.mean(lengths)), 1),
+        "largest_prompt_tokens": max(lengths),
+        "latents_T": config.max_latents,
+        "answer_tokens": work.answer_tokens,
+        "answer_slots": work.experiment.evaluator.config.answer_slots,
+        "dropout": [config.dropout.rate, config.dropout.where],
+        "shards": work.experiment.mesh.size,
+    }
