@@ -6,6 +6,7 @@ the PyTorch reference (`torch_reference`) on the same work. Prints Markdown; `--
 
 import argparse
 import dataclasses
+import functools
 import sys
 import tempfile
 import time
@@ -23,20 +24,25 @@ from benchmarks.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work
 from benchmarks.profile_parts import profile_call
 from benchmarks.rates import chip_count, matmul_rate
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation import evaluate
 from slpo_jax.policy.noise import reaches_prompts
 from slpo_jax.stages import make_slpo
 
 OURS, PLAIN = "slpo_jax", "slpo_jax, plain batches"
-TORCH = {"torch, file's order": False, "torch, sorted by length": True}  # name -> sorted
+TORCH = {  # name -> sorted, compiled
+    "torch, file's order": (False, False),
+    "torch, sorted by length": (True, False),
+    "torch, sorted and compiled": (True, True),
+}
 RATIOS = {OURS: "ratio_vs_plain", "torch": "ratio_vs_torch"}  # of other rows, by what comes before a comma
 THRESHOLD = 2.0  # no probability of a stop reaches it
 DEFINITIONS = f"""
 seconds: wall time of one evaluation of all problems, from lists of token ids to arrays of answers on the host, median \
 (least-most) over the measured rounds; in a round the implementations take turns, after one warm-up round
 slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: benchmarks/torch_reference.py's Witness.passk, \
-eager, one process on the same device with the threads named above, every batch padded to its longest prompt, in the \
-file's order and sorted by length
+eager or under torch.compile, one process on the same device with the threads named above, every batch padded to its \
+longest prompt, in the file's order and sorted by length
 plain batches: slpo_jax with batches in the file's order, padded to the bucket of the longest, instead of problems \
 dealt out by length and encoded end to end
 ratio: seconds over slpo_jax's of the same round, median (least-most)
@@ -72,10 +78,10 @@ def make_runs(work: Work, torch: str, plain: bool = False) -> dict[str, Run]:
     """What takes turns, by the implementation's name.
 
     Args:
-        torch: "eager" or "none".
+        torch: "eager", "compiled" (eager too) or "none".
         plain: slpo_jax with `plain_batches` too.
     Raises:
-        UserError: there is no torch.
+        UserError: there is no torch, or no compiler for it.
     """
     experiment, samples = work.experiment, work.samples
     evaluator = experiment.evaluator
@@ -92,15 +98,29 @@ def make_runs(work: Work, torch: str, plain: bool = False) -> dict[str, Run]:
     if torch == "none":
         return runs
     parts = dataclasses.replace(make_slpo(experiment), rollout_config=evaluator.config)
-    witness = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
     prompt_rows = [np.array(prompt) for prompt in work.problems.prompts]
     batch_size = experiment.config.evaluate.batch_size
 
-    def theirs(is_sorted):
-        tokens_PKA, latents_PK = witness.passk(prompt_rows, samples, batch_size, THRESHOLD, sort_by_length=is_sorted)
+    @functools.cache
+    def witness(is_compiled):
+        made = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
+        if is_compiled:
+            try:
+                made.compile_rollouts()
+            except RuntimeError as error:
+                raise UserError(f"--torch compiled: {error}; give --torch eager") from error
+        return made
+
+    def theirs(is_sorted, is_compiled, _seed):
+        tokens_PKA, latents_PK = witness(is_compiled).passk(
+            prompt_rows, samples, batch_size, THRESHOLD, sort_by_length=is_sorted
+        )
         return tokens_PKA.reshape(-1, tokens_PKA.shape[-1]), latents_PK.reshape(-1)
 
-    return runs | {name: lambda seed, by=is_sorted: theirs(by) for name, is_sorted in TORCH.items()}
+    variants = {name: flags for name, flags in TORCH.items() if torch == "compiled" or not flags[1]}
+    for _, is_compiled in variants.values():
+        witness(is_compiled)
+    return runs | {name: functools.partial(theirs, *flags) for name, flags in variants.items()}
 
 
 def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[Evaluation]]:
@@ -209,7 +229,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
     parser.add_argument("--plain", action="store_true", help="slpo_jax with batches in the file's order, too")
-    parser.add_argument("--torch", choices=("eager", "none"), default="eager", help="default: eager")
+    parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
+                        help="compiled: torch.compile too; default: eager")  # fmt: skip
     flags = parser.parse_args(argv)
     if flags.problems is None:
         flags.problems = SHAPES[flags.shapes].prompts

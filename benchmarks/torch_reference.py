@@ -104,6 +104,15 @@ class Witness:
             check_compiler(device)
             self._multiple, self._encode = _COMPILED_MULTIPLE, torch.compile(self._encode_eagerly, dynamic=False)
 
+    def compile_rollouts(self) -> None:
+        """torch.compile the forward pass of rollouts, and so of `passk`.
+
+        Raises:
+            CompileError: torch.compile doesn't work on this machine.
+        """
+        check_compiler(self.device.type)
+        self.sampler.transformer = torch.compile(self.model.transformer, dynamic=True)
+
     def _autocast(self):
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 

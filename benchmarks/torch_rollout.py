@@ -41,6 +41,7 @@ class Sampler:
         gate: from a latent to the stop logit.
         noise: of the model's dropout sites.
         end_answers_at: the generated token, counted from 0, from which on all are eos, whatever the logits say.
+        transformer: what makes hidden states, the model's or a compiled one.
     """
 
     model: Any
@@ -48,6 +49,10 @@ class Sampler:
     noise: Noise
     config: RolloutConfig
     end_answers_at: int | None = None
+    transformer: Any = None
+
+    def __post_init__(self):
+        self.transformer = self.transformer or self.model.transformer
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +66,7 @@ class Sampler:
 
     def _forward(self, inputs_NLD, positions_NL, mask_NLS, cache: DynamicCache) -> torch.Tensor:
         """Hidden states [N, L, D] of the next L positions, which the cache takes in; the mask None is plain causal."""
-        out = self.model.transformer(
+        out = self.transformer(
             inputs_embeds=inputs_NLD,
             position_ids=positions_NL,
             attention_mask=None if mask_NLS is None else mask_NLS[:, None],

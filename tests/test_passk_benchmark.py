@@ -1,6 +1,7 @@
 """The benchmark of Pass@k evaluation at tiny shapes: both implementations do the same work, and its figures add up."""
 
 import dataclasses
+import functools
 import json
 import sys
 from importlib.util import find_spec
@@ -35,7 +36,7 @@ CHANGES = {
 }
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
 TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
-NAMES = [OURS, PLAIN, "torch, file's order", "torch, sorted by length"]
+NAMES = [OURS, PLAIN, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
 
 
 def make_work(tmp_path, problems=PROBLEMS, **changes):
@@ -59,12 +60,15 @@ def result():
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
-def test_implementations_answer_the_same_prompts(tmp_path):
+def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     """Without dropout all say the same."""
-    pytest.importorskip("torch")
+    torch, traced = pytest.importorskip("torch"), []
+    compile_fast = functools.partial(torch.compile, backend=lambda module, _: traced.append(module) or module)
+    monkeypatch.setattr(torch, "compile", compile_fast)
     work = make_speaking_work(tmp_path, 0.0)
-    found = {name: run(0) for name, run in passk.make_runs(work, "eager", plain=True).items()}
+    found = {name: run(0) for name, run in passk.make_runs(work, "compiled", plain=True).items()}
     assert list(found) == NAMES
+    assert len(traced) > 1  # more than the trial of the compiler
     tokens_NA, latents_N = found[OURS]
     assert len(np.unique(tokens_NA[::SAMPLES], axis=0)) == PROBLEMS
     for tokens, latents in found.values():
@@ -133,7 +137,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result
-    assert [row["implementation"] for row in result["rows"]] == (NAMES if find_spec("torch") else NAMES[:2])
+    assert [row["implementation"] for row in result["rows"]] == NAMES[: 4 if find_spec("torch") else 2]
     head, table = text.split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 2 + len(result["rows"])
@@ -157,6 +161,17 @@ def test_works_without_torch(tmp_path, monkeypatch):
     assert list(passk.make_runs(work, "none")) == [OURS]
     with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
         passk.make_runs(work, "eager")
+
+
+def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(UserError, match=r"--torch compiled: .*no C\+\+ compiler.*; give --torch eager"):
+        passk.make_runs(make_work(tmp_path), "compiled")
 
 
 def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
@@ -200,7 +215,7 @@ def test_default_shapes(name, batch_size, tmp_path):
         (["--samples", "0"], "--samples: 0"),
         (["--batch_size", "0"], "--batch_size: 0"),
         (["--rounds", "none"], "--rounds"),
-        (["--torch", "compiled"], "--torch"),
+        (["--torch", "fast"], "--torch"),
         (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
         (["--sample", "3"], "--sample"),
     ],
