@@ -70,20 +70,25 @@ class Ours:
         del params  # the step donates them
         state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
         work.state, _ = timed(seconds, "step", self.step, state, batch)
+        own: dict[str, float] = {}
         if self.in_parts:
+            own["scored_share"] = room_share(self.parts, sampled[0])
             seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
             seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
         self.lengths = np.asarray(sampled[0].lengths)
         answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.rollout_config.eos_id).sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
-        return seconds | {
-            "trajectories_per_second": len(self.lengths) / seconds["step"],
-            "tokens_per_second": tokens / seconds["step"],
-            "mean_latents": float(self.lengths.mean()),
-            "longest_latents": float(self.lengths.max()),
-            "mean_answer_tokens": float(answers.mean()),
-            "scored_share": room_share(self.parts, sampled[0]),
-        }
+        return (
+            seconds
+            | own
+            | {
+                "trajectories_per_second": len(self.lengths) / seconds["step"],
+                "tokens_per_second": tokens / seconds["step"],
+                "mean_latents": float(self.lengths.mean()),
+                "longest_latents": float(self.lengths.max()),
+                "mean_answer_tokens": float(answers.mean()),
+            }
+        )
 
 
 def room_share(parts: slpo.Slpo, trajectories: Trajectories) -> float:

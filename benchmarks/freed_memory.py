@@ -1,7 +1,7 @@
 """`python -m benchmarks.freed_memory [--shapes gpt2|quickstart] [--work NAME ...] [--rounds 2] [--json FILE]`.
 
 What it costs that freed memory goes back to the system: our step and evaluation under several settings of glibc's
-allocator, each in a process of its own, the settings in turns. Linux with glibc. Prints a Markdown table.
+allocator, each in a process of its own, the settings in turns. For Linux with glibc. Prints a Markdown table.
 """
 
 import argparse
@@ -41,16 +41,15 @@ from slpo_jax.errors import UserError
 SETTINGS = {  # name -> (whether freed blocks are kept, GLIBC_TUNABLES)
     "glibc's own": (False, ""),
     "freed blocks are kept (slpo_jax's)": (True, ""),
-    "kept, and one heap for all threads": (True, "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"),
+    "kept, in one heap for all threads": (True, "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"),
     "kept, and huge pages asked for": (True, "glibc.malloc.hugetlb=1"),
 }
 DEFINITIONS = """
-step: the whole jitted step at K and G = 8; evaluation: Pass@16 as `benchmarks.passk` has it
+step: the whole jitted step at this K and G = 8; evaluation: Pass@16 as `benchmarks.passk` has it
 seconds, page faults: of one of them, median (least-most), after one of warm-up
 peak memory: of the whole process, compilation included; the largest of the rounds
-the last two settings are GLIBC_TUNABLES of the environment, which a program can't change once it runs
+the last two settings are made through GLIBC_TUNABLES; huge pages need glibc 2.35 and the mode madvise or always
 """.strip().splitlines()
-
 
 Measure = Callable[[str, int], dict[str, Any]]
 """(shapes, runs) -> the `summary` of seconds and of page faults, one of each a run."""
@@ -77,8 +76,8 @@ def evaluation(name: str, runs: int) -> dict[str, Any]:
 
 
 WORK: dict[str, Measure] = {
-    "step K=4": functools.partial(step, 4),
-    "step K=8": functools.partial(step, 8),
+    "step_4": functools.partial(step, 4),
+    "step_8": functools.partial(step, 8),
     "evaluation": evaluation,
 }
 
@@ -88,14 +87,32 @@ def measure_here(keeps: bool, measure: Measure, shapes: str, runs: int) -> dict[
     with contextlib.nullcontext() if keeps else mock.patch.object(command, "keep_freed_memory"):
         prepare(load_config(SHAPES[shapes]))
     found = measure(shapes, runs)
-    return found | {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return found | {"peak_bytes": peak_bytes()}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held. (`getrusage` would count what it was started from.)"""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def system() -> dict[str, str]:
+    """What page faults depend on."""
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    modes = huge.read_text() if huge.exists() else ""
+    return {
+        "glibc": platform.libc_ver()[1],
+        "page size": str(resource.getpagesize()),
+        "huge pages": modes.partition("[")[2].partition("]")[0] or "none",
+    }
 
 
 def measure_apart(setting: str, measure: Measure, shapes: str, runs: int) -> dict[str, Any]:
     """`measure_here` in a process of its own, under the setting."""
     keeps, tunables = SETTINGS[setting]
+    others = {name: "" for name in os.environ if name.startswith("MALLOC_")}  # older names of the same settings
     with (
-        mock.patch.dict(os.environ, {"GLIBC_TUNABLES": tunables}),
+        mock.patch.dict(os.environ, others | {"GLIBC_TUNABLES": tunables}),
         concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
     ):
         return pool.submit(measure_here, keeps, measure, shapes, runs).result()
@@ -119,7 +136,8 @@ def benchmark(shapes: Any, config: Any, flags: argparse.Namespace) -> dict[str, 
         | {name: summary([x for each in rounds for x in each[name]["values"]]) for name in ("seconds", "page_faults")}
         for (work, setting), rounds in found.items()
     ]
-    return {"shapes": flags.shapes, "rounds": flags.rounds, "runs": flags.runs, "machine": machine(), "rows": rows}
+    return {"shapes": flags.shapes, "rounds": flags.rounds, "runs": flags.runs, "machine": machine() | system(),
+            "rows": rows}  # fmt: skip
 
 
 def markdown(result: dict[str, Any]) -> str:

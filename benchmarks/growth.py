@@ -42,7 +42,7 @@ and the shapes' own T, prompt length and batch
 temp: scratch memory of the step's program on one device, beside parameters, optimizer state and gradients; it has \
 scoring's largest room, whichever is used
 relative: to the row of the axis that is the shapes' own
-page faults: of the process in a step, median; each has the system clear a page that was handed back to it
+page faults: minor ones of the process in a step, median; mostly pages that were handed back and are cleared anew
 prompts are random, as long as their slots but for 4 tokens at most; half of T is thought on average
 """.strip().splitlines()
 

@@ -18,6 +18,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks.candidates import compiled, part_programs, step_key, timed, with_sizes
 from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
@@ -38,7 +39,8 @@ DEFINITIONS = """
 without, with: median (least-most) seconds of the program at K, G = 4, 8; gain: median without over median with
 rollout: sampling and verification; gradient: value and gradient of the loss on the same trajectories
 prompts are padded, but in the levers that lay them end to end
-temp: scratch memory of the program; difference: of the two losses, relative; - where the noise differs or is not asked
+temp: scratch memory of the program
+difference: relative, of losses or gradients (by norm), whichever is larger; - where the noise differs or is not asked
 on: the default; selectable: a config value, off by default; left out: not in the project
 """.strip().splitlines()
 
@@ -199,8 +201,7 @@ assert backbone.attend is attend  # what is patched above is what the backbones 
 def half_empty(work: Workload, batch: slpo.PromptedBatch, together: bool) -> slpo.PromptedBatch:
     """The batch with prompts of a quarter to three quarters of their slots, as they are or end to end."""
     rows, slots = batch.prompts.tokens.shape
-    vocabulary = work.parts.rollout_config.end_id
-    prompts = random_prompts(rows, slots, (slots // 4, 3 * slots // 4), vocabulary, 0)
+    prompts = random_prompts(rows, slots, (slots // 4, 3 * slots // 4), work.parts.rollout_config.end_id, 0)
     most = int(prompts.lengths.reshape(work.mesh.size, -1).sum(axis=1).max())
     places = end_to_end(most, rows // work.mesh.size, slots) if together else 0
     return shard_rows(batch.replace(prompts=prompts.replace(places=places)), work.mesh)
@@ -229,15 +230,21 @@ def measure(work: Workload, lever: Lever, runs: int) -> dict[str, Any]:
             out[name] = timed(spent, name, program, *args[name])
             seconds[name].append(spent[name])
     cells = {name: summary(values[1:]) for name, values in seconds.items()}
-    losses = [float(out[name][0]) for name in SIDES] if lever.program == "gradient" else None
     return {
         "about": lever.about, "standing": lever.standing, "program": lever.program, **cells,
         "gain": statistics.median(cells["without"]["values"]) / statistics.median(cells["with"]["values"]),
         "compile_seconds": compiling,
         "temp_bytes": {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()},
-        "difference": abs(losses[1] / losses[0] - 1) if losses and lever.same_noise else None,
+        "difference": difference(*out.values()) if lever.program == "gradient" and lever.same_noise else None,
         "tokens_equal": lever.program == "gradient" or bool(np.all(out["with"][0].tokens == out["without"][0].tokens)),
     }  # fmt: skip
+
+
+def difference(one, other) -> float:
+    """The larger relative difference of two (loss, gradient)."""
+    losses = abs(float(other[0]) / float(one[0]) - 1)
+    apart = optax.tree.norm(jax.tree.map(jnp.subtract, one[1], other[1])) / optax.tree.norm(one[1])
+    return max(losses, float(apart))
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -149,7 +149,7 @@ def markdown(result: dict[str, Any]) -> str:
         rates = [
             f"{row[name]['median']:.3g}" if ours else "" for name in ("trajectories_per_second", "tokens_per_second")
         ]
-        scored = spread(row["scored_share"], digits=2) if ours else ""
+        scored = spread(row["scored_share"], digits=2) if "scored_share" in row else ""
         timings.append([row["implementation"], *pair, cells[0], relative, *cells[1:], share, ratio, scored, *rates])
         if ours:
             seconds = row["compile_seconds"]

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from slpo_jax.errors import UserError
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
@@ -85,5 +85,6 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        for option, value in ((_M_TRIM_THRESHOLD, -1), (_M_MMAP_THRESHOLD, 2**30)):  # -1: never
-            libc.mallopt(option, value)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        if not libc.mallopt(_M_MMAP_THRESHOLD, 2**30):  # older versions refuse more than 32 MB
+            libc.mallopt(_M_MMAP_MAX, 0)

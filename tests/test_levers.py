@@ -79,6 +79,13 @@ def test_levers_change_no_result(result):
     assert result["rows"]["last_position"]["tokens_equal"]
 
 
+def test_difference_is_of_losses_and_gradients():
+    one = (2.0, {"a": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])})
+    assert levers.difference(one, one) == 0
+    np.testing.assert_allclose(levers.difference(one, (2.2, one[1])), 0.1, rtol=1e-5)
+    np.testing.assert_allclose(levers.difference(one, (2.0, one[1] | {"b": jnp.array([3.0])})), 0.2, rtol=1e-5)
+
+
 def test_levers_figures_add_up(result):
     assert json.loads(json.dumps(result)) == result
     for row in result["rows"].values():
