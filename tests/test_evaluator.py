@@ -75,13 +75,6 @@ def test_hands_are_about_equal(devices):
     assert sums.max() - sums.min() < 0.2 * sums.mean()
 
 
-@pytest.mark.parametrize(("bucket", "width"), [(9, 9), (12, 12), (40, 16)])
-def test_a_wide_bucket_is_cut_to_the_longest_prompt(problems, bucket, width):
-    """Of 9 tokens, to a multiple of 8 slots."""
-    (batch,) = evaluator(64, slots=(bucket,)).batches(problems, len(LENGTHS), 1)
-    assert batch.prompts.tokens.shape[1] == width
-
-
 def test_no_loop_waits_for_what_fills_a_batch_up():
     """A filler never thinks nor speaks, and changes nothing for the others."""
     prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)

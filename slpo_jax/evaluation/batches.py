@@ -8,8 +8,6 @@ import numpy as np
 from slpo_jax.policy.rollout import Prompts
 from slpo_jax.text.batches import EncodedProblems, end_to_end, pad_prompts
 
-NARROW = 8  # a class whose bucket would be padded a lot has a multiple of so many slots
-
 
 @dataclasses.dataclass
 class RolloutBatch:
@@ -32,8 +30,7 @@ def rollout_batches(
     """The rollouts of the first `count` problems, `samples` of each.
 
     Problems whose prompts fit the same bucket make up a class; a class is dealt out so that every device has about as
-    many tokens in every batch. Prompts that would be padded a lot have slots for the longest of their class, and if
-    that is not enough, are encoded end to end.
+    many tokens in every batch, and prompts that are padded a lot are encoded end to end.
 
     Args:
         batch_size: rollouts at a time, over all devices.
@@ -52,10 +49,7 @@ def rollout_batches(
         hands, real_HR = deal(items, rows, devices)
         index_HR = index_I[hands]
         kept_HR = np.where(real_HR, lengths[index_HR], 1)  # of what fills a batch up, one token
-        most = int(kept_HR.sum(axis=1).max())
-        if places := end_to_end(most, rows, width):  # a shape that no other class has: it may as well be narrow
-            width = min(width, -(-longest // NARROW) * NARROW)
-            places = end_to_end(most, rows, width)
+        places = end_to_end(int(kept_HR.sum(axis=1).max()), rows, width)
         for first in range(0, len(hands), devices):
             batch = slice(first, first + devices)
             index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_HR, kept_HR, real_HR))
