@@ -27,7 +27,7 @@ from benchmarks.report import (
     check_flags,
     listed,
     machine,
-    markdown_table,
+    page,
     page_faults,
     prepare,
     run_command,
@@ -148,12 +148,11 @@ def markdown(result: dict[str, Any]) -> str:
          f"{row['peak_bytes'] / 1e6:.0f}"]
         for row in result["rows"]
     ]  # fmt: skip
-    return "\n".join([
-        f"# Freed memory, {result['shapes']} shapes",
-        f"- machine: {listed(result['machine'])}",
-        f"- work: {result['rounds']} processes, {result['runs']} runs in each after one",
-        *(f"- {line}" for line in DEFINITIONS), "", *markdown_table(head, lines),
-    ])  # fmt: skip
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"work: {result['rounds']} processes, {result['runs']} runs in each after one",
+    )
+    return page(f"Freed memory, {result['shapes']} shapes", facts, DEFINITIONS, head, lines)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from benchmarks.report import (
     check_flags,
     listed,
     machine,
-    markdown_table,
+    page,
     page_faults,
     run_command,
     spread,
@@ -101,12 +101,11 @@ def markdown(result: dict[str, Any]) -> str:
          f"{row['temp_bytes'] / 1e6:.0f}", f"{row['relative_temp']:.2f}x", f"{row['page_faults']['median']:.0f}"]
         for row in result["rows"]
     ]  # fmt: skip
-    return "\n".join([
-        f"# Growth of the SLPO step, {result['shapes']} shapes",
-        f"- machine: {listed(result['machine'])}",
-        f"- base: {listed(result['base'])}; {result['runs']} steps after one",
-        *(f"- {line}" for line in DEFINITIONS), "", *markdown_table(head, lines),
-    ])  # fmt: skip
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"base: {listed(result['base'])}; {result['runs']} steps after one",
+    )
+    return page(f"Growth of the SLPO step, {result['shapes']} shapes", facts, DEFINITIONS, head, lines)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from benchmarks.candidates import compiled, part_programs, step_key, timed, with_sizes
-from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
 from benchmarks.slpo_step import BASE
 from benchmarks.workload import SHAPES, Shapes, Workload, make_workload, random_prompts
 from slpo_jax.models import backbone, dropout, packing
@@ -260,12 +260,11 @@ def markdown(result: dict[str, Any]) -> str:
         compiling = [f"{row['compile_seconds'][name]:.1f}" for name in SIDES]
         cells = [spread(row["without"]), spread(row["with"]), f"{row['gain']:.2f}x", *compiling, *temp, same]
         lines.append([row["about"], row["standing"], row["program"], *cells])
-    return "\n".join([
-        f"# Levers of the SLPO step, {result['shapes']} shapes",
-        f"- machine: {listed(result['machine'])}",
-        f"- work: {listed(result['work'])}; {result['runs']} runs after one",
-        *(f"- {line}" for line in DEFINITIONS), "", *markdown_table(head, lines),
-    ])  # fmt: skip
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"work: {listed(result['work'])}; {result['runs']} runs after one",
+    )
+    return page(f"Levers of the SLPO step, {result['shapes']} shapes", facts, DEFINITIONS, head, lines)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

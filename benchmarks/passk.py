@@ -23,7 +23,7 @@ from benchmarks.counts import rollout_flops
 from benchmarks.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work, plain_batches
 from benchmarks.profile_parts import profile_call
 from benchmarks.rates import chip_count, matmul_rate
-from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
+from benchmarks.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import evaluate
 from slpo_jax.policy.noise import reaches_prompts
@@ -209,15 +209,14 @@ def markdown(result: dict[str, Any]) -> str:
          *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
         for row in result["rows"]
     ]  # fmt: skip
-    return "\n".join([
-        f"# Pass@{result['work']['k']} evaluation, {result['shapes']} shapes",
-        f"- machine: {listed(result['machine'])}",
-        f"- work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
-        f"- floor: {floor['seconds']:.3g} s: {floor['flops'] / 1e9:.3g} GFLOP, {floor['flop_rate'] / 1e9:.0f} GFLOP/s",
-        f"- profile of slpo_jax's last batch, {found['seconds']:.3g} s: {listed(shares) or found['note']}",
-        *(f"- {line}" for line in result["definitions"]),
-        "", *markdown_table(head, lines),
-    ])  # fmt: skip
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
+        f"floor: {floor['seconds']:.3g} s: {floor['flops'] / 1e9:.3g} GFLOP, {floor['flop_rate'] / 1e9:.0f} GFLOP/s",
+        f"profile of slpo_jax's last batch, {found['seconds']:.3g} s: {listed(shares) or found['note']}",
+    )
+    title = f"Pass@{result['work']['k']} evaluation, {result['shapes']} shapes"
+    return page(title, facts, result["definitions"], head, lines)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

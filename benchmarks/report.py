@@ -66,6 +66,13 @@ def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[s
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---:"] * len(head), *rows)]
 
 
+def page(
+    title: str, facts: Iterable[str], definitions: Iterable[str], head: Iterable[str], rows: Iterable[Iterable[str]]
+) -> str:
+    """A report of one table: title, facts and definitions as a list, then the table."""
+    return "\n".join([f"# {title}", *(f"- {line}" for line in (*facts, *definitions)), "", *markdown_table(head, rows)])
+
+
 class Parser(argparse.ArgumentParser):
     """Flags of a benchmark, --shapes and --json among them, with what is wrong in them as a `UserError`.
 
