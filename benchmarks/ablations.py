@@ -15,8 +15,8 @@ from pathlib import Path
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.evaluation.records import write_text
 from slpo_jax.evaluation.report import compare_runs, write_report
+from slpo_jax.io.files import write_text
 
 METRICS = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
 LATENT, ANSWER, STOP = (f"slpo.objective.{term}_weight" for term in ("latent", "answer", "stop"))

@@ -13,7 +13,7 @@ from benchmarks.workload import TRAINED, Workload
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, Trajectories
-from slpo_jax.policy.surrogate import answer_mask, full_room, smallest_room
+from slpo_jax.policy.score import answer_mask, full_room, smallest_room
 from slpo_jax.training import slpo
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import AXIS, make_train_step, replicate

@@ -35,8 +35,8 @@ from benchmarks.report import (
     summary,
 )
 from benchmarks.workload import SHAPES, load_config
-from slpo_jax import command
 from slpo_jax.errors import UserError
+from slpo_jax.run import command
 
 SETTINGS = {  # name -> (whether freed blocks are kept, GLIBC_TUNABLES)
     "glibc's own": (False, ""),

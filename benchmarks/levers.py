@@ -28,9 +28,10 @@ from slpo_jax.models import backbone, dropout, packing
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import rollout as rollout_module
-from slpo_jax.policy import surrogate
+from slpo_jax.policy import score
+from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Prompts, repeat_to
-from slpo_jax.policy.surrogate import score
+from slpo_jax.policy.score import score
 from slpo_jax.text.batches import end_to_end
 from slpo_jax.training import slpo
 from slpo_jax.training.state import shard_rows
@@ -139,7 +140,7 @@ def library_attention(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None):
 
 
 def chunked_log_probs(_reasoner, params, hidden_BLD, tokens_BL, chunks=8):
-    """`surrogate.answer_log_probs` of a tied GPT-2, a part of the vocabulary at a time, made again for its gradient."""
+    """`score.answer_log_probs` of a tied GPT-2, a part of the vocabulary at a time, made again for its gradient."""
     head_VD = params["backbone"]["wte"]
 
     @jax.checkpoint
@@ -189,7 +190,7 @@ LEVERS = {
                                having=with_model(scan_layers=True, remat=True)),
     "bfloat16": Lever("activations in bfloat16", "selectable", "gradient", having=with_model(dtype=jnp.bfloat16)),
     "vocabulary_chunks": Lever("answers' logits in eight parts of the vocabulary", "left out", "gradient",
-                               patch_having=patched(surrogate, "answer_log_probs", chunked_log_probs)),
+                               patch_having=patched(score, "answer_log_probs", chunked_log_probs)),
     "library_attention": Lever("jax.nn.dot_product_attention", "left out", "gradient",
                                patch_having=patched(backbone, "attend", library_attention)),
     "library_attention_rollout": Lever("the same in rollouts", "left out", "rollout",
@@ -198,7 +199,7 @@ LEVERS = {
 assert backbone.attend is attend  # what is patched above is what the backbones call
 
 
-def half_empty(work: Workload, batch: slpo.PromptedBatch, together: bool) -> slpo.PromptedBatch:
+def half_empty(work: Workload, batch: PromptedBatch, together: bool) -> PromptedBatch:
     """The batch with prompts of a quarter to three quarters of their slots, as they are or end to end."""
     rows, slots = batch.prompts.tokens.shape
     prompts = random_prompts(rows, slots, (slots // 4, 3 * slots // 4), work.parts.rollout_config.end_id, 0)

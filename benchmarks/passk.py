@@ -27,7 +27,7 @@ from benchmarks.report import Parser, check_flags, listed, machine, page, run_co
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import evaluate
 from slpo_jax.policy.noise import reaches_prompts
-from slpo_jax.stages import make_slpo
+from slpo_jax.run.rl import make_slpo
 
 OURS, PLAIN = "slpo_jax", "slpo_jax, plain batches"
 TORCH = {  # name -> sorted, compiled

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
 from benchmarks.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.batches import RolloutBatch, batch_shape
-from slpo_jax.experiment import Experiment
+from slpo_jax.evaluation.schedule import RolloutBatch, batch_shape
 from slpo_jax.policy.rollout import Prompts
+from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems, pad_prompts
 
 

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import jax
 
 from benchmarks.workload import Shapes, load_config
-from slpo_jax.command import set_up_jax
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import write_text
+from slpo_jax.io.files import write_text
+from slpo_jax.run.command import set_up_jax
 
 
 def machine() -> dict[str, Any]:

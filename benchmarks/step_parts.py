@@ -13,7 +13,7 @@ from benchmarks.candidates import PROGRAMS, Ours, step_key
 from benchmarks.counts import Layout, Sizes
 from benchmarks.profile_parts import profile
 from benchmarks.workload import Workload
-from slpo_jax.policy.surrogate import answer_mask
+from slpo_jax.policy.score import answer_mask
 
 
 @dataclasses.dataclass

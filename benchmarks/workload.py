@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.experiment import Experiment, build
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Prompts
-from slpo_jax.stages import make_slpo
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.rl import make_slpo
 from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.problems import Problem
+from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import Template
 from slpo_jax.training import slpo
+from slpo_jax.training.batches import make_batch
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, shard_rows
 
@@ -82,7 +84,7 @@ class Workload:
     optimizer: Any
     mesh: jax.sharding.Mesh
     state: TrainState
-    batch: Callable[[int], slpo.PromptedBatch]
+    batch: Callable[[int], PromptedBatch]
     verify: Callable[[np.ndarray, np.ndarray], np.ndarray]
     end_answers_at: int
     facts: dict[str, Any]
@@ -124,7 +126,7 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     def batch(step: int):
         width = experiment.reference_width
         train, slots = experiment.train, config.prompt_slots
-        made = slpo.make_batch(train, step, config.seed, prompts, slots, width, most, mesh.size)
+        made = make_batch(train, step, config.seed, prompts, slots, width, most, mesh.size)
         if shapes.prompt_tokens:
             seed = (config.seed, step)
             made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, template.end_id, seed))

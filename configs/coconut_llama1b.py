@@ -10,7 +10,7 @@ accelerator, add `--config.model.dtype=bfloat16`.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.presets import coconut_imitation, paper
+from slpo_jax.run.presets import coconut_imitation, paper
 
 
 def get_config(folder: str = "data"):

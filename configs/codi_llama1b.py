@@ -11,7 +11,7 @@ accelerator, add `--config.model.dtype=bfloat16`.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.presets import codi_imitation, paper
+from slpo_jax.run.presets import codi_imitation, paper
 
 
 def get_config(folder: str = "data"):

@@ -5,7 +5,7 @@
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.presets import gsm8k_files
+from slpo_jax.run.presets import gsm8k_files
 
 
 def get_config(folder: str = "data"):

@@ -40,7 +40,7 @@ def default_config() -> ConfigDict:
     config.init = ""
     config.base = ""  # the base model's directory or hub id, for a file that comes without config and tokenizer
     config.lora_alpha = placeholder(float)  # scale of LoRA adapters in such a file, times their rank (CODI's own: 32)
-    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.reasoners.REASONERS`
+    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.origin.recipes.REASONERS`
     config.tokenizer = ""  # "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's
     config.model = ConfigDict(
         dict(

@@ -17,17 +17,17 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from slpo_jax.cards import model_card
-from slpo_jax.command import in_flags, run_command
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import read_description
 from slpo_jax.interop.export import export_reasoner
 from slpo_jax.interop.opening import open_checkpoint
-from slpo_jax.origin import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
-from slpo_jax.reasoners import REASONERS, name_of
+from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
+from slpo_jax.origin.card import model_card
+from slpo_jax.origin.open import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
+from slpo_jax.origin.recipes import REASONERS, name_of
+from slpo_jax.run.command import in_flags, run_command
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
-from slpo_jax.training.checkpoint import is_checkpoint, load_params, save_params, stored_params
 
 _REASONER = flags.DEFINE_string("reasoner", None, f"One of {', '.join(REASONERS)}; needed where SRC doesn't tell.")
 _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")

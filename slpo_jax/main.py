@@ -10,12 +10,15 @@ from absl import flags
 from ml_collections import config_flags
 
 from slpo_jax import config as configs
-from slpo_jax.command import run_command, set_up_jax
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.records import write_text
-from slpo_jax.experiment import build
-from slpo_jax.rows import run_evaluate
-from slpo_jax.stages import check_stages, run_cold_start, run_imitate, run_slpo
+from slpo_jax.io.files import write_text
+from slpo_jax.run.cold_start import run_cold_start
+from slpo_jax.run.command import run_command, set_up_jax
+from slpo_jax.run.evaluate import run_evaluate
+from slpo_jax.run.experiment import build
+from slpo_jax.run.imitate import run_imitate
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.rl import run_slpo
 
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "evaluate": run_evaluate}
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from absl import flags
 
-from slpo_jax.command import in_flags, run_command, set_up_jax
 from slpo_jax.errors import UserError
-from slpo_jax.reasoners import REASONERS
-from slpo_jax.solver import Solution, Solver, Vote, load_solver, solve, vote
+from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.run.command import in_flags, run_command, set_up_jax
+from slpo_jax.run.solver import Solution, Solver, Vote, load_solver, solve, vote
 
 # Flags by the config's keys.
 _FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}

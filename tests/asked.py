@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from tiny_llama import random_tree
 
-from slpo_jax.checks import checkpoint_dir, claim
 from slpo_jax.config import default_config
-from slpo_jax.experiment import assemble, build
-from slpo_jax.training.checkpoint import save_params
+from slpo_jax.io.orbax import save_params
+from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.workdir import checkpoint_dir, claim
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
 T, ANSWER = 4, 3

@@ -11,7 +11,7 @@ from published_bases import config_of, copied, write_config
 from safetensors.torch import load_file, save_file
 
 from slpo_jax.errors import UserError
-from slpo_jax.experiment import build
+from slpo_jax.run.experiment import build
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slpo_jax.config import default_config
-from slpo_jax.text.problems import Problem
+from slpo_jax.text.problem import Problem
 from slpo_jax.text.tokenizer import load_tokenizer
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import Distillation

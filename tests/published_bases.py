@@ -26,7 +26,7 @@ from published import (
 )
 
 from slpo_jax.config import default_config
-from slpo_jax.experiment import build
+from slpo_jax.run.experiment import build
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

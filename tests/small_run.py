@@ -92,23 +92,28 @@ def _child(argv: list[str], folder: str, output: str, stop: tuple[str, int, int]
 
 def _stop_at(stage: str, step: int, number: int) -> None:
     """Send this process a signal when the batch of a stage's step is made."""
-    from slpo_jax import stages
-    from slpo_jax.training import imitate, slpo
+    from slpo_jax.run import cold_start as run_cold_start
+    from slpo_jax.run import imitate as run_imitate
+    from slpo_jax.run import rl as run_rl
+    from slpo_jax.run import stage as run_stage
+    from slpo_jax.training import imitate
 
-    module = imitate if stage == "imitate" else slpo
-    make_batch, claim, now = module.make_batch, stages.claim, {"stage": ""}
+    makers = imitate if stage.startswith("imitate") else run_stage
+    make_batch, now = makers.make_batch, {"stage": ""}
+    at = 2 if stage.startswith("imitate") else 1
 
-    def claiming(experiment, name, write=True):
+    def claiming(claim, experiment, name, write=True):
         now["stage"] = name if write else ""
         return claim(experiment, name, write)
 
     def making(*arguments):
-        at = arguments[2] if stage == "imitate" else arguments[1]
-        if now["stage"] == stage and at == step:
+        if now["stage"] == stage and arguments[at] == step:
             os.kill(os.getpid(), number)
         return make_batch(*arguments)
 
-    stages.claim, module.make_batch = claiming, making
+    makers.make_batch = making
+    for module in (run_imitate, run_cold_start, run_rl):
+        module.claim = functools.partial(claiming, module.claim)
 
 
 @functools.cache

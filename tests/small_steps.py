@@ -18,6 +18,7 @@ from tiny import END, FAST, GATE, random_prompts
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.training import cold_start, imitate, slpo
 from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
 
@@ -63,9 +64,9 @@ STAGES = {
 }
 
 
-def prompted_batch(references=(0, 1, 0, 1), index=(5, 11, 2, 30)) -> slpo.PromptedBatch:
+def prompted_batch(references=(0, 1, 0, 1), index=(5, 11, 2, 30)) -> PromptedBatch:
     prompts = jax.tree.map(np.asarray, random_prompts(PROMPTS, max(PROMPTS)))
-    return slpo.PromptedBatch(prompts, np.array(references, np.uint8)[:, None], np.array(index, np.int32))
+    return PromptedBatch(prompts, np.array(references, np.uint8)[:, None], np.array(index, np.int32))
 
 
 def imitation_batch() -> imitate.ImitationBatch:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from slpo_jax.evaluation.batches import RolloutBatch, rollout_batches
+from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise

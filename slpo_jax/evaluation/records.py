@@ -5,8 +5,6 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
 
 ROW_LABELS = {
     "imitate": "imitation, own length",
@@ -112,19 +111,6 @@ def is_gated(row: str) -> bool:
     return not row.startswith("imitate")
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a whole file or nothing: readers and interrupted runs never see half of it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -221,21 +207,6 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     return sorted(rows.values(), key=lambda row: row["step"]), notes
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object of the workdir; {} where there is no such file.
-
-    Raises:
-        UserError: the file is no JSON object.
-    """
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON; delete it and run the command again") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: not an object; delete it and run the command again")
-    return value
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:

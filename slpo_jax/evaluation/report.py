@@ -18,8 +18,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.figures import draw_figures
 from slpo_jax.evaluation.markdown import render
-from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_json, read_metrics, write_text
+from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
 from slpo_jax.evaluation.statistics import mean_se, summarise
+from slpo_jax.io.files import read_json, write_text
 
 
 def write_report(workdir: str | Path) -> dict[str, Any]:

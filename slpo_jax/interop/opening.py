@@ -10,12 +10,12 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
-from slpo_jax.hub import hub_reachable, is_hub_id
 from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.description import Description, read_description, read_json
 from slpo_jax.interop.layouts import Layout, recognise
 from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, first_line, open_tensors, read_start
 from slpo_jax.interop.weights import Stored
+from slpo_jax.io.hub import hub_reachable, is_hub_id
 
 SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")

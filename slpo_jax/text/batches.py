@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.problems import Problem
+from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import Ids, Template
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from slpo_jax.errors import UserError
-from slpo_jax.hub import hub_reachable, is_hub_id
+from slpo_jax.io.hub import hub_reachable, is_hub_id
 
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")

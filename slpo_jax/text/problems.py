@@ -5,8 +5,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 (`layouts`, chosen by the fields that a record has) turns a record into question, steps and answer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.text.answers import canonical_decimal
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS
-from slpo_jax.text.layouts import read_record
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.record_fields import read_record
 
 if TYPE_CHECKING:
     from slpo_jax.text.synthetic import SyntheticConfig
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 SYNTHETIC_PREFIX = "synthetic:"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One problem.
-
-    Attributes:
-      question: the text as it stands in the source, stray spaces included.
-      steps: one text a reasoning step, e.g. "<<48/2=24>>"; empty where the source has none.
-      answer: canonical decimal (`answers.canonical_decimal`).
-    """
-
-    question: str
-    steps: tuple[str, ...]
-    answer: str
 
 
 def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role: Role = "train") -> tuple[Problem, ...]:
@@ -97,18 +84,8 @@ def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role:
     return _problems(source, dataset_rows(source, role), all_numeric=False)
 
 
-def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Drops the problems whose question is also in `held_out`, where runs of white space count as one space.
-
-    GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
-    """
-    held_out_questions = {normalised(problem.question) for problem in held_out}
-    return tuple(problem for problem in problems if normalised(problem.question) not in held_out_questions)
 
 
-def normalised(question: str) -> str:
-    """The question with outer white space removed and inner runs of it made one space; identifies a problem."""
-    return " ".join(question.split())
 
 
 def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool) -> tuple[Problem, ...]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.problems import Problem
+from slpo_jax.text.problem import Problem
 
 HELD_OUT_NAMES = ("test", "large", "template", "valid")
 NAMES = ("train", *HELD_OUT_NAMES)

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
-from slpo_jax.hub import hub_reachable, is_hub_id
+from slpo_jax.io.hub import hub_reachable, is_hub_id
 from slpo_jax.text import synthetic
 
 START_LATENT = "<|start-latent|>"

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from slpo_jax.models.gate import Gate, stop_set_loss
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.candidates import decode_candidates
+from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.policy.rollout import RolloutConfig, replay_latents
-from slpo_jax.training.slpo import PromptedBatch, RewardFn, repeat_rows
+from slpo_jax.policy.stop_answers import decode_candidates
 from slpo_jax.training.state import LossFn
 
 

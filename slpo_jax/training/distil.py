@@ -21,7 +21,7 @@ from flax import struct
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import RolloutConfig
-from slpo_jax.policy.surrogate import token_log_probs
+from slpo_jax.policy.score import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training import imitate

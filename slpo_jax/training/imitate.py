@@ -16,7 +16,7 @@ from slpo_jax.models import lora
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, think
-from slpo_jax.policy.surrogate import token_log_probs
+from slpo_jax.policy.score import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, batch_indices, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training.state import LossFn

@@ -3,37 +3,24 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.advantage import grpo, rloo
 from slpo_jax.policy.objective import ObjectiveConfig, surrogate_loss, trajectory_scores
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, rollout
-from slpo_jax.policy.surrogate import Room, full_room, score, score_clean, smallest_room
-from slpo_jax.text.batches import EncodedProblems, batch_indices, end_to_end
-from slpo_jax.text.verifier import encode_references
+from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
+from slpo_jax.policy.rollout import RolloutConfig, Trajectories, rollout
+from slpo_jax.policy.score import Room, full_room, score, score_clean, smallest_room
 from slpo_jax.training.state import LossFn
-
-RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
 
 ADVANTAGES = {"rloo": rloo, "grpo": grpo}
 
 
-@struct.dataclass
-class PromptedBatch:
-    """Problems to roll out: prompts, encoded references uint8 [B, R], global example indices int [B]."""
-
-    prompts: Prompts
-    references: Any
-    index: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,29 +55,8 @@ class Slpo:
     config: SlpoConfig
 
 
-def make_batch(
-    problems: EncodedProblems, step: int, seed: int, batch_size: int, prompt_slots, width: int, most=0, parts=1
-) -> PromptedBatch:
-    """The `PromptedBatch` of one step; a pure function of its arguments.
-
-    Args:
-        prompt_slots: buckets.
-        width: R, of the references.
-        most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
-            is much less than their slots; 0 leaves them padded.
-        parts: how many devices and micro-batches the prompts are shared out over.
-    """
-    indices = batch_indices(seed, step, len(problems), batch_size)
-    padded = problems.prompt_batch(indices, prompt_slots)
-    references = encode_references([problems.problems[i].answer for i in indices], width)
-    places = end_to_end(most, batch_size // parts, padded.valid.shape[1]) if most else 0
-    assert not places or padded.valid.reshape(parts, -1).sum(axis=1).max() <= places, "most is too low"
-    return PromptedBatch(Prompts(padded.tokens, padded.valid, places), references, padded.index)
 
 
-def repeat_rows(tree, copies: int):
-    """Each row `copies` times in a row."""
-    return jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), tree)
 
 
 def sample(slpo: Slpo, params, batch: PromptedBatch, key: jax.Array) -> tuple[Trajectories, jax.Array]:

@@ -1,0 +1,1 @@
+"""Reading and writing, nothing else: files, the hub, Orbax."""

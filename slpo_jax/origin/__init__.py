@@ -1,0 +1,1 @@
+"""What a checkpoint is, asked once, and what a run starts from."""

@@ -1,0 +1,287 @@
+"""Where a run's first weights, shapes and texts come from: random, a checkpoint of ours, or somebody else's."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from transformers import PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
+from slpo_jax.interop.description import Description, read_description, read_json, write_description
+from slpo_jax.interop.opening import Opened, open_checkpoint
+from slpo_jax.interop.weights import (
+    Weight,
+    backbone_weights,
+    check_tree,
+    gate_weights,
+    projector_weights,
+    read_tree,
+    refuse_leftovers,
+)
+from slpo_jax.io.orbax import is_checkpoint, stored_params
+from slpo_jax.origin.recipes import REASONERS, Recipe
+from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
+
+REASONER_FOLDER = "reasoner"  # beside the checkpoints of the stages
+_RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a run starts from.
+
+    Attributes:
+        recipe: the reasoner's parts.
+        description: its kind and shapes, as they are written beside checkpoints.
+        template: its texts, with the tokenizer.
+        read: the imported parameters {"reasoner": ..., "gate": ... if there is one}; None where they are random.
+        orbax: the checkpoint of ours to start from, or None.
+        is_base: the checkpoint is of a language model that has not been a reasoner yet.
+    """
+
+    recipe: Recipe
+    description: Description
+    template: Template
+    read: Callable[[], dict[str, Any]] | None = None
+    orbax: Path | None = None
+    is_base: bool = False
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Ids of the marker tokens by name."""
+        t = self.template
+        found = {"start": t.start_id, "end": t.end_id, "pad": t.pad_id, "eos": t.eos_id}
+        return found if t.latent_id is None else found | {"latent": t.latent_id}
+
+    def write(self, folder: Path) -> None:
+        """Describe the reasoner in a folder: what our checkpoints are read with."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_description(folder, self.description, self.template.tokenizer, self.tokens)
+
+
+def open_origin(config: ConfigDict) -> Origin:
+    """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
+
+    Raises:
+        UserError: one line that names the key, file or tensor at fault, and the remedy.
+    """
+    if config.reasoner not in REASONERS:
+        raise UserError(f"config.reasoner: {config.reasoner!r} is unknown; use one of {', '.join(REASONERS)}")
+    recipe = REASONERS[config.reasoner]
+    if not config.init:
+        return _random(config, recipe)
+    path = Path(config.init).expanduser()
+    if path.is_dir() and is_checkpoint(path):
+        return _ours(config, recipe, path)
+    opened = open_checkpoint(config.init, config.base, config.lora_alpha or None, load_tokenizer)
+    return _imported(config, recipe, opened)
+
+
+def _random(config: ConfigDict, recipe: Recipe) -> Origin:
+    if not config.tokenizer:
+        raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
+    template = recipe.template(load_tokenizer(config.tokenizer), None, True)
+    values = config.model.to_dict()
+    fields = {field.name for field in dataclasses.fields(recipe.model_config)}
+    shapes = {name: value for name, value in values.items() if name in fields}
+    if recipe.backbone == "llama":
+        shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head
+        shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
+        shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
+    model = recipe.model_config(**shapes | {"vocab_size": len(template.tokenizer)})
+    projector = (config.model.projector or config.model.n_embd) if recipe.has_projector else 0
+    return Origin(recipe, Description(recipe.kind, _at_run_time(config, recipe, model), projector), template)
+
+
+def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> BackboneConfig:
+    """The shapes with what the config says of running them."""
+    sites = config.model.dropout_sites
+    sites = recipe.model_config.dropout_sites if sites is None else tuple(sites)
+    return dataclasses.replace(
+        model,
+        dropout_sites=sites,
+        dtype=jnp.dtype(config.model.dtype),
+        remat=config.model.remat,
+        scan_layers=config.model.scan_layers,
+    )
+
+
+def _ours(config: ConfigDict, recipe: Recipe, path: Path) -> Origin:
+    """A checkpoint of a run, or of `slpo_jax.convert`, with the reasoner's folder in it or beside it."""
+    folder = find_folder(path)
+    description = read_description(folder)
+    assert description is not None
+    _check_kind(config, recipe, description.kind, type(description.model) is recipe.model_config, str(path))
+    tokenizer = load_tokenizer(config.tokenizer or str(folder))
+    template = recipe.template(tokenizer, None, description.tidy)
+    if len(tokenizer) > description.model.vocab_size:
+        raise UserError(
+            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {path} "
+            f"{description.model.vocab_size}; leave it out for the checkpoint's own"
+        )
+    model = _at_run_time(config, recipe, description.model)
+    return Origin(recipe, with_gate(dataclasses.replace(description, model=model), path), template, orbax=path)
+
+
+def with_gate(description: Description, path: Path) -> Description:
+    """What a checkpoint of ours holds of a gate: its parameters say, and the stage that made it."""
+    gate = stored_params(path).get("gate")
+    if gate is None:
+        return dataclasses.replace(description, gate=None, gate_trained=False)
+    hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
+    stage = next((place / "config.json" for place in (path, path.parent) if (place / "config.json").is_file()), None)
+    trained = description.gate_trained if stage is None else bool({"cold_start", "slpo"} & read_json(stage).keys())
+    return dataclasses.replace(description, gate=hidden, gate_trained=trained)
+
+
+def find_folder(path: Path) -> Path:
+    """The folder that describes the reasoner of one of our checkpoints.
+
+    Raises:
+        UserError: there is none.
+    """
+    for place in (path, path.parent, path.parent.parent):
+        if (place / REASONER_FOLDER).is_dir():
+            return place / REASONER_FOLDER
+    raise UserError(f"{path}: has no {REASONER_FOLDER}/ in or beside it, which says what it is; keep that folder")
+
+
+def _check_kind(config: ConfigDict, recipe: Recipe, kind: str, same_backbone: bool, source: str) -> None:
+    if kind != recipe.kind or not same_backbone:
+        backbone = recipe.backbone if same_backbone else {"gpt2": "llama", "llama": "gpt2"}[recipe.backbone]
+        raise UserError(
+            f"config.reasoner: is {config.reasoner}, but {source} is a {kind}_{backbone} checkpoint; set it to that or "
+            "give another config.init"
+        )
+
+
+def _imported(config: ConfigDict, recipe: Recipe, opened: Opened) -> Origin:
+    layout, source = opened.layout, opened.source
+    kind = opened.description.kind if opened.description else layout.kind.removesuffix("_hugging_face")
+    _check_kind(config, recipe, recipe.kind if kind == "plain" else kind, layout.backbone == recipe.backbone, source)
+    stored_model = from_hugging_face(opened.model, opened.model_source)
+    if not config.tokenizer and opened.tokenizer is None:
+        raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
+    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
+    if not opened.has_own_model:
+        _check_vocabulary(recipe, opened, stored_model.vocab_size, tokenizer)
+        stored_model = dataclasses.replace(stored_model, vocab_size=layout.embedding.shape[0])
+    template, is_base = _texts(recipe, opened, tokenizer)
+    weights = backbone_weights(stored_model)
+    check_tree(weights, layout.model, source)
+    refuse_leftovers(weights, layout.model, stored_model, source)
+    projector = _projector_width(recipe, opened, is_base, stored_model.n_embd)
+    extra = _extras(config, recipe, opened, stored_model.n_embd, projector)
+    rows = max(stored_model.vocab_size, len(tokenizer))
+    model = _at_run_time(config, recipe, dataclasses.replace(stored_model, vocab_size=rows))
+    description = Description(recipe.kind, model, projector, _is_tidy(opened))
+    if opened.description:
+        description = dataclasses.replace(opened.description, model=model)
+
+    def read() -> dict[str, Any]:
+        tree = grow(read_tree(weights, layout.model, source), rows, template.tokenizer)
+        parts = {name: read_tree(wanted, stored, source) for name, (wanted, stored) in extra.items()}
+        reasoner = {"backbone": tree} | {name: part for name, part in parts.items() if name == "projector"}
+        return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
+
+    return Origin(recipe, description, template, read, is_base=is_base)
+
+
+def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A file without a config has the base's rows, or three more."""
+    embedding = opened.layout.embedding
+    rows = embedding.shape[0]
+    known = {base, base + 3, *({len(tokenizer), len(tokenizer) + 3} if recipe.kind == "coconut" else ())}
+    if rows not in known:
+        raise UserError(
+            f"{opened.source}: tensor {embedding.name} has {rows} rows, config.base {base} (+ 3 for the reasoner's "
+            "tokens); give the base model that it was trained from"
+        )
+
+
+def _texts(recipe: Recipe, opened: Opened, tokenizer: PreTrainedTokenizerFast) -> tuple[Template, bool]:
+    """The template, and whether the reasoner's tokens are new to the model.
+
+    They come from the tokenizer by name where it has them, else they have the published ids: after the tokenizer's for
+    COCONUT, after the model's vocabulary for CODI.
+    """
+    layout, rows, size = opened.layout, opened.layout.embedding.shape[0], len(tokenizer)
+    named = {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+    if size > rows:
+        raise UserError(
+            f"{opened.source}: tensor {layout.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
+            "the tokenizer that the checkpoint was trained with"
+        )
+    without_projector = recipe.has_projector and not layout.projector
+    is_base = layout.kind == "plain" and (without_projector or not (named or rows == size + 3))
+    if layout.kind == "coconut" and not named and rows != size + 3:
+        raise UserError(
+            f"{opened.source}: tensor {layout.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
+            "the reasoner's 3 special tokens; give the base model that it was trained from"
+        )
+    first_id = None
+    if recipe.has_projector and not named:
+        first_id = rows if is_base else rows - 3
+    return recipe.template(tokenizer, first_id, _is_tidy(opened)), is_base
+
+
+def _is_tidy(opened: Opened) -> bool:
+    """Whether CODI's own protocol goes with the checkpoint: see `Description.tidy`."""
+    return opened.description.tidy if opened.description else opened.layout.kind != "codi_hugging_face"
+
+
+def _projector_width(recipe: Recipe, opened: Opened, is_base: bool, width: int) -> int:
+    if not recipe.has_projector:
+        return 0
+    if is_base:
+        return width
+    first = opened.layout.projector.get("projector.1.weight")
+    if first is None:
+        raise UserError(
+            f"{opened.source}: tensor projector.1.weight (prj.1.weight in the original layout) is missing; give a CODI "
+            "checkpoint with its projector"
+        )
+    return first.shape[0]
+
+
+def _extras(config: ConfigDict, recipe: Recipe, opened: Opened, width: int, projector: int) -> dict[str, tuple]:
+    """(weights, stored tensors) of the projector and the gate, as far as the checkpoint has them."""
+    found: dict[str, tuple[list[Weight], dict]] = {}
+    if opened.layout.projector:
+        found["projector"] = (projector_weights(width, projector), opened.layout.projector)
+    if opened.gate:
+        hidden = opened.description.gate if opened.description else 0
+        if config.gate.hidden != hidden:
+            raise UserError(
+                f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.source} has {hidden}; set it to that"
+            )
+        found["gate"] = (gate_weights(width, hidden or 0), opened.gate)
+    for weights, stored in found.values():
+        check_tree(weights, stored, opened.source)
+        for name in stored.keys() - {weight.name for weight in weights}:
+            raise UserError(
+                f"{opened.source}: tensor {stored[name].name} is unexpected; give a {recipe.kind} checkpoint"
+            )
+    return found
+
+
+def grow(tree: dict[str, Any], rows: int, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """A backbone's parameters with as many vocabulary rows as the tokenizer needs.
+
+    New rows are copies of the token "<<", which opens a calculation in GSM8K, as COCONUT begins; where that is not
+    one token, the mean of all rows.
+    """
+    ids = tokenizer("<<", add_special_tokens=False)["input_ids"]
+    out = dict(tree)
+    for name in ("wte", "embed_tokens", "lm_head"):
+        if name in tree and len(tree[name]) < rows:
+            table = tree[name]
+            row = table[ids[0]] if len(ids) == 1 else table.mean(axis=0)
+            out[name] = np.concatenate([table, np.tile(row, (rows - len(table), 1))])
+    return out

@@ -1,0 +1,1 @@
+"""From a config to a run: the workdir, and one file a stage."""

@@ -1,0 +1,262 @@
+"""What a config describes, built once: mesh, models, data, reward. The stages in `slpo_jax.run.stage` work on it."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Evaluator, Reader
+from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.models.gate import Gate, stopping_gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.policy.prompted import RewardFn
+from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.text.batches import EncodedProblems, encode_problems
+from slpo_jax.text.problem import without
+from slpo_jax.text.problems import Role, load_problems
+from slpo_jax.text.synthetic import SyntheticConfig
+from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import token_bytes
+from slpo_jax.text.verifier import byte_table, reference_width, verify
+from slpo_jax.training.loop import MetricsLog
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.state import data_mesh, replicate
+
+# Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
+_ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Setup:
+    """What a config describes, without a place on the disk: models, texts and data to train on or to look at.
+
+    Attributes:
+        config: as resolved; config.model holds the shapes of what was loaded.
+        origin: what the run starts from.
+        prompt_slots: config.prompt_slots, as far as the model has positions for them.
+        rollout: slots, ids and dropout of training rollouts.
+        train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
+        reward: (tokens, references) -> right or not, inside jit.
+    """
+
+    config: ConfigDict
+    mesh: Mesh
+    key: jax.Array
+    origin: Origin
+    prompt_slots: tuple[int, ...]
+    reasoner: Reasoner
+    gate: Gate
+    rollout: RolloutConfig
+    reward: RewardFn
+    _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+
+    @property
+    def template(self) -> Template:
+        """The reasoner's texts and tokenizer."""
+        return self.origin.template
+
+    @property
+    def train(self) -> EncodedProblems:
+        return self._set("config.data.train", self.config.data.train)
+
+    @property
+    def valid(self) -> EncodedProblems:
+        return self._set("config.data.valid", self.config.data.valid)
+
+    def test_set(self, name: str) -> EncodedProblems:
+        """The set under config.data.eval."""
+        return self._set(f"config.data.eval.{name}", self.config.data.eval[name])
+
+    def _set(self, key: str, source: str) -> EncodedProblems:
+        if key not in self._sets:
+            encoded = encode_problems(self.template, _load(self.config, key, source))
+            _check_prompts(self.config, key, encoded, max(self.prompt_slots))
+            self._sets[key] = encoded
+        return self._sets[key]
+
+    @functools.cached_property
+    def reference_width(self) -> int:
+        """Bytes of an encoded reference."""
+        return reference_width([problem.answer for problem in self.train.problems])
+
+    def abstract_params(self) -> dict[str, Any]:
+        """Shapes, types and sharding of the parameters."""
+        shapes = jax.eval_shape(self._random_params)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
+
+    def initial_params(self) -> dict[str, Any]:
+        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
+        found: dict[str, Any] = {}
+        if self.origin.orbax is not None:
+            shapes = self.abstract_params()
+            found = load_params(self.origin.orbax, {name: shapes[name] for name in stored_params(self.origin.orbax)})
+        elif self.origin.read is not None:
+            found = self.origin.read()
+
+        def missing():
+            drawn = self._random_params()
+            lacking = {name: tree for name, tree in drawn["reasoner"].items() if name not in found.get("reasoner", {})}
+            return {"reasoner": lacking} | ({} if "gate" in found else {"gate": drawn["gate"]})
+
+        drawn = jax.jit(missing)()
+        params = {**drawn, **found, "reasoner": {**drawn["reasoner"], **found.get("reasoner", {})}}
+        return replicate(params, self.mesh)
+
+    def _random_params(self) -> dict[str, Any]:
+        reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
+        return {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """Rollouts over whole sets, with the answer budget of evaluation."""
+        evaluate = self.config.evaluate
+        answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
+        config = dataclasses.replace(self.rollout, answer_slots=answer_slots, temperature=0.0)
+        slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
+        return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, sorted(slots), self.key)
+
+    @functools.cached_property
+    def reader(self) -> Reader:
+        return Reader(self.template)
+
+    def optimizer_config(self, stage: str, total_steps: int) -> OptimizerConfig:
+        """The stage's `config.STAGE.optimizer`, checked."""
+        values = self.config[stage].optimizer.to_dict()
+        return OptimizerConfig(**values, total_steps=total_steps, key=f"config.{stage}.optimizer")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Experiment(Setup):
+    """A run in the making: a setup, its workdir and its log."""
+
+    workdir: Path
+    log: MetricsLog
+
+
+def build(config: ConfigDict, workdir: Path) -> Experiment:
+    """Everything that a config describes, except data sets, which are read when a stage asks for them.
+
+    Raises:
+        UserError: a key's value can't be used.
+    """
+    setup = assemble(config, workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
+    return Experiment(**parts, workdir=workdir, log=MetricsLog(workdir))
+
+
+def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
+    """`build` without writing anything.
+
+    Args:
+        workdir: whose finished stages may make up for what `config.init` lacks.
+    Raises:
+        UserError: a key's value can't be used.
+    """
+    origin = open_origin(config)
+    template, model = origin.template, origin.description.model
+    # Names may be missing at the end of a vocabulary that was padded.
+    pieces = [*token_bytes(template.tokenizer)]
+    pieces += [b""] * (model.vocab_size - len(pieces))
+    _check_usable(config, origin, workdir)
+    _resolve(config, model, origin)
+    reasoner = origin.recipe.functions(model, origin.description.projector)
+    prompt_slots = _fitting_slots(config, model.n_positions)
+    table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
+    return Setup(
+        config=config,
+        mesh=data_mesh(),
+        key=jax.random.key(config.seed),
+        origin=origin,
+        prompt_slots=prompt_slots,
+        reasoner=reasoner,
+        gate=stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached),
+        rollout=RolloutConfig(
+            max_latents=config.max_latents,
+            answer_slots=config.max_answer_tokens,
+            end_id=template.end_id,
+            eos_id=eos_id,
+            pad_id=template.pad_id,
+            dropout_rate=config.dropout.rate,
+            dropout_where=config.dropout.where,
+            banned_ids=template.banned_ids,
+        ),
+        reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
+    )
+
+
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> None:
+    """What an imported checkpoint lacks must be trained, or not be asked for."""
+    finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
+    if origin.is_base and "imitate" not in {*config.stages, *finished}:
+        lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
+        raise UserError(
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet ({lacking}); put imitate into "
+            "config.stages, or give a reasoner's checkpoint"
+        )
+    trains = set(config.stages) != {"evaluate"} or bool(finished)
+    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
+        raise UserError(
+            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
+            "number of latents, or train a gate with the cold_start stage"
+        )
+
+
+def _resolve(config: ConfigDict, model, origin: Origin) -> None:
+    """Write the loaded shapes into config.model, so that config.json says what was run."""
+    for name in config.model:
+        if hasattr(model, name):
+            value = getattr(model, name)
+            config.model[name] = jnp.dtype(value).name if name == "dtype" else value
+    config.model.projector = origin.description.projector
+
+
+def _fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
+    """The buckets, cut to what the model's positions leave for prompts."""
+    others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
+    if others >= positions and config.init:
+        raise UserError(
+            f"config.max_latents: {config.max_latents} latents and {others - config.max_latents} answer tokens leave a "
+            f"prompt none of the {positions} positions of {config.init}; lower it or config.max_answer_tokens"
+        )
+    if not config.init and max(config.prompt_slots) + others > positions:
+        raise UserError(
+            f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of "
+            "prompt, latents and answer; raise it or lower config.prompt_slots"
+        )
+    return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
+
+
+def _check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
+    """Fail before the first step, not at the one that draws the problem."""
+    used = config.evaluate.limit if key.startswith("config.data.eval") else 0
+    lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
+    if max(lengths) > most:
+        raise UserError(
+            f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
+            f"{most} of config.prompt_slots; add a larger bucket there or drop the problem"
+        )
+
+
+def _load(config: ConfigDict, key: str, source: str):
+    if not source:
+        raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
+    synthetic = SyntheticConfig(**config.data.synthetic.to_dict())
+    try:
+        problems = load_problems(source, synthetic, _ROLES.get(key, "test"))
+        if key == "config.data.train" and config.data.valid:
+            # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
+            problems = without(problems, load_problems(config.data.valid, synthetic, "validation"))
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+    if not problems:
+        raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
+    return problems

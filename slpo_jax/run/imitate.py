@@ -1,0 +1,127 @@
+"""Imitation of written solutions."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+from absl import logging
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
+from slpo_jax.models import lora
+from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.stage import check_batch, close_stage, open_stage, starting_params
+from slpo_jax.run.workdir import ADAPTER, checkpoint_dir, claim, has_checkpoint
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.imitate import Imitation, Phase, of_adapter
+from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.state import TrainState, init_state, make_train_step, replicate, shard_rows
+
+
+def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> EncodedProblems:
+    """The training problems that are imitated, once it is said how many are not.
+
+    Raises:
+        UserError: there are none, or one needs more positions than the model has: what is written out is not bounded
+            by config.max_answer_tokens.
+    """
+    problems, longest = experiment.train, experiment.config.imitate.max_tokens
+    kept = imitation.usable(problems, longest)
+    if not kept:
+        raise UserError(
+            f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
+        )
+    if len(kept) < len(problems):
+        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
+        logging.warning("imitate: left out %d of %d problems: %s", len(problems) - len(kept), len(problems), reason)
+    chosen, most = problems.subset(kept), experiment.reasoner.config.n_positions
+    for phase in plan:
+        needed = imitation.positions(chosen, phase)
+        if max(needed) > most:
+            raise UserError(
+                f"config.model.n_positions: {most} is less than the {max(needed)} positions of problem "
+                f"{kept[int(np.argmax(needed))]} in imitation's phase {phase.name}; raise it, lower "
+                "config.imitate.max_tokens or drop the problem"
+            )
+    return chosen
+
+
+def run_imitate(experiment: Experiment) -> None:
+    """CoT-SFT and the COCONUT curriculum, or CODI's distillation; then, if asked for, the control's further steps."""
+    config = experiment.config.imitate
+    check_batch(experiment, "imitate")
+    imitation = experiment.origin.recipe.imitation(config)
+    plan = imitation.phases(
+        config.cot_steps,
+        config.stage_steps,
+        config.final_steps,
+        config.c_thought,
+        config.max_latent_stage,
+        config.final_latents,
+        experiment.config.max_latents,
+    )
+    if not plan:
+        raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    claim(experiment, "imitate")
+    if not has_checkpoint(experiment, "imitate"):
+        _imitate(experiment, imitation, "imitate", plan, plan[-1].end)
+    if not config.control:
+        return
+    claim(experiment, "imitate_control")
+    if not has_checkpoint(experiment, "imitate_control"):
+        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
+
+
+def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: list[Phase], until: int) -> None:
+    """Run the phases up to step `until`; the last goes on beyond its end for the control."""
+    problems = imitated(experiment, imitation, plan)
+    config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
+    optimizers = [make_optimizer(experiment.optimizer_config("imitate", phase.end - phase.start)) for phase in plan]
+    params, trained = starting_params(experiment, ()), ("reasoner",)
+    if rank:
+        key = jax.random.fold_in(experiment.key, 1 << 29)
+        params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
+    state = init_state(params, trained, optimizers[0], experiment.key, experiment.mesh)
+    if stage == "imitate_control":
+        before = StageCheckpoints(checkpoint_dir(experiment, "imitate"))
+        state, _ = before.restore(state)
+        before.close()
+    run, state, _ = open_stage(experiment, stage, state, until, ADAPTER if rank else stage)
+    plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
+    for phase, optimizer in zip(plan, optimizers, strict=True):
+        if int(state.step) >= phase.end:
+            continue
+        if int(state.step) == phase.start and config.reset_optimizer:
+            opt_state = optimizer.init({name: state.params[name] for name in trained})
+            state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
+        layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
+        loss_fn = imitation.make_loss(experiment.reasoner, experiment.gate, layout)
+        if rank:
+            loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
+        step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
+        slots = imitation.suffix_slots(problems, phase, config.suffix_slots)
+
+        def batch(step, phase=phase, slots=slots):
+            made = imitation.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
+            return shard_rows(made, experiment.mesh)
+
+        state = run.advance(state, step_fn, batch, phase.end)
+    if rank:
+        run.finish(state)
+        _save_merged(experiment, state, config.lora.alpha / rank)
+    else:
+        close_stage(experiment, stage, run, state)
+
+
+def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> None:
+    """The end of imitation with adapters: parameters as every other stage leaves them."""
+    reasoner = jax.jit(lora.adapted)(state.params["reasoner"], state.params["adapter"], scale)
+    merged = dataclasses.replace(state, params={"reasoner": reasoner, "gate": state.params["gate"]}, opt_state=())
+    directory = checkpoint_dir(experiment, "imitate")
+    checkpoints = StageCheckpoints(directory)
+    checkpoints.save(merged)
+    checkpoints.close()
+    write_text(directory / "finished", f"{int(state.step)}\n")
+    shutil.rmtree(checkpoint_dir(experiment, ADAPTER), ignore_errors=True)

@@ -1,0 +1,26 @@
+"""What is checked before the first stage."""
+
+from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.rl import make_slpo
+from slpo_jax.run.stage import check_batch
+from slpo_jax.run.workdir import claim
+
+
+def check_stages(experiment: Experiment) -> None:
+    """Fail before the first stage, not hours later, on what a later one could not use.
+
+    Raises:
+        UserError: a setting of a stage can't be used, or the workdir holds the stage of another config.
+    """
+    config = experiment.config
+    for stage in config.stages:
+        if stage == "evaluate":
+            continue
+        check_batch(experiment, stage)
+        claim(experiment, stage, write=False)
+        if stage == "imitate" and config.imitate.control:
+            claim(experiment, "imitate_control", write=False)
+        if stage != "imitate":  # whose schedules are its phases'
+            experiment.optimizer_config(stage, config[stage].steps)
+        if stage == "slpo":
+            make_slpo(experiment)

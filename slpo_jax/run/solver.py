@@ -1,0 +1,212 @@
+"""Asking a trained reasoner a question: what it answers, what can be seen of its thought, how its samples vote."""
+
+import dataclasses
+import functools
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.settings import config_of, stopping_of
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, Stopping, Trajectories, rollout
+from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.text.batches import pad_prompts, padded_chunks
+from slpo_jax.text.tokenizer import token_bytes
+
+NEAREST = 5  # tokens of a latent
+ROWS = 64  # rollouts at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Solver:
+    """A trained reasoner, ready to be asked.
+
+    Attributes:
+        setup: its models and texts.
+        params: {"reasoner": ..., "gate": ...}.
+        stopping: "threshold" or "length".
+        rule: the threshold, or the number of latents.
+    """
+
+    setup: Setup
+    params: Any
+    stopping: Stopping
+    rule: float | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """One step of a thought.
+
+    Attributes:
+        stop_probability: rho_t of the gate, None without a trained one.
+        nearest: (token's text, probability), most probable first.
+    """
+
+    stop_probability: float | None
+    nearest: list[tuple[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What the deterministic rollout thought and wrote.
+
+    Attributes:
+        answer: the number in the text as a canonical decimal; None if there is none, or the text has no end.
+        text: without eos.
+        latents: h_1 .. h_tau.
+    """
+
+    question: str
+    answer: str | None
+    text: str
+    latents: list[Latent]
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """Answers of rollouts with MC-dropout.
+
+    Attributes:
+        counts: (answer, or None for none, its number), commonest first.
+        majority: the commonest answer, the one drawn first on a tie; None if there is no answer.
+    """
+
+    counts: list[tuple[str | None, int]]
+    majority: str | None
+
+
+def load_solver(
+    checkpoint: str,
+    threshold: float | None = None,
+    latents: int | None = None,
+    max_answer_tokens: int | None = None,
+    **known: Any,
+) -> Solver:
+    """Load a checkpoint with all that belongs to it.
+
+    Args:
+        checkpoint: a workdir, or anything that `config.init` takes.
+        threshold: of the gate; None is the one chosen in the run, or 0.5.
+        latents: a fixed number instead of the gate; None is the gate's, or the run's, or 6.
+        max_answer_tokens: None is the run's budget.
+        known: reasoner, base, tokenizer, lora_alpha of `trained.config_of`.
+    Raises:
+        UserError: no such checkpoint, or a setting that it can't be used with.
+    """
+    config = config_of(checkpoint, **known)
+    stopping, rule = stopping_of(config)
+    if max_answer_tokens is not None:
+        config.evaluate.max_answer_tokens = max_answer_tokens
+    if latents is not None:
+        if threshold is not None:
+            raise UserError("--threshold: has no use beside --latents; give one of them")
+        config.max_latents = rule = latents
+        stopping = "length"
+    elif threshold is not None:
+        if stopping != "threshold":
+            raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
+        rule = threshold
+    setup = assemble(config)
+    return Solver(setup, setup.initial_params(), stopping, rule)
+
+
+def solve(solver: Solver, question: str) -> Solution:
+    """Ask once, without noise, and watch.
+
+    Raises:
+        UserError: the question is empty, too long, or has a word that the tokenizer doesn't know.
+    """
+    setup, prompts = solver.setup, _prompts(solver, question)
+    out = _roll_out(solver, prompts, np.zeros(1, np.int32), 0, noisy=False)
+    stop_T, probability_TK, token_TK = _watch(
+        setup.reasoner, setup.gate, solver.params, prompts, out.latents, out.lengths
+    )
+    texts = _token_texts(setup)
+    latents = []
+    for t in range(int(out.lengths[0])):
+        nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
+        latents.append(Latent(float(stop_T[t]) if setup.config.gate.enabled else None, nearest))
+    _, text, answer = setup.reader.read(np.asarray(out.tokens[0]))
+    return Solution(question, answer, text, latents)
+
+
+def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
+    """Draw rollouts with MC-dropout: those that the evaluation draws for the first problem of a set.
+
+    Args:
+        samples: N, at least 1.
+        seed: dropout seed.
+    """
+    prompts, answers = _prompts(solver, question), []
+    for rows, real in padded_chunks(samples, min(samples, ROWS)):
+        many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
+        out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
+        answers += [solver.setup.reader.read(tokens)[2] for tokens in np.asarray(out.tokens)[real]]
+    counts = Counter(answers).most_common()
+    return Vote(counts, next((answer for answer, _ in counts if answer is not None), None))
+
+
+def _prompts(solver: Solver, question: str) -> Prompts:
+    """The question as a batch of one."""
+    setup = solver.setup
+    if not question.strip():
+        raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
+    prompt = setup.template.prompt(question)
+    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.config.answer_slots
+    if len(prompt) > most:
+        raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
+    slots = [slots for slots in setup.prompt_slots if slots >= len(prompt)] or [len(prompt)]
+    padded = pad_prompts([prompt], slots, [0], setup.template.pad_id)
+    return Prompts(padded.tokens, padded.valid)
+
+
+def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int, noisy: bool) -> Trajectories:
+    setup = solver.setup
+    rate = setup.rollout.dropout_rate if noisy else 0.0
+    config = dataclasses.replace(setup.evaluator.config, dropout_rate=rate, stopping=solver.stopping)
+    key = noise.stream_key(setup.key, "evaluate", seed)
+    rule_N = np.full(len(sample_N), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
+    return _rollout(setup.reasoner, setup.gate, config, solver.params, prompts, key, sample_N, rule_N)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _rollout(
+    reasoner: Reasoner, gate: Gate, config: RolloutConfig, params, prompts: Prompts, key, sample_N, rule_N
+) -> Trajectories:
+    keys_N = noise.row_keys(key, jnp.zeros_like(sample_N), sample_N)
+    return rollout(reasoner, gate, params, prompts, keys_N, config, rule_N)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _watch(reasoner: Reasoner, gate: Gate, params, prompts: Prompts, latents_1TD, lengths_1):
+    """What can be seen of a deterministic thought.
+
+    The hidden states that made the latents come out of one pass over prompt and latents: h_t is the transition of the
+    state one position before it.
+
+    Returns:
+        rho_t [T], and the probabilities and ids [T, K] of the most probable tokens; rows from tau on mean nothing.
+    """
+    steps = latents_1TD.shape[1]
+    inputs_1LD = jnp.concatenate([reasoner.embed(params["reasoner"], prompts.tokens), latents_1TD], axis=1)
+    valid_1L = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_1[:, None]], axis=1)
+    hidden_1LD, _ = reasoner.forward(params["reasoner"], inputs_1LD, jnp.cumsum(valid_1L, axis=1) - 1, valid_1L)
+    logits_TV = reasoner.logits(params["reasoner"], hidden_1LD[:, -steps - 1 : -1])[0]
+    probability_TK, token_TK = jax.lax.top_k(jax.nn.softmax(logits_TV), NEAREST)
+    return jax.nn.sigmoid(gate.logits(params["gate"], latents_1TD)[0]), probability_TK, token_TK
+
+
+def _token_texts(setup: Setup) -> list[str]:
+    """Each id's text; a special token's is its name, a padded row's is empty."""
+    tokenizer, rows = setup.template.tokenizer, setup.reasoner.config.vocab_size
+    pieces = token_bytes(tokenizer)
+    names = {index: name for name, index in tokenizer.get_vocab().items()}
+    texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in enumerate(pieces)]
+    return texts + [""] * (rows - len(texts))

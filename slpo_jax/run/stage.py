@@ -1,0 +1,82 @@
+"""What the stages share: where one starts, its batches, and going on where it was."""
+
+from typing import Any
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
+from slpo_jax.io.orbax import load_params
+from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.workdir import checkpoint_dir, has_checkpoint
+from slpo_jax.training.batches import make_batch
+from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.loop import StageRun
+from slpo_jax.training.state import TrainState, shard_rows
+
+Params = dict[str, Any]
+
+
+def stage_params(experiment: Experiment, stage: str) -> Params:
+    """The parameters that a finished stage left."""
+    return load_params(checkpoint_dir(experiment, stage), experiment.abstract_params())
+
+
+def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
+    """Where a stage starts: the last of the stages `before` it that was run, else `config.init`, else random."""
+    for stage in reversed(before):
+        if has_checkpoint(experiment, stage):
+            return stage_params(experiment, stage)
+    return experiment.initial_params()
+
+
+def open_stage(
+    experiment: Experiment, stage: str, state: TrainState, total: int, folder: str = ""
+) -> tuple[StageRun, TrainState, dict]:
+    """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
+    config = experiment.config
+    checkpoints = StageCheckpoints(checkpoint_dir(experiment, folder or stage))
+    extra: dict[str, Any] = {}
+    if checkpoints.latest_step is not None:
+        state, extra = checkpoints.restore(state)
+    experiment.log.rewind(stage, int(state.step))
+    run = StageRun(
+        stage, total, int(state.step), experiment.log, checkpoints, config.log_every, config.checkpoint_every
+    )
+    return run, state, extra
+
+
+def close_stage(
+    experiment: Experiment, stage: str, run: StageRun, state: TrainState, extra: dict[str, Any] | None = None
+) -> None:
+    """Save the last state, and note that the stage is finished."""
+    run.finish(state, extra)
+    write_text(checkpoint_dir(experiment, stage) / "finished", f"{int(state.step)}\n")
+
+
+def prompted_batches(experiment: Experiment, config):
+    """step -> the sharded batch of prompts and references; `config` is the stage's."""
+    seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
+    most = experiment.train.most_tokens(seed, config.steps, config.batch_size, parts)
+
+    def batch(step: int):
+        made = make_batch(
+            experiment.train,
+            step,
+            seed,
+            config.batch_size,
+            experiment.prompt_slots,
+            experiment.reference_width,
+            most,
+            parts,
+        )
+        return shard_rows(made, experiment.mesh)
+
+    return batch
+
+
+def check_batch(experiment: Experiment, stage: str) -> None:
+    config, devices = experiment.config[stage], experiment.mesh.size
+    if config.batch_size % (devices * config.micro_batches):
+        raise UserError(
+            f"config.{stage}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "
+            f"{config.micro_batches} micro-batches; change one of them"
+        )

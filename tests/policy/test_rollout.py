@@ -1,0 +1,273 @@
+"""Rollouts against a slow loop on transformers' GPT-2, their independence of padding, replays, candidates and stops."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from tiny import (
+    CONFIG,
+    EOS,
+    GATE,
+    PAD,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    pad_left,
+    random_prompts,
+    real_tokens,
+    run_rollout,
+    slow_noise,
+    take_rows,
+)
+
+from slpo_jax.policy.rollout import replay_latents
+from slpo_jax.policy.stop_answers import decode_candidates
+
+LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
+THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)
+ROWS, SLOTS, T = len(LENGTHS), max(LENGTHS), ROLLOUT.max_latents
+BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
+BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
+candidates = compiled(decode_candidates, REASONER, GATE, static=("config", "min_latents"))
+replay = compiled(replay_latents, REASONER, GATE, static=("config",))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return both_params()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return random_prompts(LENGTHS, SLOTS)
+
+
+@pytest.fixture(scope="module")
+def slow(params):
+    return SlowReasoner(params["reasoner"])
+
+
+def _clean(config):
+    return dataclasses.replace(config, dropout_rate=0.0)
+
+
+def _assert_same_rows(ours, theirs, atol=1e-5):
+    """Two `Trajectories`, whose numbers of slots may differ."""
+    np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+    steps = min(ours.latents.shape[1], theirs.latents.shape[1])
+    np.testing.assert_allclose(ours.latents[:, :steps], theirs.latents[:, :steps], rtol=0, atol=atol)
+    assert not np.any(ours.latents[:, steps:])
+    assert not np.any(theirs.latents[:, steps:])
+    slots = min(ours.tokens.shape[1], theirs.tokens.shape[1])
+    np.testing.assert_array_equal(ours.tokens[:, :slots], theirs.tokens[:, :slots])
+
+
+def _stop_probabilities(params, latents):
+    out = jax.tree.map(np.asarray, params["gate"]["out"])
+    return special.expit(latents @ out["kernel"][:, 0] + out["bias"])
+
+
+@pytest.mark.parametrize("where", ["clean", "thought", "latents", "all"])
+def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
+    config = _clean(BY_LENGTH) if where == "clean" else dataclasses.replace(BY_LENGTH, dropout_where=where)
+    keys = keys_of(ROWS)
+    result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
+    np.testing.assert_array_equal(result.lengths, THOUGHTS)
+    for row, length in enumerate(THOUGHTS):
+        prompt = real_tokens(prompts, row)
+        slow.set_noise(slow_noise(keys[row], keys[row], len(prompt), int(length), config))
+        latents = slow.think(prompt, length)
+        np.testing.assert_allclose(result.latents[row, :length], latents, rtol=0, atol=1e-4)
+        assert not np.any(result.latents[row, length:])
+        np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, latents, config))
+    ended = (np.asarray(result.tokens) == EOS).any(axis=1)
+    assert 0 < ended.sum() < ROWS, "the answers must end both ways"
+    assert len(np.unique(result.tokens)) > 6
+
+
+def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, slow):
+    config, threshold = _clean(BY_THRESHOLD), 0.5
+    result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=threshold)
+    slow.set_noise(None)
+    for row in range(ROWS):
+        latents = slow.think(real_tokens(prompts, row), T)
+        above = _stop_probabilities(params, latents) >= threshold
+        assert result.lengths[row] == (above.argmax() + 1 if above.any() else T)
+    assert len(np.unique(result.lengths)) >= 3, "the rows must differ"
+    for threshold, length in ((0.0, 1), (1.1, T)):
+        assert (run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=threshold).lengths == length).all()
+
+
+def test_a_probability_equal_to_the_threshold_stops(params, prompts):
+    even = {"out": {"kernel": jnp.zeros((CONFIG.n_embd, 1)), "bias": jnp.zeros(1)}}  # rho = 1/2 everywhere
+    result = run_rollout({**params, "gate": even}, prompts, keys_of(ROWS), config=_clean(BY_THRESHOLD), stop_rule=0.5)
+    assert (result.lengths == 1).all()
+
+
+@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), ("sample", 0.1)])
+def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
+    config = dataclasses.replace(ROLLOUT, stopping=stopping, dropout_rate=rate)
+    keys = keys_of(ROWS)
+    rule = jnp.asarray(THOUGHTS)
+    together = run_rollout(params, prompts, keys, config=config, stop_rule=rule)
+
+    order = np.array([3, 0, 5, 4, 1, 2])
+    shuffled = run_rollout(params, take_rows(prompts, order), keys[order], config=config, stop_rule=rule[order])
+    _assert_same_rows(shuffled, jax.tree.map(lambda x: x[order], together))
+
+    for row in (1, 2):
+        one = slice(row, row + 1)
+        alone = run_rollout(params, take_rows(prompts, [row]), keys[one], config=config, stop_rule=rule[one])
+        _assert_same_rows(alone, jax.tree.map(lambda x, one=one: x[one], together))
+
+    bucket = pad_left([real_tokens(prompts, row) for row in range(ROWS)], SLOTS + 5)
+    _assert_same_rows(run_rollout(params, bucket, keys, config=config, stop_rule=rule), together)
+
+    larger = dataclasses.replace(config, max_latents=T + 3, answer_slots=ROLLOUT.answer_slots + 2)
+    roomy = run_rollout(params, prompts, keys, config=larger, stop_rule=rule)
+    free = np.flatnonzero((np.asarray(together.lengths) < T) | (stopping == "length"))  # the others were stopped at T
+    assert len(free) >= 3
+    _assert_same_rows(*(jax.tree.map(lambda x: x[free], result) for result in (roomy, together)))
+
+
+def test_rollouts_of_a_prompt_differ_and_are_reproducible(params, prompts):
+    one = take_rows(prompts, [1] * ROWS)
+    keys = keys_of(ROWS)
+    first, again = (run_rollout(params, one, keys, config=ROLLOUT, stop_rule=THOUGHTS) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    latents = np.asarray(first.latents)
+    for i in range(ROWS):
+        for j in range(i):
+            assert np.abs(latents[i, 0] - latents[j, 0]).max() > 1e-2, "rollouts must not share masks"
+    prompt_clean = dataclasses.replace(BY_LENGTH, dropout_where="latents")
+    latents = run_rollout(params, one, keys, config=prompt_clean, stop_rule=np.full(ROWS, T, np.int32)).latents
+    np.testing.assert_allclose(latents[:, 0], latents[:1, 0].repeat(ROWS, 0), atol=1e-6)
+    assert np.abs(latents[1:, 1] - latents[:1, 1]).max(axis=1).min() > 1e-2
+
+
+def test_no_latents_at_all(params, prompts, slow):
+    """max_latents 0: the end marker follows the question (the no-thought setting)."""
+    config = dataclasses.replace(_clean(BY_LENGTH), max_latents=0)
+    result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.zeros(ROWS, np.int32))
+    assert result.latents.shape == (ROWS, 0, CONFIG.n_embd)
+    assert not np.any(result.lengths)
+    slow.set_noise(None)
+    for row in range(ROWS):
+        prompt = real_tokens(prompts, row)
+        np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, slow.think(prompt, 0), config))
+
+
+def test_sampled_answers(params, prompts, slow):
+    """At a temperature the first token follows the tempered softmax of the slow loop's logits."""
+    rows = 4000
+    config = dataclasses.replace(_clean(BY_LENGTH), temperature=2.0, answer_slots=1)
+    many, rule = take_rows(prompts, [2] * rows), np.full(rows, 2, np.int32)
+    result = run_rollout(params, many, keys_of(rows), config=config, stop_rule=rule)
+    slow.set_noise(None)
+    prompt = real_tokens(prompts, 2)
+    inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 2), slow.embed([config.end_id])])
+    law = special.softmax(slow.logits(slow.hidden(inputs)[-1:])[0].astype(np.float64) / 2)
+    counts = np.bincount(np.asarray(result.tokens)[:, 0], minlength=CONFIG.vocab_size)
+    groups = np.array_split(np.argsort(law), 12)  # rare tokens and likely ones, each with its own kind
+    expected = [rows * law[group].sum() for group in groups]
+    assert min(expected) > 5
+    assert stats.chisquare([counts[group].sum() for group in groups], expected).pvalue > 1e-4
+    assert np.corrcoef(counts, law)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("where", ["thought", "all"])
+def test_replay_is_the_rollout_s(params, prompts, where):
+    config = dataclasses.replace(BY_LENGTH, dropout_where=where)
+    keys = keys_of(ROWS, seed=3)
+    result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
+    replayed = replay(params, prompts, keys, result.lengths, config=dataclasses.replace(config, stopping="sample"))
+    np.testing.assert_allclose(replayed, result.latents, rtol=0, atol=2e-6)
+
+
+@pytest.fixture(scope="module")
+def weighted(params, prompts):
+    """(reasoner's parameters, weights [N, T, D]) -> the weighted sum of the replayed latents, and its gradient."""
+    keys, lengths = keys_of(ROWS), jnp.asarray(THOUGHTS)
+
+    def value(reasoner, weights):
+        both = {**params, "reasoner": reasoner}
+        return jnp.sum(weights * replay_latents(REASONER, GATE, both, prompts, keys, lengths, ROLLOUT))
+
+    return compiled(value), compiled(jax.grad(value))
+
+
+def test_replay_s_gradient_is_the_finite_difference(params, weighted):
+    value, gradient_of = weighted
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(ROWS, T, CONFIG.n_embd)).astype(np.float32)
+    gradient = gradient_of(params["reasoner"], weights)
+
+    def slope(direction, step):
+        up, down = (jax.tree.map(lambda p, d, s=s: p + s * d, params["reasoner"], direction) for s in (step, -step))
+        return (value(up, weights) - value(down, weights)) / (2 * step)
+
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.asarray, gradient))
+    norm = np.sqrt(sum(np.sum(g**2) for g in leaves))
+    along_itself = jax.tree.unflatten(tree, [g / norm for g in leaves])
+    assert slope(along_itself, 1e-3) == pytest.approx(norm, rel=0.02)
+    for leaf in range(0, len(leaves), 3):  # the largest coordinate of every third array
+        direction = [np.zeros_like(g) for g in leaves]
+        at = np.unravel_index(np.abs(leaves[leaf]).argmax(), leaves[leaf].shape)
+        direction[leaf][at] = 1
+        expected = float(leaves[leaf][at])
+        assert slope(jax.tree.unflatten(tree, direction), 2e-3) == pytest.approx(expected, rel=0.03, abs=0.02)
+
+
+def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighted):
+    """The path goes through all the latents, back to the tokens of the row's own prompt and no others."""
+    weights = np.zeros((ROWS, T, CONFIG.n_embd), np.float32)
+    weights[1, T - 1] = np.arange(CONFIG.n_embd)
+    gradient = np.asarray(weighted[1](params["reasoner"], weights)["backbone"]["wte"])
+    np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient).max(axis=1)), np.unique(real_tokens(prompts, 1)))
+
+
+@pytest.mark.parametrize(
+    ("where", "rate", "temperature"), [("thought", 0.0, 0.0), ("thought", 0.1, 0.0), ("all", 0.1, 1.0)]
+)
+def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rate, temperature):
+    config = dataclasses.replace(ROLLOUT, dropout_rate=rate, dropout_where=where, temperature=temperature)
+    keys, shortest = keys_of(ROWS, seed=2), 2
+    latents, tokens = candidates(params, prompts, keys, config=config, min_latents=shortest)
+    assert tokens.shape == (ROWS, T - shortest + 1, config.answer_slots)
+    stop = dataclasses.replace(config, stopping="length")
+    for i, length in enumerate(range(shortest, T + 1)):
+        rule = np.full(ROWS, length, np.int32)
+        alone = run_rollout(params, prompts, keys, config=stop, stop_rule=rule)
+        np.testing.assert_allclose(latents[:, :length], alone.latents[:, :length], rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(tokens[:, i], alone.tokens)
+    assert (np.asarray(tokens[:, 0]) != np.asarray(tokens[:, -1])).any(axis=1).sum() >= 3, "lengths must matter"
+    assert (np.asarray(tokens) == PAD).any()
+
+
+def test_sampled_stops_follow_the_first_stop_law(params, prompts):
+    """Each of many rollouts stops by the law of its own latents, whose stop probabilities are computed in numpy."""
+    rows = 6000
+    many = take_rows(prompts, [5] * rows)
+    config = dataclasses.replace(ROLLOUT, answer_slots=1)
+    stops = np.asarray(run_rollout(params, many, keys_of(rows), config=config).lengths)
+    by_length = dataclasses.replace(config, stopping="length")
+    full = run_rollout(params, many, keys_of(rows), config=by_length, stop_rule=np.full(rows, T, np.int32))
+    rho = _stop_probabilities(params, np.asarray(full.latents, np.float64))
+    before = np.concatenate([np.ones((rows, 1)), np.cumprod(1 - rho, axis=1)[:, :-1]], axis=1)
+    law = before * rho
+    law[:, -1] = before[:, -1]  # no decision at T
+    expected, spread = law.sum(axis=0), np.sqrt((law * (1 - law)).sum(axis=0))
+    counts = np.bincount(stops, minlength=T + 1)[1:]
+    assert counts.sum() == rows
+    assert (expected > 50).all(), "every stop must be tried"
+    assert (np.abs(counts - expected) < 4.5 * spread).all()
+    assert stats.chisquare(counts, expected * rows / expected.sum()).pvalue > 1e-4
+    # Given the latents, a stop tells nothing of the masks: the stops of the boldest rows are as likely as they say.
+    bold = np.argsort(law[:, 0])[-rows // 4 :]
+    assert abs((stops[bold] == 1).sum() - law[bold, 0].sum()) < 4.5 * np.sqrt((law * (1 - law))[bold, 0].sum())

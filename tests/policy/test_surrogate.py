@@ -1,0 +1,279 @@
+"""One-pass scoring against a slow loop over steps and passes, and the Gaussian against scipy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from tiny import (
+    CONFIG,
+    END,
+    EOS,
+    NOISY,
+    PAD,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    random_params,
+    random_prompts,
+    real_tokens,
+    run_rollout,
+    slow_noise,
+    take_rows,
+)
+
+from slpo_jax.models.reasoner import coconut
+from slpo_jax.policy import noise
+from slpo_jax.policy.score import answer_mask, score, score_clean, score_pass, token_log_probs
+from slpo_jax.policy.surrogate import gaussian_log_prob, moments
+
+GROUP, PASSES, T, D = 2, 3, ROLLOUT.max_latents, CONFIG.n_embd
+BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
+THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)
+ROWS = len(THOUGHTS)
+one_pass = compiled(score_pass, REASONER, static=("config",))
+many_passes = compiled(score, REASONER, static=("config", "passes"))
+clean_pass = compiled(score_clean, REASONER, static=("config",))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return random_prompts((4, 7, 2), 7)
+
+
+@pytest.fixture(scope="module")
+def trajectories(prompts):
+    """Of 3 prompts, 2 each, with all kinds of lengths and answers."""
+    rows = take_rows(prompts, np.repeat(np.arange(3), GROUP))
+    result = run_rollout(both_params(), rows, keys_of(ROWS), config=BY_LENGTH, stop_rule=THOUGHTS)
+    # One answer that ends at once and one that ends in the middle; the others use all slots.
+    tokens = np.array(result.tokens)
+    tokens[tokens == EOS] = 1
+    tokens[1], tokens[4, 3:] = [EOS, *[PAD] * 5], [EOS, PAD, PAD]
+    return result.replace(tokens=jnp.asarray(tokens))
+
+
+def _keys(pass_number):
+    key = jax.random.fold_in(jax.random.key(7), pass_number)
+    indices = jnp.arange(3)
+    return noise.row_keys(key, indices), noise.row_keys(key, 100 + jnp.arange(ROWS))
+
+
+def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
+    """z_1 .. z_tau, each from a forward of its own, and the answer's log-probability, of one trajectory."""
+    prompt, tau = real_tokens(prompts, row // GROUP), int(trajectories.lengths[row])
+    latents = np.asarray(trajectories.latents[row, :tau])
+    slow.set_noise(slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, config))
+    prefixes = [np.concatenate([slow.embed(prompt), latents[:t]]) for t in range(tau)]
+    z = np.stack([slow.hidden(prefix)[-1] for prefix in prefixes])
+    tokens = np.asarray(trajectories.tokens[row])
+    spoken = tokens[: (tokens == EOS).argmax() + 1] if EOS in tokens else tokens
+    inputs = np.concatenate([slow.embed(prompt), latents, slow.embed([END, *spoken[:-1]])])
+    logits = slow.logits(slow.hidden(inputs)[-len(spoken) :])
+    return z, special.log_softmax(logits, axis=-1)[np.arange(len(spoken)), spoken].sum()
+
+
+@pytest.mark.parametrize(
+    ("where", "sites"),
+    [("thought", CONFIG.dropout_sites), ("latents", CONFIG.dropout_sites), ("all", NOISY.dropout_sites)],
+)
+def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
+    gpt2 = dataclasses.replace(CONFIG, dropout_sites=sites)
+    slow, config = SlowReasoner(params, gpt2), dataclasses.replace(ROLLOUT, dropout_where=where)
+    fast = one_pass if gpt2 == CONFIG else compiled(score_pass, coconut(gpt2), static=("config",))
+    for k in range(2):
+        prompt_keys, keys = _keys(k)
+        scores = fast(params, prompts, trajectories, prompt_keys, keys, config=config)
+        for row in range(ROWS):
+            z, log_prob = _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row)
+            np.testing.assert_allclose(scores.latents[row, : len(z)], z, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(scores.answer_log_prob[row], log_prob, rtol=1e-5, atol=2e-4)
+            h = np.asarray(trajectories.latents[row, : len(z)])
+            assert where == "latents" or np.abs(h - z).max() > 1e-2, "the pass must have masks of its own"
+
+
+def test_one_pass_s_gradient_is_the_slow_loop_s(params, prompts, trajectories):
+    """torch's autograd through the step-by-step loop, masks included; the realised latents are constants."""
+    row, (prompt_keys, keys) = 4, _keys(0)
+    weights = np.random.default_rng(0).normal(size=(T, D)).astype(np.float32)
+
+    def value(params, latents):
+        realised = trajectories.replace(latents=latents)
+        scores = score_pass(REASONER, params, prompts, realised, prompt_keys, keys, ROLLOUT)
+        seen = jnp.arange(T)[:, None] < trajectories.lengths[row]
+        return jnp.sum(scores.latents[row] * weights * seen) + scores.answer_log_prob[row]
+
+    gradient, to_latents = compiled(jax.grad(value, argnums=(0, 1)))(params, trajectories.latents)
+    np.testing.assert_array_equal(to_latents, jnp.zeros_like(to_latents))
+
+    slow, tau = SlowReasoner(params), int(trajectories.lengths[row])
+    torch, tokens = slow.torch, np.asarray(trajectories.tokens[row])
+    spoken = tokens[: (tokens == EOS).argmax() + 1]
+    prompt = real_tokens(prompts, row // GROUP)
+    slow.set_noise(slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, ROLLOUT))
+    wte, latents = slow.hf.transformer.wte.weight, torch.tensor(np.asarray(trajectories.latents[row, :tau]))
+    question, end = wte[torch.tensor(prompt)], wte[torch.tensor([END, *spoken[:-1]])]
+    loss = sum(slow.torch_hidden(torch.cat([question, latents[:t]]))[-1] @ torch.tensor(weights[t]) for t in range(tau))
+    logits = slow.torch_hidden(torch.cat([question, latents, end]))[-len(spoken) :] @ wte.T
+    loss = loss + torch.log_softmax(logits, -1)[range(len(spoken)), spoken.tolist()].sum()
+    loss.backward()
+    ours, theirs = gradient["backbone"], slow.hf.transformer
+    pairs = [(ours["wte"], theirs.wte), (ours["wpe"], theirs.wpe), (ours["ln_f"]["scale"], theirs.ln_f)]
+    for layer, block in enumerate(theirs.h):
+        mine = ours[f"h_{layer}"]
+        pairs += [(mine["attn"][n]["kernel"], getattr(block.attn, n)) for n in ("c_attn", "c_proj")]
+        pairs += [(mine["mlp"][n]["kernel"], getattr(block.mlp, n)) for n in ("c_fc", "c_proj")]
+    for mine, module in pairs:
+        expected = module.weight.grad.numpy()
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_shared_prompts_score_as_prompts_encoded_for_each(params, prompts, trajectories):
+    prompt_keys, keys = _keys(0)
+    shared = one_pass(params, prompts, trajectories, prompt_keys, keys, config=ROLLOUT)
+    each = np.repeat(np.arange(3), GROUP)
+    apart = one_pass(params, take_rows(prompts, each), trajectories, prompt_keys[each], keys, config=ROLLOUT)
+    for row, length in enumerate(THOUGHTS):
+        np.testing.assert_allclose(shared.latents[row, :length], apart.latents[row, :length], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(shared.answer_log_prob, apart.answer_log_prob, rtol=1e-5, atol=1e-4)
+
+
+def test_what_lies_after_the_end_does_not_matter(params, prompts, trajectories):
+    prompt_keys, keys = _keys(0)
+    rng = np.random.default_rng(1)
+    after = np.arange(T)[None] >= np.asarray(trajectories.lengths)[:, None]
+    latents = np.where(after[..., None], rng.normal(size=(ROWS, T, D)), trajectories.latents).astype(np.float32)
+    tokens = np.array(trajectories.tokens)
+    tokens[1, 1:], tokens[4, 4:] = 5, 9
+    garbage = trajectories.replace(latents=jnp.asarray(latents), tokens=jnp.asarray(tokens))
+    ours, theirs = (one_pass(params, prompts, x, prompt_keys, keys, config=ROLLOUT) for x in (trajectories, garbage))
+    np.testing.assert_allclose(ours.answer_log_prob, theirs.answer_log_prob, rtol=1e-6)
+    np.testing.assert_allclose(ours.latents[~after], theirs.latents[~after], rtol=0, atol=1e-6)
+
+
+def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts):
+    """With the rollout's keys instead of fresh ones, z_t is h_t itself: the masks are mirrored position by position."""
+    rows = take_rows(prompts, np.repeat(np.arange(3), GROUP))
+    for where in ("thought", "latents"):
+        config = dataclasses.replace(BY_LENGTH, dropout_where=where)
+        result = run_rollout(both_params(), rows, keys_of(ROWS), config=config, stop_rule=THOUGHTS)
+        config = dataclasses.replace(ROLLOUT, dropout_where=where)
+        scores = one_pass(params, rows, result, keys_of(ROWS), keys_of(ROWS), config=config)
+        for row, length in enumerate(THOUGHTS):
+            np.testing.assert_allclose(scores.latents[row, :length], result.latents[row, :length], rtol=0, atol=1e-5)
+
+
+def test_passes_have_masks_of_their_own(params, prompts, trajectories):
+    """Independent over passes and trajectories, shared by a prompt's trajectories in the prompt only."""
+    same = jax.tree.map(lambda x: jnp.repeat(x[1:2], ROWS, axis=0), trajectories)  # tau = T
+    twins = take_rows(prompts, [1, 1, 1])
+    key, index = jax.random.key(3), jnp.array([4, 9, 2])
+    z = np.asarray(many_passes(params, twins, index, same, key, config=ROLLOUT, passes=PASSES).latents)
+    rows = np.arange(ROWS)
+    for t in range(T):
+        flat = z[:, :, t].reshape(PASSES * ROWS, D)
+        distance = np.abs(flat[:, None] - flat[None]).max(axis=-1)
+        pass_of, row_of = np.repeat(np.arange(PASSES), ROWS), np.tile(rows, PASSES)
+        together = (pass_of[:, None] == pass_of) & (row_of[:, None] // GROUP == row_of // GROUP)
+        equal = together if t == 0 else np.eye(PASSES * ROWS, dtype=bool)
+        assert (distance[equal] < 1e-6).all()
+        assert (distance[~equal] > 1e-3).all()
+    first = np.asarray(same.latents[0, 0])
+    assert np.abs(z[:, :, 0] - first).max(axis=-1).min() > 1e-3, "the realised latent is none of the K"
+
+
+def test_scores_depend_on_the_example_s_index_and_not_on_its_place(params, prompts, trajectories):
+    key, index = jax.random.key(3), jnp.array([4, 9, 2])
+    scores = many_passes(params, prompts, index, trajectories, key, config=ROLLOUT, passes=PASSES)
+    order = np.array([2, 0, 1])
+    rows = (order[:, None] * GROUP + np.arange(GROUP)).ravel()
+    moved = many_passes(
+        params,
+        take_rows(prompts, order),
+        index[order],
+        jax.tree.map(lambda x: x[rows], trajectories),
+        key,
+        config=ROLLOUT,
+        passes=PASSES,
+    )
+    np.testing.assert_allclose(moved.answer_log_prob, scores.answer_log_prob[:, rows], rtol=1e-5, atol=1e-4)
+    seen = np.arange(T)[None] < np.asarray(trajectories.lengths)[rows, None]
+    np.testing.assert_allclose(moved.latents[:, seen], scores.latents[:, rows][:, seen], rtol=0, atol=1e-5)
+
+
+def test_without_dropout_the_passes_are_the_clean_one(params, prompts, trajectories):
+    config = dataclasses.replace(ROLLOUT, dropout_rate=0.0)
+    index, key = jnp.arange(3), jax.random.key(0)
+    scores = many_passes(params, prompts, index, trajectories, key, config=config, passes=PASSES)
+    clean = clean_pass(params, prompts, trajectories, config=ROLLOUT)
+    slow, (prompt_keys, keys) = SlowReasoner(params), _keys(0)
+    for row, length in enumerate(THOUGHTS):
+        z, log_prob = _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row)
+        np.testing.assert_allclose(clean.latents[row, :length], z, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(clean.answer_log_prob[row], log_prob, rtol=1e-5, atol=2e-4)
+        for k in range(PASSES):
+            np.testing.assert_allclose(scores.latents[k, row, :length], z, rtol=0, atol=1e-4)
+    variance = compiled(jax.vmap(jax.vmap(moments, in_axes=1), in_axes=1))(scores.latents)[1]
+    np.testing.assert_array_equal(variance, np.full((ROWS, T), np.float32(1e-6)))
+
+
+@pytest.mark.parametrize("passes", range(1, 9))
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_equal_samples_give_the_floor_exactly(passes, scale):
+    z = scale * jax.random.normal(jax.random.key(0), (D,))
+    for function in (moments, jax.jit(moments)):
+        mu, variance = function(jnp.broadcast_to(z, (passes, D)))
+        np.testing.assert_allclose(mu, z, rtol=1e-6)
+        assert variance == np.float32(1e-6)
+
+
+@pytest.mark.parametrize(("passes", "width", "epsilon"), [(2, 3, 1e-6), (4, 16, 0.5), (7, 1, 0.0)])
+def test_moments_and_log_density_against_scipy(passes, width, epsilon):
+    rng = np.random.default_rng(passes)
+    z, h = 3 + 2 * rng.normal(size=(passes, width)), rng.normal(size=width)
+    mu, variance = moments(jnp.asarray(z, jnp.float32), epsilon)
+    np.testing.assert_allclose(mu, z.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(variance, np.var(z, axis=0, ddof=0).mean() + epsilon, rtol=1e-5)
+    law = stats.multivariate_normal(np.asarray(mu, np.float64), float(variance) * np.eye(width))
+    ours = gaussian_log_prob(jnp.asarray(h, jnp.float32), mu, variance)
+    np.testing.assert_allclose(ours, law.logpdf(h), rtol=1e-4)
+
+
+def test_moments_by_hand_and_in_float32():
+    z = jnp.array([[1.0, 2.0], [3.0, 6.0]])
+    mu, variance = moments(z, 0.25)  # squared distances 1 + 4 twice, over K d = 4
+    np.testing.assert_allclose(mu, [2, 4])
+    np.testing.assert_allclose(variance, 2.75)
+    mu, variance = moments(z.astype(jnp.bfloat16))
+    assert mu.dtype == variance.dtype == jnp.float32
+    assert gaussian_log_prob(z[0].astype(jnp.bfloat16), mu, variance).dtype == jnp.float32
+
+
+def test_answer_mask_ends_with_the_first_eos():
+    tokens = jnp.array([[1, 2, EOS, PAD], [EOS, EOS, 1, 2], [1, 2, 3, 4]])
+    expected = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
+    np.testing.assert_array_equal(answer_mask(tokens, EOS), np.array(expected, bool))
+    padded_with_eos = jnp.array([[1, EOS, EOS, EOS]])
+    np.testing.assert_array_equal(answer_mask(padded_with_eos, EOS), [[True, True, False, False]])
+
+
+def test_token_log_probs_against_scipy():
+    logits = 30 * np.random.default_rng(0).normal(size=(2, 3, 7)).astype(np.float32)
+    tokens = np.array([[0, 6, 3], [2, 2, 5]])
+    expected = np.take_along_axis(special.log_softmax(logits.astype(np.float64), axis=-1), tokens[..., None], -1)[
+        ..., 0
+    ]
+    np.testing.assert_allclose(
+        token_log_probs(jnp.asarray(logits), jnp.asarray(tokens)), expected, rtol=1e-5, atol=1e-5
+    )

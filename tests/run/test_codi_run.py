@@ -1,0 +1,206 @@
+"""The imitate stage with CODI and with adapters: what it leaves, what it leaves out, and how it goes on."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from codi_run import QUESTION, SUMS, small_config
+from small_run import checkpoint_of, rows_of
+
+from slpo_jax import config as configs
+from slpo_jax.errors import UserError
+from slpo_jax.run import imitate as run_imitate_stage
+from slpo_jax.run.evaluate import run_evaluate
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.stage import stage_params
+from slpo_jax.training.state import replicate
+
+RANK = 2
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing is cleaned up."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("codi")
+    small_config(folder)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    long = QUESTION.format(1, 2) + " " + QUESTION.format(1, 2)
+    rows[3] |= {"question": long[:70], "steps": ["<<1+2=3>>"] * 6}
+    rows[5]["answer"] = "-4"
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def _config(folder, rank: int = RANK, **changes):
+    config = small_config(folder)
+    config.imitate.lora.rank = rank
+    config.imitate.update(changes)
+    return config
+
+
+def _run(config, workdir):
+    configs.check(config)
+    experiment = build(config, workdir)
+    try:
+        check_stages(experiment)
+        run_imitate_stage.run_imitate(experiment)
+    finally:
+        experiment.log.close()
+    return experiment
+
+
+@pytest.mark.usefixtures("cpu_devices")
+def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
+    """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
+    config = _config(folder, cot_steps=0, final_steps=14, max_tokens=40)
+    config.data.train = str(folder / "mixed.jsonl")
+    config.model.n_embd = 8  # four times the rank
+    config.imitate.optimizer.learning_rate = 3e-2
+    experiment = _run(config, tmp_path)
+    assert "imitate: left out 2 of 36 problems" in caplog.text
+    losses = [row["loss"] for row in rows_of(tmp_path)]
+    assert len(losses) == 14
+    assert np.median(losses[-7:]) < losses[0] - 1.0  # at this rate it has spikes
+    assert [path.name for path in (tmp_path / "checkpoints").glob("imitate*")] == ["imitate"]
+    before = jax.tree.map(np.asarray, experiment.initial_params())
+    after = jax.tree.map(np.asarray, stage_params(experiment, "imitate"))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    kernels = 0
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        name, change = jax.tree_util.keystr(path), new - old
+        if "projector" in name:
+            assert np.abs(change).max() > 1e-3, name
+        elif "kernel" in name and "backbone" in name:
+            kernels += 1
+            spread = np.linalg.svd(change, compute_uv=False)
+            assert spread[RANK - 1] > 1e-4 > 100 * spread[RANK], name
+        else:
+            assert (change == 0).all(), name
+    assert kernels == 4
+    run_evaluate(experiment)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax"}
+    records = [json.loads(line) for line in (tmp_path / "eval" / "imitate" / "sums.jsonl").read_text().splitlines()]
+    assert [record["question"] for record in records] == [QUESTION.format(a, b) for a, b in SUMS[40:43]]
+    assert {record["latent_steps"] for record in records} == {2}
+
+
+def _step_without_a_model(record):
+    """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
+
+    def make_train_step(loss_fn, optimizer, trained, mesh, stream, micro_batches=1):
+        def step(state, batch):
+            record["steps"].append(int(state.step))
+            record["trained"] = trained
+            if record["at"] == int(state.step):
+                record["at"] = None
+                raise Crash
+            data = float(np.asarray(batch.index).sum())
+            part = {name: state.params[name] for name in trained}
+            grads = jax.tree.map(lambda p: jnp.full_like(p, np.sin(data + int(state.step))), part)
+            updates, opt_state = optimizer.update(grads, state.opt_state, part)
+            params = {**state.params, **optax.apply_updates(part, updates)}
+            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
+
+        return step
+
+    return make_train_step
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    record = {"steps": [], "at": None}
+    kernel = {"h_0": {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}, "wte": jnp.ones(5)}
+    tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
+    monkeypatch.setattr(run_imitate_stage, "make_train_step", _step_without_a_model(record))
+    for name in ("initial_params", "abstract_params"):
+        monkeypatch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
+    return record
+
+
+def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypatch):
+    """In a step, between two phases, before the adapters are merged, and before the end is written down."""
+    config = _config(folder, cot_steps=4, final_steps=5)
+    _run(config, tmp_path / "whole")
+    assert fake["steps"] == list(range(9))
+    assert fake["trained"] == ("adapter",)
+    whole = checkpoint_of(tmp_path / "whole", "imitate")
+    assert whole["step"] == 9
+    assert (whole["['params']['reasoner']['backbone']['h_0']['kernel']"] != 1).any()
+    assert (whole["['params']['reasoner']['backbone']['wte']"] == 1).all()
+    assert not any("adapter" in path for path in whole)
+    for at in (0, 3, 4, 8):
+        fake["at"] = at
+        with pytest.raises(Crash):
+            _run(config, tmp_path / "cut")
+    for name in ("_save_merged", "write_text"):
+
+        def cut(*_):
+            raise Crash
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_imitate_stage, name, cut)
+            with pytest.raises(Crash):
+                _run(config, tmp_path / "cut")
+        assert not (tmp_path / "cut" / "checkpoints" / "imitate" / "finished").exists()
+    _run(config, tmp_path / "cut")
+    cut_up = checkpoint_of(tmp_path / "cut", "imitate")
+    assert cut_up.keys() == whole.keys()
+    for path, leaf in whole.items():
+        np.testing.assert_array_equal(cut_up[path], leaf, err_msg=path)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    fake["steps"].clear()
+    _run(config, tmp_path / "cut")
+    assert fake["steps"] == []
+    assert not (tmp_path / "cut" / "checkpoints" / "imitate_adapter").exists()
+
+
+def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
+    fake["at"] = 3
+    with pytest.raises(Crash):
+        _run(_config(folder), tmp_path)
+    for other in (_config(folder, rank=0), _config(folder, rank=RANK + 1), _config(folder, distil_factor=1.0)):
+        with pytest.raises(
+            UserError, match=r"config\.imitate\.(lora\.rank|distil_factor): is not what .*imitate_adapter"
+        ):
+            _run(other, tmp_path)
+    _run(_config(folder), tmp_path)
+    assert checkpoint_of(tmp_path, "imitate")["step"] == 9
+
+
+def test_a_key_younger_than_the_checkpoint_is_at_its_default(fake, folder, tmp_path):
+    _run(_config(folder, rank=0), tmp_path)
+    assert fake["trained"] == ("reasoner",)
+    path = tmp_path / "checkpoints" / "imitate" / "config.json"
+    facts = json.loads(path.read_text())
+    del facts["imitate"]["lora"], facts["imitate"]["distil_factor"]
+    path.write_text(json.dumps(facts))
+    _run(_config(folder, rank=0), tmp_path)
+    with pytest.raises(UserError, match=r"config\.imitate\.distil_factor: is not what"):
+        _run(_config(folder, rank=0, distil_factor=2.0), tmp_path)
+
+
+def test_what_can_not_be_imitated(fake, folder, tmp_path):
+    cases = {
+        r"config\.imitate\.control: goes on with all parameters": _config(folder, control=True),
+        r"config\.imitate\.max_tokens: 3 leaves no problem": _config(folder, max_tokens=3),
+        r"config\.imitate\.max_tokens: give": _config(folder, max_tokens=-1),
+        r"config\.imitate\.lora\.rank: give": _config(folder, rank=-1),
+    }
+    long = _config(folder)
+    long.data.train, long.model.n_positions = str(folder / "mixed.jsonl"), 50
+    cases[r"config\.model\.n_positions: 50 is less than the \d+ positions of problem 3 in imitation's phase cot"] = long
+    for number, (message, config) in enumerate(cases.items()):
+        with pytest.raises(UserError, match=message) as error:
+            _run(config, tmp_path / str(number))
+        assert "\n" not in str(error.value)
+        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
+    assert fake["steps"] == []

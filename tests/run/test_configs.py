@@ -1,0 +1,130 @@
+"""Every file in configs/: it loads, passes the checks, and says what was published."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from slpo_jax.config import check, default_config
+from slpo_jax.errors import UserError
+from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.training.optimizer import OptimizerConfig
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
+GPT2, LLAMA = "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"
+STARTS = {
+    "coconut_gpt2": ("coconut_gpt2", "ModalityDance/latent-tts-coconut", ""),
+    "codi_gpt2": ("codi_gpt2", "zen-E/CODI-gpt2", GPT2),
+    "coconut_llama1b": ("coconut_llama", "", LLAMA),
+    "codi_llama1b": ("codi_llama", "zen-E/CODI-llama3.2-1b-Instruct", LLAMA),
+}
+PAPER = {
+    "max_latents": 12, "min_latents": 3, "dropout.rate": 0.1, "dropout.where": "thought", "gate.dropout": 0.1,
+    "stages": ("cold_start", "slpo", "evaluate"), "tokenizer": "",
+    "cold_start.trajectories": 4, "cold_start.batch_size": 256, "cold_start.steps": -(-15 * 385_620 // 256),
+    "cold_start.evaluate_every": 500, "cold_start.patience": 20, "cold_start.train_backbone": False,
+    "cold_start.optimizer.name": "adafactor", "cold_start.optimizer.learning_rate": 1e-4,
+    "slpo.group": 8, "slpo.passes": 4, "slpo.advantage": "rloo", "slpo.batch_size": 64, "slpo.steps": 40_000,
+    "slpo.optimizer.name": "adafactor", "slpo.optimizer.learning_rate": 1e-6, "slpo.optimizer.warmup_steps": 2_000,
+    "slpo.optimizer.schedule": "constant", "evaluate.samples": 16, "evaluate.seeds": 3,
+}  # fmt: skip
+EPOCH = -(-385_620 // 128)
+COCONUT = {
+    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 25 * EPOCH, "stage_steps": 3 * EPOCH, "final_steps": 13 * EPOCH,
+    "final_latents": "published", "lora.rank": 0, "max_tokens": 0, "optimizer.learning_rate": 1e-4,
+    "optimizer.weight_decay": 0.01, "optimizer.decay_vectors": True, "optimizer.clip_norm": None,
+    "optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "reset_optimizer": True,
+}  # fmt: skip
+CODI = {
+    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 0, "final_latents": "published", "teacher_factor": 1.0,
+    "last_step": False, "lora.rank": 128, "lora.alpha": 32.0, "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 2.0,
+    "optimizer.decay_vectors": False,
+}  # fmt: skip
+
+
+def _warm_up(epochs: int) -> int:
+    return -(-3 * epochs * EPOCH // 100)
+
+
+IMITATE = {
+    "coconut_gpt2": COCONUT | {"dropout": 0.1},
+    "coconut_llama1b": COCONUT | {"dropout": 0.0},
+    "codi_gpt2": CODI | {
+        "final_steps": 40 * EPOCH, "optimizer.warmup_steps": _warm_up(40), "optimizer.learning_rate": 3e-3,
+        "distil_factor": 1.0, "max_tokens": 1_000, "dropout": 0.1, "micro_batches": 2,
+    },
+    "codi_llama1b": CODI | {
+        "final_steps": 10 * EPOCH, "optimizer.warmup_steps": _warm_up(10), "optimizer.learning_rate": 8e-4,
+        "distil_factor": 20.0, "max_tokens": 200, "dropout": 0.0, "micro_batches": 4,
+    },
+}  # fmt: skip
+
+
+def _load(path: Path, *arguments: str):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return module.get_config(*arguments)
+    except UserError as error:
+        if "not installed" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def _at(config, key: str):
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_can_be_run(path):
+    config = _load(path)
+    check(config)
+    assert config.reasoner in REASONERS
+    for stage in ("imitate", "cold_start", "slpo"):
+        OptimizerConfig(**config[stage].optimizer.to_dict(), total_steps=config[stage].get("steps", 1 << 20))
+    assert (config.data.train, config.data.valid) != ("", "")
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_paper_s_settings(name):
+    (path,) = (path for path in FILES if path.stem == name)
+    config = _load(path, "here")
+    assert (config.reasoner, config.init, config.base) == STARTS[name]
+    assert {key: _at(config, key) for key in PAPER} == PAPER
+    small = name.endswith("gpt2")
+    assert config.cold_start.micro_batches == (2 if small else 8)
+    assert (config.model.dtype, config.model.remat) == ("float32", not small)
+    assert config.data.train == "here/train.txt"
+    assert set(config.data.eval) == {"gsm8k", "gsm_hard", "multiarith"}
+    objective = default_config().slpo.objective
+    assert config.slpo.objective == objective
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_published_imitation(name):
+    (path,) = (path for path in FILES if path.stem == name)
+    config = _load(path).imitate
+    assert (config.batch_size, config.optimizer.name) == (128, "adamw")
+    assert {key: _at(config, key) for key in IMITATE[name]} == IMITATE[name]
+
+
+def test_smollm2_s_are_one_run_of_two_reasoners():
+    coconut, codi = (_load(path) for path in FILES if path.stem.endswith("smollm2"))
+    assert (coconut.reasoner, codi.reasoner) == ("coconut_llama", "codi_llama")
+    for key in ("init", "data", "max_latents", "slpo", "cold_start"):
+        assert coconut[key] == codi[key]
+    assert coconut.imitate.lora.rank == codi.imitate.lora.rank == 0
+
+
+@pytest.mark.parametrize(
+    "rooms", [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)]
+)
+def test_rooms_are_pairs_that_ascend_to_everything(rooms):
+    config = default_config()
+    with config.unlocked():
+        config.slpo.rooms = rooms
+    with pytest.raises(UserError, match=r"config\.slpo\.rooms: .* ascend to \(1, 1\)"):
+        check(config)

@@ -1,0 +1,189 @@
+"""Checkpoints there and back: Orbax to Hugging Face, opened by transformers, and home again bit for bit."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from small_run import finished_run, load_config
+from tiny_llama import random_tree
+
+from slpo_jax import convert
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import load_params, save_params, stored_params
+from slpo_jax.models.gate import stopping_gate
+from slpo_jax.origin.open import REASONER_FOLDER, open_origin
+from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.run.experiment import build
+
+
+def _config(reasoner: str, **changes):
+    config = default_config()
+    config.reasoner = reasoner
+    config.tokenizer = "synthetic:20"
+    config.model.update(n_layer=2, n_head=4, n_kv_head=2, n_embd=16, n_inner=24, n_positions=64, projector=12)
+    config.gate.hidden = 5 if reasoner == "codi_llama" else 0
+    config.prompt_slots = (24,)
+    config.update(changes)
+    return config
+
+
+def _bits(tree):
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _assert_equal_bits(new, old):
+    new, old = _bits(new), _bits(old)
+    assert new.keys() == old.keys()
+    for name, leaf in old.items():
+        assert new[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(new[name], leaf, err_msg=name)
+
+
+@pytest.fixture(scope="module", params=list(REASONERS))
+def there(request, tmp_path_factory):
+    """(origin, functions, parameters, Orbax checkpoint, its export) of a reasoner with random weights."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config = _config(request.param)
+    config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
+    origin = open_origin(config)
+    reasoner = origin.recipe.functions(origin.description.model, origin.description.projector)
+    gate = stopping_gate(reasoner.width, config.gate.hidden)
+    gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
+    params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
+    checkpoint = folder / "checkpoints" / "slpo"
+    save_params(checkpoint, params)
+    origin.write(checkpoint.parent / REASONER_FOLDER)
+    (checkpoint / "config.json").write_text(json.dumps({"slpo": {}}))
+    convert.export_checkpoint(checkpoint, folder / "exported")
+    return origin, reasoner, params, checkpoint, folder / "exported"
+
+
+def test_transformers_opens_and_decodes_the_same(there):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    origin, reasoner, params, _, exported = there
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    text = "Tom has 5 apples . He buys 3 . How many now ?"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == origin.template.tokenizer(text)["input_ids"]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits.numpy()
+    tokens = np.array([ids], np.int32)
+    hidden, _ = reasoner.forward(
+        params["reasoner"], reasoner.embed(params["reasoner"], tokens), np.arange(len(ids))[None], tokens >= 0
+    )
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
+    config = json.loads((exported / "config.json").read_text())
+    assert (config["latent_start_id"], config["latent_end_id"]) == (origin.template.start_id, origin.template.end_id)
+    assert config["eos_token_id"] == origin.template.eos_id == model.config.eos_token_id
+
+
+def test_there_and_back_bit_for_bit(there, tmp_path):
+    origin, _, params, _, exported = there
+    config = default_config()
+    name = convert.guess_reasoner(str(exported), config)
+    assert name == f"{origin.recipe.kind}_{origin.recipe.backbone}"
+    config.reasoner = name
+    config.gate.hidden = 5 if name == "codi_llama" else 0
+    back = convert.import_checkpoint(str(exported), tmp_path / "back", config)
+    _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
+    assert back.description.gate_trained
+    assert (back.template.start_id, back.template.end_id, back.template.banned_ids) == (
+        origin.template.start_id,
+        origin.template.end_id,
+        origin.template.banned_ids,
+    )
+    convert.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    for file in ("model.safetensors", "reasoner.safetensors"):
+        first, second = load_file(exported / file), load_file(tmp_path / "again" / file)
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[tensor], second[tensor]) for tensor in first)
+
+
+def test_a_run_starts_from_the_export(there, tmp_path):
+    origin, _, params, checkpoint, exported = there
+    for init in (exported, checkpoint):
+        config = _config(f"{origin.recipe.kind}_{origin.recipe.backbone}", init=str(init), tokenizer="")
+        config.model.update(n_layer=7, n_embd=4)  # the checkpoint's shapes hold
+        config.stages = ("evaluate",)
+        config.data.eval.made = "synthetic:test"
+        experiment = build(config, tmp_path / "work")
+        _assert_equal_bits(experiment.initial_params(), params)
+        assert (experiment.config.model.n_layer, experiment.config.model.n_embd) == (2, 16)
+        experiment.log.close()
+
+
+def test_side_file_is_as_documented(there):
+    origin, _, params, _, exported = there
+    side = load_file(exported / "reasoner.safetensors")
+    expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
+    if "hidden" in params["gate"]:
+        expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
+    if origin.recipe.has_projector:
+        expected |= {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12)}
+        expected |= {"projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)}
+    assert {name: tensor.shape for name, tensor in side.items()} == expected
+    latent = np.random.default_rng(0).normal(size=16).astype(np.float32)
+    if "hidden" not in params["gate"]:
+        logit = stopping_gate(16).logits(params["gate"], latent[None, None])
+        expected_logit = side["gate.out.weight"][0] @ latent + side["gate.out.bias"][0]
+        assert float(logit[0, 0]) == pytest.approx(float(expected_logit), rel=1e-5)
+
+
+def test_the_card_tells_what_was_trained_and_measured(tmp_path):
+    work = finished_run() / "work"
+    convert.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
+    card = (tmp_path / "card" / "README.md").read_text()
+    report = json.loads((work / "report.json").read_text())["eval"]["slpo"]
+    for name, row in report.items():
+        (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
+        assert f"| {row['n']} |" in line
+        assert f"{100 * row['acc']:.1f}" in line
+    for words in ("44 steps of 8 problems", "7 steps of 4 problems", "6 steps of 4 problems", "train.jsonl"):
+        assert words in card
+    assert str(tmp_path) not in card
+    assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
+    convert.export_checkpoint(work / "checkpoints" / "imitate", tmp_path / "imitate")
+    described = json.loads((tmp_path / "imitate" / "reasoner.json").read_text())
+    assert (described["gate"], described["gate_trained"]) == (0, False)
+    assert "the stopping gate (random)" in (tmp_path / "imitate" / "README.md").read_text()
+    assert "SLPO" not in (tmp_path / "imitate" / "README.md").read_text().partition("## Measured")[0]
+
+
+def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
+    work = finished_run() / "work"
+    for init in (work / "checkpoints" / "imitate",):
+        config = load_config()
+        config.update(init=str(init), stages=("evaluate",))
+        with pytest.raises(UserError, match=r"config\.gate\.enabled") as caught:
+            build(config, tmp_path / "new")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "new").exists()
+
+
+def test_refusals_write_nothing(there, tmp_path):
+    _, _, _, checkpoint, exported = there
+    config = default_config()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "kept").write_text("")
+    cases = [
+        (lambda: convert.export_checkpoint(checkpoint, full), "not empty"),
+        (lambda: convert.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: convert.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: convert.import_checkpoint(str(exported), full, config), "not empty"),
+        (lambda: convert.import_checkpoint("./nowhere", tmp_path / "a", config), "./nowhere"),
+    ]
+    for act, words in cases:
+        with pytest.raises(UserError, match=re.escape(words)) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert [path.name for path in full.iterdir()] == ["kept"]

@@ -1,0 +1,281 @@
+"""The whole job through the command, from random weights to a report, interrupted, repeated and evaluated alone."""
+
+import json
+import re
+import signal
+
+import jax
+import numpy as np
+import pytest
+from small_run import TOTALS, checkpoint_of, finished_run, load_config, new_folder, rows_of, run, texts_of
+
+from slpo_jax.run.experiment import build
+from slpo_jax.text.verifier import encode_references
+
+ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
+SETS = {"real": 6, "made": 6}
+COMMAND = ("--config=small.py", "--workdir=work")
+
+
+@pytest.fixture(scope="module")
+def work():
+    return finished_run() / "work"
+
+
+def _records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_says_where_the_report_is(work):
+    assert (work.parent / "stdout").read_text() == "report: work/report.md\n"
+
+
+def test_config_is_as_resolved(work):
+    config = json.loads((work / "config.json").read_text())
+    assert config["slpo"]["group"] == 4
+    assert config["slpo"]["advantage"] == "rloo"  # a default
+    assert config["data"]["eval"]["made"] == "synthetic:test"
+    assert config["stages"] == ["imitate", "cold_start", "slpo", "evaluate"]
+
+
+def test_metrics_have_a_row_a_step_with_every_scalar(work):
+    rows = rows_of(work, timing=True)
+    trained = [row for row in rows if "valid_accuracy" not in row]
+    starts = {"imitate_control": TOTALS["imitate"]}
+    expected = [(stage, n) for stage, end in TOTALS.items() for n in range(starts.get(stage, 0) + 1, end + 1)]
+    assert [(row["stage"], row["step"]) for row in trained] == expected
+    scalars = {
+        "imitate": {"loss", "accuracy"},
+        "imitate_control": {"loss", "accuracy"},
+        "cold_start": {"loss", "valid_share", "right_share", "expected_length"},
+        "slpo": {"loss", "reward", "solved", "mixed", "latent_steps", "latent_log_likelihood", "answer_log_likelihood",
+                 "stop_log_likelihood", "surrogate_variance"},
+    }  # fmt: skip
+    for row in trained:
+        assert set(row) == scalars[row["stage"]] | {"step", "stage", "grad_norm", "steps_per_second"}
+        assert all(np.isfinite(value) for value in row.values() if not isinstance(value, str))
+    assert [row["step"] for row in rows if "valid_accuracy" in row] == [3, 6, 7]
+
+
+def test_every_stage_learned_something(work):
+    """Or the tests of what it learned would be empty."""
+    by_stage = {stage: [row for row in rows_of(work) if row["stage"] == stage] for stage in TOTALS}
+    assert by_stage["imitate"][-1]["loss"] < 0.5 * by_stage["imitate"][0]["loss"]
+    assert max(row["mixed"] for row in by_stage["slpo"]) > 0
+    leaves = {stage: checkpoint_of(work, stage) for stage in TOTALS}
+    assert {stage: found["step"] for stage, found in leaves.items()} == TOTALS
+    reasoner = "['params']['reasoner']['backbone']['wte']"
+    gate = "['params']['gate']['out']['kernel']"
+    assert (leaves["imitate"][reasoner] == leaves["cold_start"][reasoner]).all()
+    assert (leaves["imitate"][reasoner] != leaves["imitate_control"][reasoner]).any()
+    assert (leaves["cold_start"][reasoner] != leaves["slpo"][reasoner]).any()
+    assert (leaves["imitate"][gate] == leaves["imitate_control"][gate]).all()
+    assert (leaves["cold_start"][gate] != leaves["imitate"][gate]).any()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_records_of_a_set(work, row):
+    config = json.loads((work / "config.json").read_text())
+    for name, count in SETS.items():
+        records = _records(work / "eval" / row / f"{name}.jsonl")
+        assert [record["index"] for record in records] == list(range(count))
+        for record in records:
+            assert {"index", "question", "reference", "completion", "completion_tokens", "latent_steps", "correct",
+                    "samples"} <= set(record)  # fmt: skip
+            assert 1 <= record["latent_steps"] <= 3
+            assert 1 <= len(record["completion_tokens"]) <= config["max_answer_tokens"]
+            assert record["correct"] == (record["answer"] == record["reference"])
+            assert [sample["seed"] for sample in record["samples"]] == [0, 0, 1, 1]
+            for sample in record["samples"]:
+                assert {"seed", "completion", "latent_steps", "correct"} <= set(sample)
+                assert 1 <= sample["latent_steps"] <= 3
+        if row == "imitate_fixed_tmax":
+            assert {record["latent_steps"] for record in records} == {3}
+        if row == "imitate":
+            assert {record["latent_steps"] for record in records} == {1}
+    real = json.loads((work.parent / "real.json").read_text())
+    records = _records(work / "eval" / row / "real.jsonl")
+    assert [record["question"] for record in records] == [problem["question"] for problem in real[:6]]
+    assert [record["reference"] for record in records] == [problem["answer"][:1] for problem in real[:6]]  # 3.0 is 3
+
+
+def test_the_last_row_s_records_are_the_run_s(work):
+    for name in SETS:
+        assert (work / "eval" / f"{name}.jsonl").read_bytes() == (work / "eval" / "slpo" / f"{name}.jsonl").read_bytes()
+
+
+def test_report_counts_the_records(work):
+    report = json.loads((work / "report.json").read_text())
+    assert tuple(report["eval"]) == ROWS
+    for row in ROWS:
+        assert set(report["eval"][row]) == set(SETS)
+        for name, count in SETS.items():
+            figures, records = report["eval"][row][name], _records(work / "eval" / row / f"{name}.jsonl")
+            assert figures["n"] == count
+            assert figures["acc"] == pytest.approx(np.mean([record["correct"] for record in records]))
+            drawn = [sample["correct"] for record in records for sample in record["samples"]]
+            assert figures["pass@1"] == pytest.approx(np.mean(drawn))
+            assert figures["latent_steps"] == pytest.approx(np.mean([record["latent_steps"] for record in records]))
+            assert any("se" in key for key in figures)
+    assert 0 < np.mean([report["eval"][row]["real"]["acc"] for row in ROWS]) <= 1, "never right: a poor example"
+
+
+def test_report_can_be_read_and_seen(work):
+    text = (work / "report.md").read_text()
+    for label in (
+        "imitation, own length",
+        "imitation, fixed T_max",
+        "imitation control",
+        "cold gate",
+        "SLPO",
+        "real",
+        "made",
+    ):
+        assert label in text
+    figures = list((work / "figures").glob("*.png"))
+    assert len(figures) >= 3
+    for figure in figures:
+        assert figure.read_bytes().startswith(b"\x89PNG")
+        assert figure.stat().st_size > 5000
+        assert f"figures/{figure.name}" in text
+
+
+def test_tensorboard_events(work):
+    (events,) = (work / "tensorboard").iterdir()
+    assert events.stat().st_size > 1000
+    assert b"slpo/reward" in events.read_bytes()
+
+
+def test_thresholds_are_the_validation_s_best(work):
+    sweeps = json.loads((work / "thresholds.json").read_text())
+    for name, rules in {"cold_start": ("0.5", "0.9"), "slpo": ("0.5", "0.9"), "imitate_control": ("1", "3")}.items():
+        best = max(rules, key=lambda rule: (sweeps[name][rule], -float(rule)))
+        assert sweeps[name]["chosen"] == float(best)
+
+
+def test_nothing_is_compiled_twice(work):
+    """One program a phase, a stage, and a kind of rollout."""
+    log = (work.parent / "stderr").read_text()
+    names = re.findall(r"Compiling (?:jit\()?([\w.<>]+)\)? ", log)
+    assert names.count("train_step") == 2 + 1 + 1 + 1  # imitation's phases and its control's, cold start, SLPO
+    # Thresholds and lengths, clean; the same under dropout.
+    assert names.count("local") == 4
+
+
+def test_again_changes_nothing(work, tmp_path):
+    before, rows = texts_of(work), rows_of(work, timing=True)
+    done = run(*COMMAND, folder=work.parent)
+    assert done.status == 0, done.stderr
+    assert done.stdout == "report: work/report.md\n"
+    assert texts_of(work) == before
+    assert rows_of(work, timing=True) == rows
+
+
+def _assert_same_run(ours, theirs):
+    assert rows_of(ours) == rows_of(theirs)
+    ours_texts, theirs_texts = texts_of(ours), texts_of(theirs)
+    assert ours_texts.keys() == theirs_texts.keys()
+    # Pictures and the page tell the time it took; everything else is the same to the byte.
+    for name in ours_texts:
+        if name.endswith((".jsonl", ".json", ".npz")):
+            assert ours_texts[name] == theirs_texts[name], name
+    for stage in TOTALS:
+        mine, other = checkpoint_of(ours, stage), checkpoint_of(theirs, stage)
+        assert mine.keys() == other.keys()
+        for path in other:
+            np.testing.assert_array_equal(mine[path], other[path], err_msg=f"{stage}{path}")
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        [("imitate", 20, signal.SIGTERM), ("slpo", 2, signal.SIGTERM)],
+        [("cold_start", 5, signal.SIGKILL), ("slpo", 5, signal.SIGKILL)],
+    ],
+    ids=["asked", "killed"],
+)
+def test_interrupted_and_started_again(work, tmp_path, stops):
+    """The same numbers to the last bit, through real models, programs and processes."""
+    folder = new_folder(tmp_path)
+    for name in ("train.jsonl", "valid.txt", "real.json", "small.py"):  # so that paths in the config agree, too
+        assert (folder / name).read_bytes() == (work.parent / name).read_bytes()
+    for stage, step, number in stops:
+        done = run(*COMMAND, folder=folder, stop=(stage, step, number))
+        if number == signal.SIGTERM:
+            assert done.status == 128 + number, done.stderr
+            assert f"{stage}: interrupted at step {step}; the same command goes on from there" in done.stdout
+        else:
+            assert done.status == -number
+    assert run(*COMMAND, folder=folder).status == 0
+    _assert_same_run(folder / "work", work)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_evaluation_alone(work, tmp_path, gate):
+    """From a checkpoint of another workdir, without its training set, latents kept."""
+    folder = new_folder(tmp_path)
+    (folder / "train.jsonl").unlink()
+    alone = ["--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)"]
+    alone.append(f"--config.init={work}/checkpoints/slpo")
+    done = run(
+        *alone, f"--config.gate.enabled={gate}", "--config.evaluate.save_latents=True", "--config.evaluate.samples=0",
+        "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
+    )  # fmt: skip
+    assert done.status == 0, done.stderr
+    row = "slpo" if gate else "imitate"
+    assert list(json.loads((folder / "alone" / "report.json").read_text())["eval"]) == [row]
+    records = _records(folder / "alone" / "eval" / "real.jsonl")
+    kept = np.load(folder / "alone" / "eval" / "real.latents.npz")
+    assert kept["latents"].shape == (5, 3, 16)
+    assert kept["latents"].dtype == np.float32
+    assert kept["latent_steps"].tolist() == [record["latent_steps"] for record in records]
+    for latents, steps in zip(kept["latents"], kept["latent_steps"], strict=True):
+        assert (np.abs(latents).max(axis=1) > 0).tolist() == [True] * steps + [False] * (3 - steps)
+    if gate:  # the same weights, rule and noise-free pass as in the run
+        theirs = _records(work / "eval" / "slpo" / "real.jsonl")[:5]
+        assert [r["completion_tokens"] for r in records] == [r["completion_tokens"] for r in theirs]
+        assert [r["latent_steps"] for r in records] == [r["latent_steps"] for r in theirs]
+    else:
+        assert set(kept["latent_steps"].tolist()) == {3}
+    # Another number of latents on the same workdir is not answered with the old results.
+    if not gate:
+        again = run(
+            *alone, "--config.max_latents=2", "--config.gate.enabled=False", "--config.evaluate.samples=0",
+            "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
+        )  # fmt: skip
+        assert again.status == 0, again.stderr
+        records = _records(folder / "alone" / "eval" / "imitate" / "real.jsonl")
+        assert {record["latent_steps"] for record in records} == {2}
+
+
+def test_a_checkpoint_of_another_model(work, tmp_path):
+    folder = new_folder(tmp_path)
+    alone = ["--config=small.py", "--workdir=alone", "--config.stages=('evaluate',)"]
+    for flag, key in (("--config.reasoner=codi_gpt2", "config.reasoner"), ("--config.gate.hidden=8", "config.gate")):
+        done = run(*alone, f"--config.init={work}/checkpoints/slpo", flag, folder=folder)
+        assert done.status == 2
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("error: ")
+        assert "checkpoints/slpo" in last
+        assert key in last
+
+
+def test_reward_of_the_experiment(tmp_path, cpu_devices):
+    """The marker, the number and eos: all three, in the tokens of this very run."""
+    experiment = build(load_config(), tmp_path)
+    ids = experiment.template.tokenizer.get_vocab()
+    eos, pad = experiment.template.eos_id, experiment.template.pad_id
+
+    def reward(*words, reference="3"):
+        tokens = [ids.get(word, word) for word in words]
+        tokens += [pad] * (4 - len(tokens))
+        return bool(experiment.reward(np.array([tokens], np.int32), encode_references([reference], 2))[0])
+
+    assert reward("###", "3", eos)
+    assert not reward("###", "3", eos, reference="4")
+    assert not reward("###", "3", "3", "3")  # never ended
+    assert not reward("###", "3")
+    assert not reward("###", "3", "pens", eos)
+    assert not reward("###", eos, "3", eos)
+    assert jax.jit(experiment.reward)(np.array([[ids["###"], ids["12"], eos, pad]]), encode_references(["12"], 2))[0]
+    experiment.log.close()

@@ -1,0 +1,263 @@
+"""A run that was interrupted, anywhere and in any way, ends as one that was not."""
+
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_run import checkpoint_of, load_config, rows_of
+
+from slpo_jax.errors import UserError
+from slpo_jax.run import cold_start, imitate, rl, select
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.training.state import replicate
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing is cleaned up."""
+
+
+def _step_without_a_model(record):
+    """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
+
+    def make_train_step(loss_fn, optimizer, trained, mesh, stream, micro_batches=1):
+        def step(state, batch):
+            now = (stream, int(state.step))
+            record["steps"].append(now)
+            if record["at"] == now:
+                record["at"] = None
+                record["what"]()
+            data = float(np.sum(np.asarray(batch.index) * np.arange(1, len(batch.index) + 1)))
+            part = {name: state.params[name] for name in trained}
+            key = float(jax.random.key_data(state.key).astype(jnp.float32).sum())
+            grads = jax.tree.map(lambda p: jnp.full_like(p, np.sin(data + now[1] + key)), part)
+            updates, opt_state = optimizer.update(grads, state.opt_state, part)
+            params = {**state.params, **optax.apply_updates(part, updates)}
+            metrics = {"loss": jnp.float32(data), "width": optax.tree.norm(params)}
+            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+        return step
+
+    return make_train_step
+
+
+def _accuracy(experiment, params, stopping, rule):
+    """By the gate's parameters alone, and going up and down."""
+    return BUMPY[int(float(optax.tree.norm(params["gate"])) * 1e3) % len(BUMPY)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def record():
+    """Stages without models. `steps`: the (stream, step) taken; at the (stream, step) `at`, `what` happens."""
+    record = {"steps": [], "at": None, "what": lambda: None}
+    # A vector a part is all that these steps need; eager updates of a whole model would take seconds.
+    tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold_start, "make_train_step", _step_without_a_model(record))
+        patch.setattr(cold_start, "validation_accuracy", _accuracy)
+        for name in ("initial_params", "abstract_params"):
+            patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
+        yield record
+
+
+@pytest.fixture
+def fake(record):
+    """The record, as before the first step."""
+    record["steps"].clear()
+    record["at"] = None
+    return record
+
+
+def _config(**changes):
+    """Phases of 4 and 5 steps, a control of 6 more, 7 of the gate with a validation every 2, a checkpoint every 2."""
+    config = load_config()
+    config.imitate.update(cot_steps=4, final_steps=5)
+    config.cold_start.update(steps=7, evaluate_every=2)
+    config.checkpoint_every = 2
+    config.update(changes)
+    return config
+
+
+def _run(workdir, config=None):
+    experiment = build(config or _config(), workdir)
+    try:
+        imitate.run_imitate(experiment)
+        cold_start.run_cold_start(experiment)
+        rl.run_slpo(experiment)
+    finally:
+        experiment.log.close()
+
+
+def _result(workdir):
+    names = ("imitate", "imitate_control", "cold_start", "slpo")
+    return rows_of(workdir), {name: checkpoint_of(workdir, name) for name in names}
+
+
+def _assert_same(ours, theirs):
+    assert ours[0] == theirs[0]
+    for stage, leaves in theirs[1].items():
+        assert ours[1][stage].keys() == leaves.keys()
+        for path, leaf in leaves.items():
+            np.testing.assert_array_equal(ours[1][stage][path], leaf, err_msg=f"{stage}{path}")
+
+
+@pytest.fixture(scope="module")
+def whole_workdir(record, tmp_path_factory):
+    """The workdir of a run that nobody interrupted."""
+    workdir = tmp_path_factory.mktemp("whole")
+    _run(workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def whole(whole_workdir):
+    return _result(whole_workdir)
+
+
+def test_a_whole_run_takes_each_step_once(fake, tmp_path):
+    _run(tmp_path)
+    expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]
+    assert fake["steps"] == expected + [("slpo", n) for n in range(6)]
+    logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
+    totals = {"imitate": range(1, 10), "imitate_control": range(10, 16), "cold_start": range(1, 8), "slpo": range(1, 7)}
+    assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
+
+
+def test_optimizer_is_reset_at_every_phase(fake, tmp_path):
+    def count(workdir, stage):
+        (leaf,) = {int(v) for path, v in checkpoint_of(workdir, stage).items() if "rest" in path and "count" in path}
+        return leaf
+
+    _run(tmp_path / "reset")
+    assert (count(tmp_path / "reset", "imitate"), count(tmp_path / "reset", "imitate_control")) == (5, 11)
+    config = _config()
+    config.imitate.reset_optimizer = False
+    _run(tmp_path / "kept", config)
+    assert (count(tmp_path / "kept", "imitate"), count(tmp_path / "kept", "imitate_control")) == (9, 15)
+
+
+def _terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _crash():
+    raise Crash
+
+
+STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("slpo", 5)]
+
+
+@pytest.mark.parametrize("what", [_terminate, _crash])
+def test_interrupted_anywhere(fake, whole, tmp_path, what):
+    """One after the other, in one workdir: at each of these steps the run is stopped and started again."""
+    for at in STOPS:
+        fake.update(at=at, what=what)
+        with pytest.raises(SystemExit if what is _terminate else Crash) as stopped:
+            _run(tmp_path / "cut")
+        if what is _terminate:
+            assert stopped.value.code == 128 + signal.SIGTERM
+        assert fake["at"] is None
+    _run(tmp_path / "cut")
+    _assert_same(_result(tmp_path / "cut"), whole)
+    if what is _terminate:  # it saves before it leaves, so no step is taken twice
+        assert len(fake["steps"]) == len(set(fake["steps"])) == 9 + 6 + 7 + 6
+
+
+def test_a_torn_line_is_dropped(fake, whole, tmp_path):
+    fake.update(at=("imitate", 5), what=_crash)
+    with pytest.raises(Crash):
+        _run(tmp_path / "cut")
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "sta')
+    _run(tmp_path / "cut")
+    _assert_same(_result(tmp_path / "cut"), whole)
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
+    """Also where a checkpoint of its last step was there before the choice was made."""
+    accuracies = iter((0.2, 0.7, 0.7, 0.3))
+    monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: next(accuracies))
+    _run(tmp_path, _config(checkpoint_every=every))
+    found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
+    assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
+    gate = checkpoint_of(tmp_path, "cold_start")["['params']['gate']['w']"]
+    np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start_best")["['params']['gate']['w']"])
+    assert checkpoint_of(tmp_path, "cold_start_best")["step"] == 4  # the first of equals
+    assert checkpoint_of(tmp_path, "cold_start")["step"] == 7
+
+
+def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
+    monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    config = _config()
+    config.cold_start.update(steps=100, patience=3)
+    _run(tmp_path, config)
+    assert checkpoint_of(tmp_path, "cold_start")["step"] == 2 + 3 * 2
+
+
+def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
+    """While the last gate is being validated, say: no step is left that could see to it."""
+    accuracy, calls = select.validation_accuracy, []
+
+    def validating(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            _terminate()
+        return accuracy(*arguments)
+
+    monkeypatch.setattr(cold_start, "validation_accuracy", validating)
+    with pytest.raises(SystemExit):
+        _run(tmp_path / "cut")
+    assert not (tmp_path / "cut" / "checkpoints" / "slpo").exists()
+    _run(tmp_path / "cut")
+    _assert_same(_result(tmp_path / "cut"), whole)
+
+
+def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
+    workdir = whole_workdir
+    before = {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")}
+    _run(workdir)
+    assert fake["steps"] == []
+    assert {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")} == before
+    _assert_same(_result(workdir), whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("slpo.optimizer.clip_norm", 0.5)]
+)
+def test_another_config_on_the_same_workdir(fake, whole, whole_workdir, key, value):
+    config = _config()
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(UserError, match=f"config.{key}: .*--workdir"):
+        _run(whole_workdir, config)
+    assert fake["steps"] == []
+    _assert_same(_result(whole_workdir), whole)
+
+
+def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
+    fake.update(at=("imitate", 1), what=_crash)
+    with pytest.raises(Crash):
+        _run(tmp_path)
+    config = _config()
+    config.imitate.final_steps = 6
+    _run(tmp_path, config)
+    assert checkpoint_of(tmp_path, "imitate")["step"] == 10
+
+
+def test_gates_of_another_try_are_forgotten(fake, tmp_path):
+    """A kill before the cold start's first checkpoint, but after a good gate was kept."""
+    config = _config(checkpoint_every=100)
+    fake.update(at=("cold_start", 5), what=_crash)
+    with pytest.raises(Crash):
+        _run(tmp_path / "cut", config)
+    assert (tmp_path / "cut" / "checkpoints" / "cold_start_best").is_dir()
+    config.cold_start.optimizer.learning_rate = 0.3
+    for workdir in (tmp_path / "cut", tmp_path / "whole"):
+        _run(workdir, config)
+    _assert_same(_result(tmp_path / "cut"), _result(tmp_path / "whole"))

@@ -1,0 +1,194 @@
+"""Asking a checkpoint: against a slow oracle on torch, and against the evaluation's samples."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
+from scipy.special import erf, expit, softmax
+from tiny import SlowReasoner
+
+from slpo_jax.convert import export_checkpoint
+from slpo_jax.errors import UserError
+from slpo_jax.origin import settings as trained
+from slpo_jax.run.solver import Vote, load_solver, solve, vote
+from slpo_jax.solve import describe, describe_vote
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.text.problem import Problem
+
+
+@pytest.fixture(scope="module", params=list(RUN))
+def work(request, tmp_path_factory):
+    return workdir(request.param, tmp_path_factory.mktemp(request.param) / "work")
+
+
+@pytest.fixture(scope="module")
+def solver(work):
+    return load_solver(str(work))
+
+
+@dataclass
+class _Slow:
+    """What the oracle saw: rho_t, and the head's probabilities at the state that made h_t."""
+
+    stops: list
+    probabilities: list
+    tokens: list
+
+
+def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
+    """One unpadded row, every step a fresh full forward of transformers' GPT-2; projector and gate by numpy."""
+    parts, params = assembled(reasoner), run_params(reasoner)
+    template = parts.template
+    slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
+    inputs, out = slow.embed(template.prompt(QUESTION)), _Slow([], [], [])
+    while len(out.stops) < (latents or T):
+        hidden = slow.hidden(inputs)[-1:]
+        out.probabilities.append(softmax(slow.logits(hidden)[0]))
+        latent = _project(params["reasoner"]["projector"], hidden) if "codi" in reasoner else hidden
+        inputs = np.concatenate([inputs, latent])
+        gate = params["gate"]["out"]
+        out.stops.append(float(expit(latent[0] @ gate["kernel"][:, 0] + gate["bias"][0])))
+        if latents is None and out.stops[-1] >= threshold:
+            break
+    while len(out.tokens) < ANSWER and template.eos_id not in out.tokens:
+        logits = slow.logits(slow.hidden(np.concatenate([inputs, slow.embed([template.end_id, *out.tokens])]))[-1:])[0]
+        logits[list(template.banned_ids)] = -np.inf
+        out.tokens.append(int(logits.argmax()))
+    return out
+
+
+def _project(params, x):
+    x = x @ params["fc_in"]["kernel"] + params["fc_in"]["bias"]
+    x = x * 0.5 * (1 + erf(x / np.sqrt(2)))
+    x = x @ params["fc_out"]["kernel"] + params["fc_out"]["bias"]
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+    return (x * params["norm"]["scale"] + params["norm"]["bias"]).astype(np.float32)
+
+
+def _assert_seen(solution, slow: _Slow, tokenizer, gated: bool = True):
+    assert len(solution.latents) == len(slow.stops)
+    for latent, stop, probability in zip(solution.latents, slow.stops, slow.probabilities, strict=True):
+        if gated:
+            assert latent.stop_probability == pytest.approx(stop, abs=1e-5)
+        best = np.argsort(-probability)[:5]
+        np.testing.assert_allclose([p for _, p in latent.nearest], probability[best], rtol=1e-3)
+        assert [text.strip(" ") for text, _ in latent.nearest] == [
+            tokenizer.convert_ids_to_tokens(int(i)) for i in best
+        ]
+    if tokenizer.eos_token_id in slow.tokens:
+        assert solution.text.split() == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
+
+
+def test_a_thought_is_what_the_slow_oracle_thinks(solver):
+    name = solver.setup.config.reasoner
+    slow = _slow(name, RUN[name])
+    assert 1 < len(slow.stops) < T, "the gate's threshold must matter in this test"
+    solution = solve(solver, QUESTION)
+    _assert_seen(solution, slow, solver.setup.template.tokenizer)
+    shown = describe(solver, solution)
+    assert f"{len(slow.stops)} latents, until the gate's stop probability reached {RUN[name]}" in shown
+    rows = shown.splitlines()[-len(slow.stops) :]
+    assert [row.split()[:2] for row in rows] == [[str(t), f"{rho:.2f}"] for t, rho in enumerate(slow.stops, 1)]
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_threshold_that_is_never_reached(work):
+    high = load_solver(str(work), threshold=1.0)
+    solution = solve(high, QUESTION)
+    assert len(solution.latents) == T
+    assert "4 latents, the most; the gate's stop probability stayed below 1.0" in describe(high, solution)
+
+
+def test_a_fixed_number_may_be_more_than_the_run_had(work):
+    longer = load_solver(str(work / "checkpoints" / "cold_start"), latents=T + 2)
+    name = longer.setup.config.reasoner
+    solution = solve(longer, QUESTION)
+    _assert_seen(solution, _slow(name, 0.0, T + 2), longer.setup.template.tokenizer)
+    assert "6 latents, a fixed number" in describe(longer, solution)
+
+
+def test_imitation_thinks_its_own_number_and_has_no_gate(work):
+    imitated = load_solver(str(work / "checkpoints" / "imitate"))
+    assert (imitated.stopping, imitated.rule) == ("length", 2)
+    solution = solve(imitated, QUESTION)
+    assert [latent.stop_probability for latent in solution.latents] == [None, None]
+    _assert_seen(
+        solution, _slow(imitated.setup.config.reasoner, 0.0, 2), imitated.setup.template.tokenizer, gated=False
+    )
+    assert "stop" not in describe(imitated, solution)
+
+
+def test_votes_are_the_evaluation_s_samples(solver):
+    """70 rollouts, in two batches here, in one there."""
+    setup, samples, seed = solver.setup, 70, 3
+    found = vote(solver, QUESTION, samples, seed)
+    problem = Problem(QUESTION, (), "5")
+    problems = EncodedProblems((problem,), [setup.template.prompt(QUESTION)], [[]], [[]], setup.template)
+    out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
+    answers = [setup.reader.read(tokens)[2] for tokens in out.tokens]
+    assert dict(found.counts) == Counter(answers)
+    assert len(found.counts) > 2, "the samples must differ in this test"
+    assert [count for _, count in found.counts] == sorted(Counter(answers).values(), reverse=True)
+    named = [answer for answer in answers if answer is not None]
+    assert found.majority == max(dict.fromkeys(named), key=named.count)
+    assert dict(vote(solver, QUESTION, samples, seed + 1).counts) != dict(found.counts)
+
+
+def test_a_vote_without_answers_is_shown(solver):
+    shown = describe_vote(solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7"), 4).splitlines()
+    assert shown[0] == "vote of 6 rollouts with dropout 0.3 (seed 4)"
+    assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
+
+
+def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
+    export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
+    # An export does not have the run's budget and threshold.
+    same = load_solver(str(tmp_path / "exported"), threshold=float(solver.rule), max_answer_tokens=ANSWER)
+    assert same.setup.config.reasoner == solver.setup.config.reasoner
+    assert same.setup.config.max_latents == 6
+    ours, theirs = solve(solver, QUESTION), solve(same, QUESTION)
+    assert (theirs.answer, theirs.text) == (ours.answer, ours.text)
+    np.testing.assert_allclose(
+        [latent.stop_probability for latent in theirs.latents],
+        [latent.stop_probability for latent in ours.latents],
+        atol=1e-6,
+    )
+
+
+def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
+    config = trained.config_of(str(work))
+    assert config.init == str(work / "checkpoints" / "cold_start")
+    assert (config.max_latents, config.seed, config.prompt_slots) == (T, 7, (16, 20))
+    assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
+    assert config.gate.enabled
+    folder, facts = work / "config.json", json.loads((work / "config.json").read_text())
+    before = folder.read_text()
+    try:
+        folder.write_text(json.dumps(facts | {"max_latents": 9, "log_every": 77, "of_another_version": 1}))
+        config = trained.config_of(str(work))
+        assert (config.max_latents, config.log_every) == (T, 77)
+        folder.write_text(json.dumps(facts | {"log_every": "often"}))
+        with pytest.raises(UserError, match=r"config.json: key log_every.*mend"):
+            trained.config_of(str(work))
+    finally:
+        folder.write_text(before)
+
+
+def test_a_step_s_directory_is_its_stage(work):
+    solver = load_solver(str(work / "checkpoints" / "cold_start" / "0"))
+    assert (solver.stopping, solver.rule) == ("threshold", RUN[solver.setup.config.reasoner])
+
+
+def test_the_newest_stage_of_a_workdir(work):
+    newer = work / "checkpoints" / "slpo"
+    newer.mkdir()  # begun, without a checkpoint
+    try:
+        assert trained.find_checkpoint(str(work)).endswith("cold_start")
+        (newer / "5" / "params").mkdir(parents=True)
+        assert trained.find_checkpoint(str(work)) == str(newer)
+    finally:
+        for folder in (newer / "5" / "params", newer / "5", newer):
+            folder.rmdir()

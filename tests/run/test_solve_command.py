@@ -1,0 +1,120 @@
+"""`python -m slpo_jax.solve` as a command, in forks of a server that has imported the package."""
+
+import functools
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from asked import QUESTION, workdir
+
+from slpo_jax.run.solver import load_solver, solve, vote
+from slpo_jax.solve import describe, describe_vote
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return workdir("coconut_gpt2", tmp_path_factory.mktemp("asked") / "work")
+
+
+@pytest.fixture(scope="module")
+def solver(work):
+    return load_solver(str(work))
+
+
+def _child(argv: list[str], stdin: str, output: str) -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT), number)
+    sys.argv, sys.stdin = ["solve", *argv], io.StringIO(stdin)
+    from slpo_jax import solve as command
+
+    command.run()
+
+
+@functools.cache
+def _server():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["slpo_jax.solve"])
+    return context
+
+
+@pytest.fixture
+def ask(work, tmp_path):
+    def ask(*argv: str, stdin: str = "") -> tuple[int, str, str]:
+        given = [str(work) if arg == "WORK" else arg.replace("=WORK", f"={work}") for arg in argv]
+        process = _server().Process(target=_child, args=(given, stdin, str(tmp_path / "out")))
+        process.start()
+        process.join(300)
+        return (process.exitcode, *((tmp_path / f"out.{name}").read_text() for name in ("stdout", "stderr")))
+
+    return ask
+
+
+def _digest(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_command_prints_what_the_functions_return(ask, work, solver):
+    before = _digest(work)
+    status, out, err = ask("--checkpoint=WORK", "--samples", "5", "-", stdin=QUESTION + "\n")
+    assert (status, err) == (0, "")
+    solution, found = solve(solver, QUESTION), vote(solver, QUESTION, 5)
+    assert out == f"{describe(solver, solution)}\n\n{describe_vote(solver, found, 0)}\n"
+    assert _digest(work) == before
+
+
+def test_the_command_s_json(ask, solver):
+    status, out, err = ask(QUESTION, "--checkpoint=WORK", "--samples=5", "--seed=2", "--json")
+    assert (status, err) == (0, "")
+    said, solution, found = json.loads(out), solve(solver, QUESTION), vote(solver, QUESTION, 5, 2)
+    assert (said["question"], said["answer"], said["text"]) == (QUESTION, solution.answer, solution.text)
+    assert (said["latent_steps"], said["stopping"], said["rule"]) == (len(solution.latents), "threshold", solver.rule)
+    assert said["latents"][0]["nearest"][0][0] == solution.latents[0].nearest[0][0]
+    assert said["latents"][-1]["stop_probability"] == pytest.approx(solution.latents[-1].stop_probability, abs=1e-6)
+    assert said["vote"]["majority"] == found.majority
+    assert [(row["answer"], row["count"]) for row in said["vote"]["answers"]] == found.counts
+    assert (said["vote"]["samples"], said["vote"]["seed"]) == (5, 2)
+
+
+ERRORS = {
+    "no checkpoint": ([QUESTION], "--checkpoint: not given", "WORKDIR"),
+    "no question": (["--checkpoint=WORK"], "question: not given", "standard input"),
+    "an empty question": (["--checkpoint=WORK", " "], "question: is empty", "quotes"),
+    "nowhere": (
+        ["--checkpoint=./nowhere", QUESTION],
+        "--checkpoint: ./nowhere is no file",
+        "WORKDIR/checkpoints/STAGE",
+    ),
+    "an unknown word": (["--checkpoint=WORK", "Tom has zebras ."], "zebras", "--tokenizer"),
+    "a long question": (["--checkpoint=WORK", "Tom has 1 pens . " * 8], "question: has ", "positions for 33"),
+    "too many latents": (["--checkpoint=WORK", "--latents=50", QUESTION], "--latents: 50 latents", "lower it"),
+    "gate and number": (["--checkpoint=WORK", "--latents=2", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
+    "no gate": (["--checkpoint=WORK/checkpoints/imitate", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
+    "another reasoner": (
+        ["--checkpoint=WORK", "--reasoner=codi_llama", QUESTION],
+        "--reasoner: is codi_llama",
+        "_gpt2",
+    ),
+    "an unknown flag": (["--chekpoint=WORK", QUESTION], "chekpoint", "--help"),
+    "a word for a number": (["--checkpoint=WORK", "--samples=many", QUESTION], "--samples=many", "--help"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_bad_input_is_one_line(ask, work, case):
+    argv, names, remedy = ERRORS[case]
+    before = _digest(work)
+    status, out, err = ask(*argv)
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    assert names in line
+    assert remedy in line
+    assert "config.init" not in line
+    assert len(line) < 400
+    assert _digest(work) == before

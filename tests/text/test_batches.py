@@ -1,0 +1,151 @@
+"""Input order and padding, against sets worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slpo_jax.errors import UserError
+from slpo_jax.text.batches import (
+    batch_indices,
+    encode_problems,
+    end_to_end,
+    pad_prompts,
+    pad_suffixes,
+    padded_chunks,
+)
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import coconut_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training.batches import make_batch
+
+PROBLEMS = (
+    Problem("Tom has 5 apples .", ("5 + 3 = 8", "8 x 2 = 16"), "16"),
+    Problem("Mia has 7 .", (), "7"),
+    Problem("Tom has 5 apples . He buys 3 .", ("5 + 3 = 8",), "8"),
+)
+
+
+@given(st.integers(0, 5), st.integers(1, 13), st.integers(1, 30))
+def test_every_epoch_is_a_shuffle_without_replacement(seed, n, batch_size):
+    steps = -(-3 * n // batch_size)
+    stream = np.concatenate([batch_indices(seed, step, n, batch_size) for step in range(steps)])
+    for epoch in range(3):
+        assert sorted(stream[epoch * n : (epoch + 1) * n]) == list(range(n))
+
+
+def test_order_is_a_pure_function_that_doesnt_depend_on_the_batch_size():
+    whole = batch_indices(7, 0, 10, 40)
+    assert whole.dtype == np.int64
+    for step in (3, 0, 2, 3):  # in any order, again and again
+        np.testing.assert_array_equal(batch_indices(7, step, 10, 8), whole[8 * step : 8 * step + 8])
+    before = whole.copy()
+    whole[:] = -1  # a caller's change must not reach the next one
+    np.testing.assert_array_equal(batch_indices(7, 0, 10, 40), before)
+
+
+def test_epochs_and_seeds_differ():
+    first, second = batch_indices(0, 0, 50, 50), batch_indices(0, 1, 50, 50)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, batch_indices(1, 0, 50, 50))
+    assert not np.array_equal(first, np.arange(50))
+
+
+def test_prompts_are_padded_on_the_left_to_the_smallest_bucket():
+    batch = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), index=[10, 3, 7], pad_id=9)
+    np.testing.assert_array_equal(batch.tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(batch.valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(batch.index, [10, 3, 7])
+    assert (batch.tokens.dtype, batch.valid.dtype, batch.index.dtype) == (np.int32, np.bool_, np.int32)
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(1, 4), (4, 4), (5, 6), (6, 6)])
+def test_bucket_borders(length, bucket):
+    assert pad_prompts([[1] * length], slots=(4, 6), index=[0]).tokens.shape == (1, bucket)
+
+
+def test_a_prompt_that_fits_no_bucket_is_named():
+    with pytest.raises(UserError, match=r"^config.prompt_slots: problem 41 has a prompt of 7 tokens, the most is 6"):
+        pad_prompts([[1], [1] * 7], slots=(4, 6), index=[40, 41])
+
+
+def test_suffixes_are_shifted_and_padded_on_the_right():
+    batch = pad_suffixes([[50, 1, 2, 3, 60], [50, 4, 60]], slots=4, pad_id=9)
+    np.testing.assert_array_equal(batch.tokens, [[50, 1, 2, 3], [50, 4, 9, 9]])
+    np.testing.assert_array_equal(batch.targets, [[1, 2, 3, 60], [4, 60, 9, 9]])
+    np.testing.assert_array_equal(batch.weights, [[1, 1, 1, 1], [1, 1, 0, 0]])
+    assert (batch.tokens.dtype, batch.targets.dtype, batch.weights.dtype) == (np.int32, np.int32, np.float32)
+
+
+def test_a_suffix_that_doesnt_fit_is_named():
+    with pytest.raises(
+        UserError, match=r"^config.max_answer_tokens: row 1 of the batch needs 4 answer slots, there are 3"
+    ):
+        pad_suffixes([[50, 1, 2, 60], [50, 1, 2, 3, 60]], slots=3)
+
+
+def test_chunks_by_hand():
+    chunks = [(indices.tolist(), real.tolist()) for indices, real in padded_chunks(5, 2)]
+    assert chunks == [([0, 1], [True, True]), ([2, 3], [True, True]), ([4, 4], [True, False])]
+    assert [indices.tolist() for indices, _ in padded_chunks(4, 2)] == [[0, 1], [2, 3]]
+    assert list(padded_chunks(0, 2)) == []
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_chunks_hold_every_example_once(n, batch_size):
+    chunks = list(padded_chunks(n, batch_size))
+    assert np.concatenate([indices[real] for indices, real in chunks]).tolist() == list(range(n))
+    assert all(len(indices) == len(real) == batch_size and indices.max() < n for indices, real in chunks)
+
+
+def test_encoded_problems_equal_the_template_one_by_one():
+    template = coconut_template(arithmetic_tokenizer(30))
+    encoded = encode_problems(template, PROBLEMS)
+    assert len(encoded) == 3
+    assert encoded.problems == PROBLEMS
+    for index, problem in enumerate(PROBLEMS):
+        assert encoded.prompts[index] == template.prompt(problem.question)
+        for first_step in range(4):
+            assert encoded.suffix(index, first_step) == template.suffix(problem.steps[first_step:], problem.answer)
+        assert encoded.suffix(index, None) == template.suffix([], problem.answer)
+
+
+def test_prompt_batch_of_encoded_problems():
+    template = coconut_template(arithmetic_tokenizer(30))
+    batch = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
+    # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
+    np.testing.assert_array_equal(batch.tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
+    np.testing.assert_array_equal(batch.tokens[1], template.prompt(PROBLEMS[0].question))
+    np.testing.assert_array_equal(batch.index, [1, 0])
+    np.testing.assert_array_equal(batch.valid.sum(1), [6, 7])
+
+
+@pytest.mark.parametrize(
+    ("most", "slots", "places"),
+    [
+        (10, 8, 12),  # in multiples of 4 * 3
+        (12, 8, 12),
+        (13, 8, 0),  # 24 of 24
+        (13, 10, 24),
+        (13, 9, 0),  # 24 of 27 saves too little
+    ],
+)
+def test_places_for_three_prompts_end_to_end(most, slots, places):
+    assert end_to_end(most, 3, slots) == places
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_prompts_of_a_run_are_end_to_end_in_as_many_places_as_its_steps_need(parts):
+    """Long and short ones: in 24 slots, that is much padding."""
+    long, short = "Tom has 5 apples .", "5 ."
+    problems = encode_problems(
+        coconut_template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
+    )
+    most = problems.most_tokens(3, 60, 8, parts)
+    batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
+    assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
+    assert {batch.places for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
+    longest = max(len(prompt) for prompt in problems.prompts)
+    assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.places == 0  # nothing to gain
+    assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.places == 0

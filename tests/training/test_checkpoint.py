@@ -1,0 +1,95 @@
+"""Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_run import rows_of
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import load_params
+from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.loop import MetricsLog, StageRun
+from slpo_jax.training.state import TrainState
+
+
+def _state(width: int = 3, layers: int = 1) -> TrainState:
+    params = {"reasoner": {f"h_{n}": jnp.full((2, width), 1.5 + n) for n in range(layers)}}
+    optimizer = optax.adam(1.0)
+    return TrainState(jnp.int32(4), params, optimizer.init(params), jax.random.key(7))
+
+
+def test_the_whole_state_comes_back(tmp_path):
+    state = _state()
+    grads = jax.tree.map(lambda x: x / 3, state.params)
+    state = state.replace(opt_state=optax.adam(1.0).update(grads, state.opt_state)[1])
+    keeper = StageCheckpoints(tmp_path)
+    assert keeper.latest_step is None
+    keeper.save(state, {"accuracy": 0.1, "step": 3})
+    keeper.close()
+    restored, extra = StageCheckpoints(tmp_path).restore(_state())
+    assert extra == {"accuracy": 0.1, "step": 3}
+    assert jax.random.key_data(restored.key).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        assert ours.dtype == theirs.dtype
+        if not jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_newest_checkpoint_counts(tmp_path):
+    keeper = StageCheckpoints(tmp_path)
+    for step in (4, 12):
+        params = jax.tree.map(lambda x, step=step: x + step, _state().params)
+        keeper.save(_state().replace(step=jnp.int32(step), params=params))
+    keeper.close()
+    loaded = load_params(tmp_path, _state().params)
+    np.testing.assert_array_equal(loaded["reasoner"]["h_0"], np.full((2, 3), 13.5))
+    np.testing.assert_array_equal(
+        load_params(tmp_path / "12", _state().params)["reasoner"]["h_0"], loaded["reasoner"]["h_0"]
+    )
+
+
+@pytest.mark.parametrize("other", [_state(width=4), _state(layers=2), _state(layers=0)])
+def test_a_checkpoint_of_another_model(tmp_path, other):
+    keeper = StageCheckpoints(tmp_path)
+    keeper.save(_state())
+    keeper.close()
+    with pytest.raises(UserError) as raised:
+        load_params(tmp_path, other.params)
+    message = str(raised.value)
+    assert str(tmp_path) in message
+    assert "config.model" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("content", ["nothing", "empty", "text"])
+def test_no_checkpoint_where_one_should_be(tmp_path, content):
+    path = tmp_path / "there"
+    if content == "empty":
+        path.mkdir()
+    elif content == "text":
+        path.write_text("not a checkpoint")
+    with pytest.raises(UserError, match=r"config\.init: .*there holds no checkpoint"):
+        load_params(path, _state().params)
+
+
+def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
+    """A checkpoint's own step is in the log before the checkpoint is on disk."""
+    log, seen = MetricsLog(tmp_path), []
+
+    class Keeper:
+        def save(self, state, extra=None):
+            seen.append((int(state.step), [row["step"] for row in rows_of(tmp_path)]))
+
+        def close(self):
+            pass
+
+    run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4)
+    step_fn = lambda state, batch: (state.replace(step=state.step + 1), {"loss": jnp.float32(batch)})  # noqa: E731
+    state = run.advance(_state().replace(step=jnp.int32(0)), step_fn, lambda step: step, 6)
+    run.finish(state)
+    log.close()
+    assert seen == [(4, [2, 4]), (6, [2, 4, 6])]
+    assert [row["loss"] for row in rows_of(tmp_path)] == [1, 3, 5]

@@ -1,0 +1,112 @@
+"""The gate's cold start against separately decoded candidates and an enumeration of stop times."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+from small_steps import (
+    ALWAYS,
+    BATCH,
+    COLD,
+    MIN_LATENTS,
+    REASONER,
+    ROLLOUT,
+    SECOND,
+    difference,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+    take_steps,
+)
+from tiny import GATE, compiled
+
+from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.rollout import rollout
+
+T, N = ROLLOUT.max_latents, COLD.trajectories
+CANDIDATES = range(MIN_LATENTS, T + 1)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    """Key 0 of the run, stream 1, step 0; then the example and the trajectory."""
+    step_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), 0)
+    rows = [(index, n) for index in prompted_batch().index for n in range(N)]
+    return jnp.stack([jax.random.fold_in(jax.random.fold_in(step_key, index), n) for index, n in rows])
+
+
+@pytest.fixture(scope="module")
+def decoded(keys):
+    """Latents [B*N, T, D] of the full trajectories, and rewards [B*N, C] of each length decoded on its own."""
+    batch = prompted_batch()
+    prompts, references = repeat_rows((batch.prompts, batch.references), N)
+    run = compiled(rollout, REASONER, GATE, static=("config",))
+    config = dataclasses.replace(ROLLOUT, stopping="length")
+    rewards = []
+    for length in CANDIDATES:
+        result = run(small_params(), prompts, keys, config=config, stop_rule=jnp.full(BATCH * N, length))
+        rewards.append(rigged_reward(result.tokens, references))
+    return np.array(result.latents), np.stack(rewards, axis=1)
+
+
+def _rho(latents, keys):
+    """Stop probabilities [B*N, T] under the head's own dropout."""
+    kind = 5 << 20  # apart from the noise of the forwards
+    steps = kind + jnp.arange(1, T + 1)
+    position_keys = jax.vmap(lambda key: jax.vmap(lambda step: jax.random.fold_in(key, step))(steps))(keys)
+    on = jnp.ones(latents.shape[:2], bool)
+    dropped = drop(jnp.asarray(latents), Dropout(position_keys, on, COLD.gate_dropout), 0)
+    gate = small_params()["gate"]["out"]
+    return special.expit(np.asarray(dropped @ gate["kernel"][:, 0] + gate["bias"][0], np.float64))
+
+
+def test_loss_is_the_enumeration_over_separately_decoded_lengths(keys, decoded):
+    latents, right = decoded
+    rho = _rho(latents, keys)
+    losses, expected_lengths = [], []
+    for row in range(BATCH * N):
+        stops = [np.prod(1 - rho[row, : t - 1]) * rho[row, t - 1] for t in range(1, T + 1)]  # as printed
+        good = [stops[t - 1] for c, t in enumerate(CANDIDATES) if right[row, c]]
+        if good:
+            losses.append(-np.log(sum(good)))
+        forced = [*stops[:-1], np.prod(1 - rho[row, : T - 1])]
+        assert sum(forced) == pytest.approx(1)
+        expected_lengths.append(sum(t * p for t, p in enumerate(forced, 1)))
+    assert 0 < len(losses) < BATCH * N or not right.all(), "some lengths must be wrong"
+    metrics = take_steps("cold_start", [prompted_batch()]).metrics[0]
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert metrics["valid_share"] == pytest.approx(len(losses) / (BATCH * N))
+    assert metrics["expected_length"] == pytest.approx(np.mean(expected_lengths), rel=1e-4)
+    assert metrics["right_share"] == pytest.approx(right.mean())
+
+
+def test_only_the_gate_learns():
+    taken, before = take_steps("cold_start", [prompted_batch()]), small_params()
+    assert difference(taken.params["reasoner"], before["reasoner"]) == 0
+    assert difference(taken.params["gate"], before["gate"]) > 1e-3
+    assert set(taken.gradient) == {"gate"}
+
+
+def _mass_on_valid_lengths(reference):
+    """By step: the geometric mean over trajectories of the probability of stopping where the answer is right."""
+    metrics = take_steps("cold_start", [prompted_batch(references=(reference,) * BATCH)] * 120).metrics
+    assert all(row["valid_share"] == 1 for row in metrics)
+    return np.exp([-row["loss"] for row in metrics])
+
+
+def test_the_gate_learns_to_stop_at_the_one_right_length():
+    """Only 3 latents are ever right. A gate that doesn't look at them gets to rho (1 - rho)^2 <= 4/27 at most."""
+    mass = _mass_on_valid_lengths(SECOND)
+    assert mass[0] < 4 / 27
+    assert mass[-60:].mean() > 1.2 * 4 / 27
+
+
+def test_the_gate_learns_not_to_stop_before_the_right_lengths():
+    """All of T_min .. T are right, so it must neither stop at 1 nor never."""
+    mass = _mass_on_valid_lengths(ALWAYS)
+    assert mass[0] < 0.55
+    assert mass[-60:].mean() > 0.68

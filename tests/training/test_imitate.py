@@ -1,0 +1,219 @@
+"""The COCONUT curriculum by hand, and its loss against a loop that feeds latents back one by one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_steps import (
+    CONFIG,
+    GATE,
+    IMITATION,
+    REASONER,
+    difference,
+    dropout_factors,
+    imitation_batch,
+    plain_hidden,
+    small_params,
+    take_steps,
+)
+from tiny import compiled, real_tokens, slow_noise
+
+from slpo_jax.text.batches import batch_indices, encode_problems
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import coconut_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training import imitate
+
+STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return encode_problems(coconut_template(arithmetic_tokenizer(20)), PROBLEMS)
+
+
+def _phases(**changes):
+    settings = dict(
+        cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
+        max_latents=8,
+    )  # fmt: skip
+    return [dataclasses.astuple(phase) for phase in imitate.phases(**(settings | changes))]
+
+
+def test_phases_of_coconut():
+    assert _phases() == [
+        ("cot", 0, 10, 0, 0, 0),
+        ("stage_1", 10, 15, 1, 2, 2),
+        ("stage_2", 15, 20, 2, 4, 4),
+        ("stage_3", 20, 25, 3, 6, 6),
+        ("final", 25, 45, None, 6, 6),
+    ]
+
+
+def test_phases_that_draw_the_last_latents():
+    assert _phases(final_latents="random", max_latent_stage=1) == [
+        ("cot", 0, 10, 0, 0, 0),
+        ("stage_1", 10, 15, 1, 2, 2),
+        ("final", 15, 35, None, None, 8),
+    ]
+
+
+@pytest.mark.parametrize("final_latents", ["published", "random"])
+def test_phases_without_thoughts_are_icot_s(final_latents):
+    assert _phases(c_thought=0, max_latent_stage=2, final_latents=final_latents) == [
+        ("cot", 0, 10, 0, 0, 0),
+        ("stage_1", 10, 15, 1, 0, 0),
+        ("stage_2", 15, 20, 2, 0, 0),
+        ("final", 20, 40, None, 0, 0),
+    ]
+
+
+def test_phases_of_no_steps_are_left_out():
+    assert _phases(cot_steps=0, stage_steps=0) == [("final", 0, 20, None, 6, 6)]
+    assert _phases(cot_steps=0, stage_steps=0, final_steps=0) == []
+
+
+def _words(problems, ids):
+    """Ids as words, the line break shown."""
+    return " ".join(problems.template.tokenizer.convert_ids_to_tokens([int(i) for i in ids])).replace("\n", "|")
+
+
+SUFFIXES = {
+    0: ("2 + 3 = 5 | ### 5", "4 - 1 = 3 | 3 x 2 = 6 | ### 6", "1 + 1 = 2 | 2 + 5 = 7 | 7 - 4 = 3 | ### 3"),
+    1: ("### 5", "3 x 2 = 6 | ### 6", "2 + 5 = 7 | 7 - 4 = 3 | ### 3"),
+    2: ("### 5", "### 6", "7 - 4 = 3 | ### 3"),
+    None: ("### 5", "### 6", "### 3"),
+}
+
+
+@pytest.mark.parametrize(("dropped", "latents"), [(0, 0), (1, 2), (2, 4), (None, 6)])
+def test_batch_by_hand(problems, dropped, latents):
+    phase = imitate.Phase("x", 0, 9, dropped, latents, latents)
+    (slots,) = imitate.suffix_slots(problems, phase)
+    longest = max(len(suffix.split()) for suffix in SUFFIXES[dropped]) + 1  # eos; the end marker is an input alone
+    assert longest <= slots < longest + 4
+    assert slots % 4 == 0
+    batch = imitate.make_batch(problems, phase, 7, 3, 5, (12, 9), (slots,))
+    np.testing.assert_array_equal(batch.index, batch_indices(3, 7, 3, 5))
+    np.testing.assert_array_equal(batch.latents, np.full(5, latents))
+    assert batch.prompts.tokens.shape == (5, 9)  # six words, a line break and the start marker fit the smaller bucket
+    for row, example in enumerate(batch.index):
+        prompt = real_tokens(batch.prompts, row)
+        assert _words(problems, prompt) == f"Tom has {example} pens . | <|start-latent|>"
+        kept = batch.suffix.weights[row] > 0
+        text = SUFFIXES[dropped][example]
+        assert _words(problems, batch.suffix.tokens[row][kept]) == f"<|end-latent|> {text}"
+        assert _words(problems, batch.suffix.targets[row][kept]) == f"{text} <eos>"
+        assert kept.tolist() == [True] * (len(text.split()) + 1) + [False] * (slots - len(text.split()) - 1)
+
+
+def test_drawn_latents_lie_between_the_steps_and_t(problems):
+    phase, seen = imitate.Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
+    for step in range(100):
+        batch = imitate.make_batch(problems, phase, step, 0, 6, (12,), (4,))
+        for example, latents in zip(batch.index, batch.latents, strict=True):
+            seen[int(example)].append(int(latents))
+    for example, drawn in seen.items():
+        least = len(STEPS[example])
+        assert set(drawn) == set(range(least, 5))
+        share = 1 / (5 - least)  # each is as likely as the others; 200 draws, five standard errors
+        for latents in range(least, 5):
+            spread = 5 * (share * (1 - share) / 200) ** 0.5
+            assert np.mean(np.array(drawn) == latents) == pytest.approx(share, abs=spread)
+    again = imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,))
+    np.testing.assert_array_equal(imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
+
+
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
+    phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
+    (longest,) = imitate.suffix_slots(problems, phase)
+    needed = {index: len(problems.suffix(index, 0)) - 1 for index in range(len(problems))}
+    small = min(needed.values())
+    assert small < max(needed.values()) <= longest
+    buckets = imitate.suffix_slots(problems, phase, (longest + 1, small))
+    assert buckets == (small, longest)
+    sizes = set()
+    for step in range(6):
+        batch = imitate.make_batch(problems, phase, step, 0, 1, (12,), buckets)
+        sizes.add(batch.suffix.tokens.shape[1])
+        assert batch.suffix.tokens.shape[1] == (small if needed[int(batch.index[0])] <= small else longest)
+    assert sizes == {small, longest}
+
+
+def test_more_steps_than_slots_takes_all_slots(problems):
+    phase = imitate.Phase("final", 0, 9, None, None, 2)
+    batch = imitate.make_batch(problems, phase, 0, 0, 3, (12,), (4,))
+    assert batch.latents[list(batch.index).index(2)] == 2
+
+
+def _slow_loss(params, batch, key, latents_B, flow=1.0):
+    """Mean cross-entropy of the suffixes' tokens, row by row, without padding; `flow` scales the latents' gradient."""
+    wte = params["reasoner"]["backbone"]["wte"]
+    total, count = 0.0, 0
+    for row in range(len(batch.index)):
+        prompt = real_tokens(batch.prompts, row)
+        used = int(batch.suffix.weights[row].sum())
+        fed, targets = batch.suffix.tokens[row, :used], batch.suffix.targets[row, :used]
+        row_key = jax.random.fold_in(key, batch.index[row])
+        layout = dataclasses.replace(IMITATION, dropout_where="all", answer_slots=used)
+        noise = slow_noise(row_key, row_key, len(prompt), int(latents_B[row]), layout)
+        factors = dropout_factors(noise, CONFIG.n_embd, CONFIG.n_layer)
+        inputs = wte[prompt]
+        for _ in range(latents_B[row]):
+            h = plain_hidden(params["reasoner"], inputs, factors)[-1:]
+            inputs = jnp.concatenate([inputs, flow * h + (1 - flow) * jax.lax.stop_gradient(h)])
+        hidden = plain_hidden(params["reasoner"], jnp.concatenate([inputs, wte[fed]]), factors)[-used:]
+        log_probs = jax.nn.log_softmax(hidden @ wte.T)
+        total -= sum(log_probs[a, target] for a, target in enumerate(targets))
+        count += used
+    return total / count
+
+
+@pytest.fixture(scope="module")
+def step_key():
+    """Key 0 of the run, stream 0, step 0."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
+
+
+def test_loss_and_gradient_are_the_slow_loop_s(step_key):
+    batch = imitation_batch()
+    taken = take_steps("imitate", [batch])
+    slow = compiled(jax.value_and_grad(lambda params, flow: _slow_loss(params, batch, step_key, batch.latents, flow)))
+    loss, gradient = slow(small_params(), 1.0)
+    assert taken.metrics[0]["loss"] == pytest.approx(float(loss), rel=1e-4)
+    assert set(taken.gradient) == {"reasoner"}
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient["reasoner"]))
+    assert difference(taken.gradient["reasoner"], gradient["reasoner"]) < 1e-4 * scale
+    # The gradient through the latents is no small part of it.
+    _, cut_off = slow(small_params(), 0.0)
+    assert difference(cut_off["reasoner"], gradient["reasoner"]) > 0.1 * scale
+    assert difference(taken.params["gate"], small_params()["gate"]) == 0
+
+
+def test_loss_without_latents_is_the_slow_loop_s(step_key):
+    """Stage 0: every step written out, no latent slots at all."""
+    batch = imitation_batch()
+    loss_fn = imitate.make_loss(REASONER, GATE, dataclasses.replace(IMITATION, max_latents=0))
+    none = np.zeros(len(batch.index), np.int32)
+    total, sums = compiled(loss_fn)(small_params(), batch.replace(latents=none), step_key)
+    expected = compiled(lambda params: _slow_loss(params, batch, step_key, none))(small_params())
+    assert float(total / sums["loss"][1]) == pytest.approx(float(expected), rel=1e-4)
+    assert float(sums["loss"][1]) == batch.suffix.weights.sum()
+
+
+def test_accuracy_counts_rows_of_which_every_token_is_right(step_key):
+    """A model that puts all weight on one token, by a final norm without scale."""
+    params, batch = small_params(), imitation_batch()
+    backbone = params["reasoner"]["backbone"]
+    token = int(batch.suffix.targets[2, 0])
+    backbone["ln_f"] = {"scale": jnp.zeros(CONFIG.n_embd), "bias": 100 * jnp.eye(CONFIG.n_embd)[0]}
+    backbone["wte"] = backbone["wte"].at[:, 0].set(0.0).at[token, 0].set(1.0)
+    targets = batch.suffix.targets.copy()
+    targets[2], targets[0, 0] = token, token  # row 2 is right; row 0 in its first token only
+    batch = batch.replace(suffix=batch.suffix._replace(targets=targets), latents=np.zeros(4, np.int32))
+    loss_fn = imitate.make_loss(REASONER, GATE, dataclasses.replace(IMITATION, max_latents=0))
+    _, sums = compiled(loss_fn)(params, batch, step_key)
+    assert [float(x) for x in sums["accuracy"]] == [1, 4]
