@@ -28,7 +28,7 @@ from slpo_jax.models import backbone, dropout, packing
 from slpo_jax.models.attention import attend
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import rollout as rollout_module
-from slpo_jax.policy import score
+from slpo_jax.policy import score as scoring
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Prompts, repeat_to
 from slpo_jax.policy.score import score
@@ -190,7 +190,7 @@ LEVERS = {
                                having=with_model(scan_layers=True, remat=True)),
     "bfloat16": Lever("activations in bfloat16", "selectable", "gradient", having=with_model(dtype=jnp.bfloat16)),
     "vocabulary_chunks": Lever("answers' logits in eight parts of the vocabulary", "left out", "gradient",
-                               patch_having=patched(score, "answer_log_probs", chunked_log_probs)),
+                               patch_having=patched(scoring, "answer_log_probs", chunked_log_probs)),
     "library_attention": Lever("jax.nn.dot_product_attention", "left out", "gradient",
                                patch_having=patched(backbone, "attend", library_attention)),
     "library_attention_rollout": Lever("the same in rollouts", "left out", "rollout",
