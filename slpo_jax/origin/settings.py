@@ -12,7 +12,7 @@ from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.io.orbax import is_checkpoint
 from slpo_jax.origin.open import find_folder, with_gate
 from slpo_jax.origin.recipes import name_of
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.text.tokenizer import load_tokenizer
 
 NEWEST_FIRST = ("slpo", "cold_start", "imitate")

@@ -14,7 +14,7 @@ from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import write_text
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.select import choose
 from slpo_jax.run.stage import stage_params, starting_params

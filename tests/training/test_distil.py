@@ -11,13 +11,14 @@ import pytest
 import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
-from small_steps import difference, dropout_factors, plain_hidden
-from tiny import FAST, GATE, compiled, load_hf
+from plain_gpt2 import dropout_factors, plain_hidden
+from small_steps import difference
+from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.templates import codi_template
 from slpo_jax.training import imitate
@@ -111,7 +112,7 @@ class _Oracle:
 @pytest.fixture(scope="module")
 def ours(case):
     """Our loss and gradient."""
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
 
     def loss(params):
         total, sums = loss_fn(params, case.batch, jax.random.key(0))
@@ -171,7 +172,7 @@ def test_padding_changes_nothing(case, ours):
     assert longer.student.suffix.tokens.shape == (4, 17)
     spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)
     longer = longer.replace(text=longer.text._replace(tokens=spoilt))
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
     _, sums = compiled(loss_fn)(case.params, longer, jax.random.key(0))
     for name, (total, count) in sums.items():
         assert float(total / count) == pytest.approx(float(ours[0][name]), rel=2e-5, abs=1e-6), name
@@ -181,7 +182,7 @@ def test_padding_changes_nothing(case, ours):
 def test_steps_do_not_know_devices_and_micro_batches(case, ours):
     if case.digits:
         pytest.skip("one kind of model is enough")
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
     optimizer = optax.chain(optax.trace(0.0), optax.sgd(0.1))
     for devices, micro_batches in ((1, 2), (4, 1)):
         mesh = data_mesh(jax.devices("cpu")[:devices])
@@ -235,7 +236,7 @@ def test_the_teacher_alone_under_dropout(case):
     config = case.reasoner.config
 
     def both(params):
-        total, sums = WAY.make_loss(case.reasoner, GATE, layout)(params, batch, key)
+        total, sums = WAY.make_loss(policy_of(layout, case.reasoner))(params, batch, key)
         slow = []
         for row, index in enumerate(batch.index):
             used = int(batch.valid[row].sum())
