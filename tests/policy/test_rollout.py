@@ -1,4 +1,4 @@
-"""Rollouts against a slow loop on transformers' GPT-2, their independence of padding, replays, candidates and stops."""
+"""Rollouts against a slow loop on a plain GPT-2, their independence of padding, replays, candidates and stops."""
 
 import dataclasses
 

@@ -11,7 +11,8 @@ import pytest
 import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
-from small_steps import difference, dropout_factors, plain_hidden
+from plain_gpt2 import dropout_factors, plain_hidden
+from small_steps import difference
 from tiny import FAST, GATE, compiled, load_hf
 from tiny_llama import load_hf_llama, random_tree
 

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_gpt2 import dropout_factors, plain_hidden
 from small_steps import (
     CONFIG,
     GATE,
     IMITATION,
     REASONER,
     difference,
-    dropout_factors,
     imitation_batch,
-    plain_hidden,
     small_params,
     take_steps,
 )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from plain_gpt2 import dropout_factors, plain_hidden
 from small_steps import (
     ALWAYS,
     BATCH,
@@ -16,8 +17,6 @@ from small_steps import (
     ROLLOUT,
     SLPO,
     difference,
-    dropout_factors,
-    plain_hidden,
     prompted_batch,
     small_params,
     take_steps,
