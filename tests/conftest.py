@@ -63,10 +63,14 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 
 class _SkippedTests:
-    """Writes which tests were skipped, and why, for .ci/run: a line "FILE<tab>REASON" for each."""
+    """Writes which tests were skipped, and why, for .ci/run: a line "FILE<tab>REASON" for each.
 
-    def __init__(self, path: Path):
-        self._path, self._lines = path, set()
+    One file for each of pytest-xdist's workers: the process that started them hears of a module that couldn't be
+    collected only if no other was skipped in the same line for the same reason.
+    """
+
+    def __init__(self, folder: Path):
+        self._path, self._lines = folder / os.environ.get("PYTEST_XDIST_WORKER", "main"), set()
 
     def pytest_collectreport(self, report) -> None:
         self._note(report)
@@ -80,13 +84,13 @@ class _SkippedTests:
             self._lines.add(report.nodeid.split("::")[0] + "\t" + " ".join(reason.split()))
 
     def pytest_sessionfinish(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text("".join(line + "\n" for line in sorted(self._lines)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    path = os.environ.get("SLPO_TEST_SKIPPED")
-    if path and not hasattr(config, "workerinput"):  # pytest-xdist's workers report to the process that started them
-        config.pluginmanager.register(_SkippedTests(Path(path)))
+    if folder := os.environ.get("SLPO_TEST_SKIPPED"):
+        config.pluginmanager.register(_SkippedTests(Path(folder)))
 
 
 @pytest.fixture(autouse=True)

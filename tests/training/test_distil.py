@@ -45,10 +45,9 @@ def case(request, tmp_path_factory):
     problems = encode_problems(template, PROBLEMS)
     batch = WAY.make_batch(problems, PHASE, 0, 1, 4, (24,), WAY.suffix_slots(problems, PHASE))
     assert len(set(batch.student.latents)) > 1
-    hf = (load_hf if request.param == "gpt2" else load_hf_llama)(params["reasoner"], config)
     digits = request.param == "llama"
     return SimpleNamespace(
-        reasoner=reasoner, params=params, problems=problems, batch=batch, hf=hf, digits=digits, template=template
+        reasoner=reasoner, params=params, problems=problems, batch=batch, digits=digits, template=template
     )
 
 
@@ -57,7 +56,8 @@ class _Oracle:
 
     def __init__(self, case):
         self.torch = torch = pytest.importorskip("torch")
-        self.case, self.hf, self.tokenizer = case, case.hf, case.template.tokenizer
+        self.case, self.tokenizer = case, case.template.tokenizer
+        self.hf = (load_hf_llama if case.digits else load_hf)(case.params["reasoner"], case.reasoner.config)
         ours = case.params["reasoner"]["projector"]
         nn, width = torch.nn, case.reasoner.width
         self.projector = nn.Sequential(
@@ -147,14 +147,14 @@ def _torch_gradients(case, oracle):
         ("projector", "norm", "scale"): oracle.projector[3].weight.grad,
     }
     if case.digits:
-        model = case.hf.model
+        model = oracle.hf.model
         found |= {
             ("backbone", "embed_tokens"): model.embed_tokens.weight.grad,
             ("backbone", "layers_0", "self_attn", "v_proj", "kernel"): model.layers[0].self_attn.v_proj.weight.grad.T,
             ("backbone", "norm", "scale"): model.norm.weight.grad,
         }
     else:
-        model = case.hf.transformer
+        model = oracle.hf.transformer
         found |= {
             ("backbone", "wte"): model.wte.weight.grad,
             ("backbone", "wpe"): model.wpe.weight.grad,
