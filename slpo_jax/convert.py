@@ -23,8 +23,9 @@ from slpo_jax.interop.description import read_description
 from slpo_jax.interop.export import export_reasoner
 from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
+from slpo_jax.io.workdir import REASONER
 from slpo_jax.origin.card import model_card
-from slpo_jax.origin.open import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
+from slpo_jax.origin.open import Origin, find_folder, open_origin, with_gate
 from slpo_jax.origin.recipes import REASONERS, name_of
 from slpo_jax.run.command import in_flags, run_command
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
@@ -62,7 +63,7 @@ def import_checkpoint(source: str, target: Path, config: ConfigDict) -> Origin:
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         save_params(made, jax.tree.map(np.asarray, params))
-        origin.write(made / REASONER_FOLDER)
+        origin.write(made / REASONER)
         made.chmod(0o755)
         if target.exists():
             target.rmdir()

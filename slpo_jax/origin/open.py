@@ -24,11 +24,11 @@ from slpo_jax.interop.weights import (
     refuse_leftovers,
 )
 from slpo_jax.io.orbax import is_checkpoint, stored_params
+from slpo_jax.io.workdir import REASONER, StageFolder
 from slpo_jax.origin.recipes import REASONERS, Recipe
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
-REASONER_FOLDER = "reasoner"  # beside the checkpoints of the stages
 _RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
 
 
@@ -135,8 +135,8 @@ def with_gate(description: Description, path: Path) -> Description:
     if gate is None:
         return dataclasses.replace(description, gate=None, gate_trained=False)
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    stage = next((place / "config.json" for place in (path, path.parent) if (place / "config.json").is_file()), None)
-    trained = description.gate_trained if stage is None else bool({"cold_start", "slpo"} & read_json(stage).keys())
+    facts = StageFolder.of(path).facts
+    trained = bool({"cold_start", "slpo"} & read_json(facts).keys()) if facts.is_file() else description.gate_trained
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)
 
 
@@ -147,9 +147,9 @@ def find_folder(path: Path) -> Path:
         UserError: there is none.
     """
     for place in (path, path.parent, path.parent.parent):
-        if (place / REASONER_FOLDER).is_dir():
-            return place / REASONER_FOLDER
-    raise UserError(f"{path}: has no {REASONER_FOLDER}/ in or beside it, which says what it is; keep that folder")
+        if (place / REASONER).is_dir():
+            return place / REASONER
+    raise UserError(f"{path}: has no {REASONER}/ in or beside it, which says what it is; keep that folder")
 
 
 def _check_kind(config: ConfigDict, recipe: Recipe, kind: str, same_backbone: bool, source: str) -> None:

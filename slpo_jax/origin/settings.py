@@ -10,6 +10,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.interop.description import read_description, read_json
 from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.io.orbax import is_checkpoint
+from slpo_jax.io.workdir import StageFolder, Workdir
 from slpo_jax.origin.open import find_folder, with_gate
 from slpo_jax.origin.recipes import name_of
 from slpo_jax.policy.rollout import Stopping
@@ -27,12 +28,12 @@ def find_checkpoint(source: str) -> str:
     Raises:
         UserError: a workdir without a checkpoint.
     """
-    path = Path(source).expanduser()
-    if is_checkpoint(path) or not (path / "checkpoints").is_dir():
+    workdir = Workdir(Path(source).expanduser())
+    if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
         return source
     for stage in NEWEST_FIRST:
-        if is_checkpoint(path / "checkpoints" / stage):
-            return str(path / "checkpoints" / stage)
+        if is_checkpoint(workdir.stage(stage).path):
+            return str(workdir.stage(stage).path)
     raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
 
 
@@ -82,8 +83,8 @@ def stopping_of(config: ConfigDict) -> tuple[Stopping, float | int]:
     Returns:
         ("threshold", the run's or 0.5), or without a gate ("length", imitation's own number of latents or T).
     """
-    stage = _stage_folder(Path(config.init).expanduser())
-    sweeps = stage.parent.parent / "thresholds.json"
+    stage = StageFolder.of(Path(config.init).expanduser())
+    sweeps = stage.workdir.thresholds
     chosen = read_json(sweeps).get(stage.name, {}).get("chosen") if sweeps.is_file() else None
     if config.gate.enabled:
         return "threshold", chosen if chosen is not None else 0.5
@@ -92,15 +93,10 @@ def stopping_of(config: ConfigDict) -> tuple[Stopping, float | int]:
     return "length", config.max_latents
 
 
-def _stage_folder(path: Path) -> Path:
-    """WORKDIR/checkpoints/STAGE of itself or of a step's directory in it."""
-    return path.parent if path.name.isdigit() else path
-
-
 def _take_settings(config: ConfigDict, path: Path) -> bool:
     """Write the run's settings into `config`; False if there is no run around the checkpoint."""
-    stage = _stage_folder(path)
-    files = [file for file in (stage.parent.parent / "config.json", stage / "config.json") if file.is_file()]
+    stage = StageFolder.of(path)
+    files = [file for file in (stage.workdir.config, stage.facts) if file.is_file()]
     for file in files:
         facts = {key: value for key, value in read_json(file).items() if key not in _NOT_THE_CHECKPOINTS}
         _update(config, facts, file)

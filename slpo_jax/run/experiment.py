@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.origin.open import Origin, open_origin
@@ -137,7 +138,7 @@ class Setup:
 class Experiment(Setup):
     """A run in the making: a setup, its workdir and its log."""
 
-    workdir: Path
+    workdir: Workdir
     log: MetricsLog
 
 
@@ -147,13 +148,14 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
-    setup = assemble(config, workdir)
+    paths = Workdir(workdir)
+    setup = assemble(config, paths)
     workdir.mkdir(parents=True, exist_ok=True)
     parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-    return Experiment(**parts, workdir=workdir, log=MetricsLog(workdir))
+    return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
+def assemble(config: ConfigDict, workdir: Workdir | None = None) -> Setup:
     """`build` without writing anything.
 
     Args:
@@ -193,9 +195,9 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
     )
 
 
-def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> None:
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for."""
-    finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
+    finished = workdir.finished_stages() if workdir else []
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
         lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(

@@ -25,7 +25,7 @@ def choose(experiment: Experiment, name: str, params: Params, stopping: Stopping
 
     The sweep is kept in `thresholds.json` under `name`.
     """
-    path = experiment.workdir / "thresholds.json"
+    path = experiment.workdir.thresholds
     known = json.loads(path.read_text()) if path.exists() else {}
     found = {str(rule): validation_accuracy(experiment, params, stopping, rule) for rule in sorted(rules)}
     best = sorted(rules)[int(np.argmax(list(found.values())))]

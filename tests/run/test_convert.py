@@ -15,7 +15,7 @@ from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.models.gate import stopping_gate
-from slpo_jax.origin.open import REASONER_FOLDER, open_origin
+from slpo_jax.origin.open import open_origin
 from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.experiment import build
 
@@ -56,7 +56,7 @@ def there(request, tmp_path_factory):
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
     checkpoint = folder / "checkpoints" / "slpo"
     save_params(checkpoint, params)
-    origin.write(checkpoint.parent / REASONER_FOLDER)
+    origin.write(checkpoint.parent / "reasoner")
     (checkpoint / "config.json").write_text(json.dumps({"slpo": {}}))
     convert.export_checkpoint(checkpoint, folder / "exported")
     return origin, reasoner, params, checkpoint, folder / "exported"
