@@ -56,10 +56,10 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     origin = open_origin(config, identity)
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, source=short(source)))
     params = origin.read()
     if origin.recipe.has_projector and "projector" not in params["reasoner"]:
         raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
+    origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, source=short(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:

@@ -66,12 +66,12 @@ class Identity:
     @property
     def stage(self) -> StageFolder | None:
         """The folder of one of our checkpoints."""
-        return self.orbax and StageFolder.of(self.orbax)
+        return None if self.orbax is None else StageFolder.of(self.orbax)
 
     @property
     def workdir(self) -> Workdir | None:
         """The run around one of our checkpoints; None if it lies alone."""
-        return self.stage and self.stage.workdir
+        return None if self.stage is None else self.stage.workdir
 
 
 def newest_checkpoint(source: str) -> str:
