@@ -5,9 +5,9 @@ import dataclasses
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
-from slpo_jax.run.workdir import claim, has_checkpoint
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import make_loss
@@ -20,7 +20,7 @@ def run_rl(experiment: Experiment) -> None:
     """Train each objective to its own checkpoint."""
     for name in experiment.config.rl.objectives:
         claim(experiment, name)
-        if not has_checkpoint(experiment, name):
+        if not experiment.workdir.stage(name).is_finished:
             train_objective(experiment, name)
 
 

@@ -121,7 +121,8 @@ def test_smollm2_s_are_one_run_of_two_reasoners():
 
 
 @pytest.mark.parametrize(
-    "capacities", [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)]
+    "capacities",
+    [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)],
 )
 def test_capacities_are_pairs_that_ascend_to_everything(capacities):
     config = default_config()
