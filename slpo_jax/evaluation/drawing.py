@@ -27,6 +27,7 @@ LOOK: Any = {
     "axes.titlesize": 11,
 }
 
+
 @dataclasses.dataclass(frozen=True)
 class Style:
     """How a row is drawn: its label, colour, marker and dash, by its place in the report."""
@@ -53,7 +54,8 @@ def styles_of(rows: Rows) -> Styles:
 
 def style_at(place: int, label: str) -> Style:
     """The style of the place'th row."""
-    return Style(label, *(look[place % len(look)] for look in (_COLOURS, _MARKERS, _DASHES)))
+    colour, marker, dash = (look[place % len(look)] for look in (_COLOURS, _MARKERS, _DASHES))
+    return Style(label, str(colour), str(marker), dash)
 
 
 def set_title(axis: Axes, text: str, notes: Sequence[tuple[str, str]]) -> None:

@@ -117,7 +117,7 @@ def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure 
     figure, axes = open_panels(len(known))
     for axis, (title, scalar, shown) in zip(axes, known, strict=True):
         for stage in shown:
-            _training_line(axis, *points(stage, scalar), looks[stage], named=scalar in dict(_REWARDED))
+            _training_line(axis, points(stage, scalar), looks[stage], named=scalar in dict(_REWARDED))
         if scalar in _SHARES:
             within(axis, 1)
         axis.set(title=title, xlabel="step")
@@ -125,7 +125,9 @@ def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure 
     return legend_below(figure, axes) if rewarded else figure
 
 
-def _training_line(axis: Axes, steps: np.ndarray, values: np.ndarray, style: Style, named: bool) -> None:
+def _training_line(axis: Axes, points: np.ndarray, style: Style, named: bool) -> None:
+    """Points (step, value) [2, n] and, where they are many, their running mean, which a legend may name."""
+    steps, values = points
     window = 2 * max(2, len(values) // 40) + 1
     smooth = len(values) >= 2 * window  # whole windows only: a shorter one at the ends would wag
     label = style.label if named else None
@@ -180,14 +182,16 @@ def difficulty_figure(evals: Evals, rows: Rows) -> Figure | None:
     if not panels:
         return None
     in_first = sum(label == panels[0][0] for label, *_ in panels)
-    whole = len(panels) in (in_first, 2 * in_first)  # else a row of panels would end within a view
-    figure, axes = open_panels(len(panels), columns=in_first if whole else 4, height=3.4)
+    columns = (
+        in_first if len(panels) in (in_first, 2 * in_first) else 4
+    )  # a line of panels a view, where that comes out
+    figure, axes = open_panels(len(panels), columns=columns, height=3.4)
     for axis, (label, name, known, centres) in zip(axes, panels, strict=True):
         notes = _difficulty_panel(axis, known, centres, styles_of(rows))
         set_title(axis, name, notes)
         axis.set_xlabel(label)
-        if axis.get_subplotspec().is_first_col():
-            axis.set_ylabel("mean latents used")
+    for axis in axes[::columns]:
+        axis.set_ylabel("mean latents used")
     return legend_below(figure, axes)
 
 
@@ -251,5 +255,3 @@ def _words(stage: str) -> str:
 
 def _finite(row: Mapping[str, Any], scalar: str) -> bool:
     return isinstance(row.get(scalar), (int, float)) and bool(np.isfinite(row[scalar]))
-
-

@@ -47,7 +47,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
         taken.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     report = _build([evals], [rows], notes)
-    report["thresholds"] = read_json(folder.thresholds)
+    report["thresholds"] = read_json(folder.thresholds, default={})
     report["figures"] = _draw(evals, rows, metrics, folder)
     _write(folder, report)
     return report
@@ -90,7 +90,7 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {path.name: read_json(Workdir(path).thresholds) for path in paths}
+    report["thresholds"] = {path.name: read_json(Workdir(path).thresholds, default={}) for path in paths}
     report["figures"] = _draw(pool_runs(runs), every_row[0], (), Workdir(Path(out)))
     _write(Workdir(Path(out)), report)
     return report
@@ -100,7 +100,7 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     """Rows that there are records of, the records, with the sets in config's order, and notes."""
     rows = read_rows(workdir.root)
     evals, notes = read_evals(workdir.root, rows)
-    return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config)), notes
+    return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config, default={})), notes
 
 
 def _draw(evals: Evals, rows: Rows, metrics: Sequence[Mapping[str, Any]], workdir: Workdir) -> list[str]:

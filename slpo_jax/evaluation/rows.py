@@ -79,13 +79,15 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     path = Workdir(Path(workdir)).row_facts(name)
     if not path.exists():
         return None
-    found = read_json(path)
+    found: dict[str, Any] = read_json(path)
     for key, kind in _KINDS.items():
         if not isinstance(found.get(key), kind) or key not in found:
             raise UserError(
                 f"{path}: '{key}' is missing or of the wrong type; delete the file and run the evaluate stage again"
             )
-    facts = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in _KINDS}
+    facts: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in _KINDS
+    }
     return Row(name, **facts)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REASONER = "reasoner"
+_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class StageFolder:
         return self.path.name
 
     @property
-    def workdir(self) -> "Workdir":
-        """The workdir around it, if there is one."""
-        return Workdir(self.path.parent.parent)
+    def workdir(self) -> "Workdir | None":
+        """The workdir around it; None for a checkpoint that lies alone."""
+        return Workdir(self.path.parent.parent) if self.path.parent.name == _CHECKPOINTS else None
 
     @property
     def facts(self) -> Path:
@@ -139,7 +140,7 @@ class Workdir:
     @property
     def checkpoints(self) -> Path:
         """Folder of the stages' folders."""
-        return self.root / "checkpoints"
+        return self.root / _CHECKPOINTS
 
     @property
     def reasoner(self) -> Path:

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import read_json, write_text
 from slpo_jax.run.experiment import Experiment
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
@@ -36,7 +36,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_facts(default_config(), stage)) | _flat(json.loads(folder.facts.read_text()))
+    known = _flat(_facts(default_config(), stage)) | _flat(read_json(folder.facts, "mend the file"))
     changed = [key for key, value in _flat(facts).items() if value != known[key]]
     if changed:
         raise UserError(

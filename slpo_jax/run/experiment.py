@@ -16,6 +16,7 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.policy.rollout import RolloutConfig
@@ -155,15 +156,16 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: ConfigDict, workdir: Workdir | None = None) -> Setup:
+def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
     """`build` without writing anything.
 
     Args:
         workdir: whose finished stages may make up for what `config.init` lacks.
+        identity: of `config.init`, if it was asked for already.
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config)
+    origin = open_origin(config, identity)
     template, model = origin.template, origin.description.model
     # Names may be missing at the end of a vocabulary that was padded.
     pieces = [*token_bytes(template.tokenizer)]

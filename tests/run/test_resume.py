@@ -59,7 +59,8 @@ def record():
     # A vector a part is all that these steps need; eager updates of a whole model would take seconds.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold_start, "make_train_step", _step_without_a_model(record))
+        for stage in (imitate, cold_start, rl):
+            patch.setattr(stage, "make_train_step", _step_without_a_model(record))
         patch.setattr(cold_start, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
