@@ -95,9 +95,10 @@ def pass_at_k_figure(evals: Evals, rows: Rows) -> Figure | None:
 
 def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure | None:
     """Rewards and latent lengths of all stages that have them, losses of the others: logged values, a running mean."""
-    stages = list(dict.fromkeys(str(row.get("stage")) for row in metrics))
-    # A stage looks like the first row of its checkpoint; one without a row, like a further row.
+    # A stage stands and looks like the first row of its checkpoint; one without a row, like a further row.
     place_of = {row.stage: place for place, row in reversed(list(enumerate(rows.values())))}
+    found = dict.fromkeys(str(row.get("stage")) for row in metrics)
+    stages = sorted(found, key=lambda stage: place_of.get(stage, len(rows)))
     looks = {stage: style_at(place_of.get(stage, len(rows) + i), _words(stage)) for i, stage in enumerate(stages)}
 
     def points(stage: str, scalar: str) -> np.ndarray:
@@ -107,7 +108,8 @@ def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure 
     rewarded = [stage for stage in stages if points(stage, "reward").size]
     supervised = [stage for stage in stages if stage not in rewarded]
     wanted = [(f"{_words(stage)}: {words}", scalar, [stage]) for stage in supervised for scalar, words in _SUPERVISED]
-    wanted += [(words, scalar, rewarded) for scalar, words in _REWARDED]
+    alone = f"{_words(rewarded[0])}: " if len(rewarded) == 1 else ""
+    wanted += [(f"{alone}{words}", scalar, rewarded) for scalar, words in _REWARDED]
     known = [
         (title, scalar, [stage for stage in which if points(stage, scalar).size]) for title, scalar, which in wanted
     ]
@@ -121,8 +123,8 @@ def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure 
         if scalar in _SHARES:
             within(axis, 1)
         axis.set(title=title, xlabel="step")
-    figure.supxlabel("faint: logged values; bold: centred running mean", fontsize=9, color="#555555")
-    return legend_below(figure, axes) if rewarded else figure
+    figure.suptitle("faint: logged values; bold: centred running mean", fontsize=9, color="#555555")
+    return legend_below(figure, axes) if len(rewarded) > 1 else figure
 
 
 def _training_line(axis: Axes, points: np.ndarray, style: Style, named: bool) -> None:

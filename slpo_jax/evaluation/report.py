@@ -5,7 +5,6 @@
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -122,7 +121,7 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         "eval": eval_,
         AVERAGE: _averages(summaries),
         "differences": differences,
-        "rows": {name: dataclasses.asdict(row) for name, row in rows[0].items()},
+        "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": shown_settings(rows),
         "notes": notes + left_out,
     }

@@ -53,6 +53,11 @@ class Row:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the name, as it comes back from JSON."""
+        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key != "name"}))
+
 
 Rows = dict[str, Row]
 """By name, in the report's order."""
@@ -66,8 +71,7 @@ _KINDS: dict[str, Any] = {
 
 def write_row(workdir: str | Path, row: Row) -> None:
     """Writes `eval/ROW/row.json`."""
-    facts = {key: value for key, value in dataclasses.asdict(row).items() if key != "name"}
-    write_text(Workdir(Path(workdir)).row_facts(row.name), json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    write_text(Workdir(Path(workdir)).row_facts(row.name), json.dumps(row.facts, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
