@@ -48,7 +48,7 @@ def render(report: Mapping[str, Any]) -> str:
     gated = [name for name, row in report["rows"].items() if row["gated"]]
     eval_, entries = report["eval"], _labelled(report["differences"], labels)
     images = [f"![{Path(name).stem}]({name})" for name in report.get("figures", ())]
-    columns, unbiased = _columns(eval_), _columns(eval_, "_unbiased")
+    columns, unbiased = shown_columns(eval_), shown_columns(eval_, "_unbiased")
     by_set, means = _result_tables(eval_, report[AVERAGE], columns, labels)
     by_set_unbiased, means_unbiased = _result_tables(eval_, report[AVERAGE], unbiased, labels)
     fixed = [f'"{row["label"]}"' for row in report["rows"].values() if row["fixed"]]
@@ -93,17 +93,17 @@ def _labelled(entries: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -
     return [{**e, "a": labels.get(e["a"], e["a"]), "b": labels.get(e["b"], e["b"])} for e in entries]
 
 
-def _columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str, str]]:
+def shown_columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str, str]]:
     """Metric and header of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L."""
-    ks = ks_of(eval_.values(), "pass@", suffix)
+    ks = _ks_of(eval_.values(), "pass@", suffix)
     columns = [(f"pass@{k}{suffix}", f"P@{k}") for k in ks if k in (1, 8) or k >= 16 or k == ks[-1]]
     if suffix:
         return columns
-    maj = [(f"maj@{k}", f"maj@{k}") for k in ks_of(eval_.values(), "maj@")[-1:]]
+    maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
     return [("acc", "Acc"), *columns, *maj, ("latent_steps", "#L")]
 
 
-def ks_of(rows: Iterable[Mapping[str, Mapping[str, Any]]], prefix: str, suffix: str = "") -> list[int]:
+def _ks_of(rows: Iterable[Mapping[str, Mapping[str, Any]]], prefix: str, suffix: str = "") -> list[int]:
     """The k of a metric that some set of some row has, ascending.
 
     Args:
