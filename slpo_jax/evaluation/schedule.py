@@ -1,4 +1,4 @@
-"""How the rollouts of a problem set are shared out over batches: few shapes to compile, and little padding."""
+"""How the rollouts of a problem set are sharded over batches: few shapes to compile, and little padding."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
