@@ -42,29 +42,29 @@ class Config:
     """A whole run.
 
     Attributes:
-        stages: What is run, in this order.
-        seed: Of initialisation, input order and all noise.
-        init: Where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face
+        stages: what is run, in this order.
+        seed: of initialisation, input order and all noise.
+        init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face
             directory or hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the
             checkpoint's.
-        base: The base model's directory or hub id, for a file that comes without config and tokenizer.
-        lora_alpha: Scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
-        reasoner: A name in `slpo_jax.origin.recipes.REASONERS`.
+        base: the base model's directory or hub id, for a file that comes without config and tokenizer.
+        lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
+        reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
         tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
-        model: Shapes.
+        model: shapes.
         max_latents: T.
         min_latents: T_min, of the cold start's candidate lengths.
         prompt_slots: P: buckets, one compiled program each.
         max_answer_tokens: A, the end-of-sequence token included.
-        dropout: Of rollouts and scoring.
-        data: What to train on, and to evaluate on.
-        gate: The stopping gate.
-        imitate: The stage imitate.
-        cold_start: The stage cold_start.
-        evaluate: The stage evaluate, and validation in the others.
-        log_every: Steps between rows of metrics.jsonl.
-        checkpoint_every: Steps between checkpoints.
-        cpu_devices: Shards of the batch where there is no accelerator; the results don't depend on it.
+        dropout: of rollouts and scoring.
+        data: what to train on, and to evaluate on.
+        gate: the stopping gate.
+        imitate: the stage imitate.
+        cold_start: the stage cold_start.
+        evaluate: the stage evaluate, and validation in the others.
+        log_every: steps between rows of metrics.jsonl.
+        checkpoint_every: steps between checkpoints.
+        cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
     """
 
     stages: tuple[Stage, ...] = setting(STAGES, fewest=1)
@@ -141,7 +141,6 @@ def own_latents(config: ConfigDict) -> int:
 
 def check(config: ConfigDict) -> None:
     """Fail early on values that no stage could use: each section's own, then what spans several.
-
     Raises:
         UserError: one line with the key and the remedy.
     """

@@ -35,13 +35,13 @@ def main(_: list[str]) -> None:
     experiment = build(config, workdir)
     try:
         check_stages(experiment)
-        write_text(workdir / "config.json", config.to_json_best_effort(indent=1) + "\n")
+        write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
         for stage in config.stages:
             RUN[stage](experiment)
     finally:
         experiment.log.close()
-    if (workdir / "report.md").exists():
-        print(f"report: {workdir / 'report.md'}")
+    if experiment.workdir.report_md.exists():
+        print(f"report: {experiment.workdir.report_md}")
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -14,8 +14,10 @@ from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.policy.rollout import RolloutConfig
@@ -137,7 +139,7 @@ class Setup:
 class Experiment(Setup):
     """A run in the making: a setup, its workdir and its log."""
 
-    workdir: Path
+    workdir: Workdir
     log: MetricsLog
 
 
@@ -147,21 +149,23 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
-    setup = assemble(config, workdir)
+    paths = Workdir(workdir)
+    setup = assemble(config, paths)
     workdir.mkdir(parents=True, exist_ok=True)
     parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-    return Experiment(**parts, workdir=workdir, log=MetricsLog(workdir))
+    return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
+def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
     """`build` without writing anything.
 
     Args:
         workdir: whose finished stages may make up for what `config.init` lacks.
+        identity: of `config.init`, if it was asked for already.
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config)
+    origin = open_origin(config, identity)
     template, model = origin.template, origin.description.model
     # Names may be missing at the end of a vocabulary that was padded.
     pieces = [*token_bytes(template.tokenizer)]
@@ -193,9 +197,9 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
     )
 
 
-def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> None:
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for."""
-    finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
+    finished = workdir.finished_stages() if workdir else []
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
         lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(

@@ -1,9 +1,9 @@
 """What is checked before the first stage."""
 
+from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rl import make_slpo
 from slpo_jax.run.stage import check_batch
-from slpo_jax.run.workdir import claim
 
 
 def check_stages(experiment: Experiment) -> None:

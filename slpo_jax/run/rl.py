@@ -5,9 +5,9 @@ import dataclasses
 from slpo_jax.errors import UserError
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.rollout import Stopping
+from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
-from slpo_jax.run.workdir import claim, has_checkpoint
 from slpo_jax.training import slpo
 from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import init_state, make_train_step
@@ -16,7 +16,7 @@ from slpo_jax.training.state import init_state, make_train_step
 def run_slpo(experiment: Experiment) -> None:
     """Surrogate latent policy optimization of reasoner, answers and gate."""
     claim(experiment, "slpo")
-    if has_checkpoint(experiment, "slpo"):
+    if experiment.workdir.stage("slpo").is_finished:
         return
     config, stage = experiment.config.slpo, "slpo"
     check_batch(experiment, stage)

@@ -12,6 +12,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Prompts, RolloutConfig, Stopping, Trajectories, rollout
@@ -87,7 +88,10 @@ def load_solver(
     threshold: float | None = None,
     latents: int | None = None,
     max_answer_tokens: int | None = None,
-    **known: Any,
+    reasoner: str = "",
+    base: str = "",
+    tokenizer: str = "",
+    lora_alpha: float | None = None,
 ) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
@@ -96,12 +100,14 @@ def load_solver(
         threshold: of the gate; None is the one chosen in the run, or 0.5.
         latents: a fixed number instead of the gate; None is the gate's, or the run's, or 6.
         max_answer_tokens: None is the run's budget.
-        known: reasoner, base, tokenizer, lora_alpha of `trained.config_of`.
+        reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
+        base, tokenizer, lora_alpha: see `slpo_jax.config`.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
-    config = config_of(checkpoint, **known)
-    stopping, rule = stopping_of(config)
+    identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
+    config = config_of(identity, reasoner, tokenizer)
+    stopping, rule = stopping_of(config, identity)
     if max_answer_tokens is not None:
         config.evaluate.max_answer_tokens = max_answer_tokens
     if latents is not None:
@@ -113,7 +119,7 @@ def load_solver(
         if stopping != "threshold":
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
         rule = threshold
-    setup = assemble(config)
+    setup = assemble(config, identity=identity)
     return Solver(setup, setup.initial_params(), stopping, rule)
 
 

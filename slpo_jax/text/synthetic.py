@@ -86,20 +86,18 @@ class _Step:
 
 @lru_cache(maxsize=16)
 def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...]:
-    """Generates one set; a pure function of its arguments.
+    """Generate one set; a pure function of its arguments.
 
     No question occurs twice, within a set or in two sets, so "train" excludes everything held out.
 
     Args:
-      name: "train", "valid", "test" (all three the same distribution), "large" (large operands only) or
-        "template" (the second template, 2..max_steps steps).
-      config: sizes, ranges and seed.
-
+        name: "train", "valid", "test" (all three the same distribution), "large" (large operands only) or
+            "template" (the second template, 2..max_steps steps).
+        config: sizes, ranges and seed.
     Returns:
-      The problems; steps read "5 + 3 = 8".
-
+        the problems; steps read "5 + 3 = 8".
     Raises:
-      UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
+        UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
     """
     if name not in NAMES:
         raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")

@@ -1,15 +1,13 @@
-"""What is checked before a stage begins: that its workdir is its own, and that its batches and texts fit."""
+"""What a stage's result depends on: written down when it begins, and held against the config when it goes on."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import write_text
-from slpo_jax.origin.open import REASONER_FOLDER
+from slpo_jax.io.files import read_json, write_text
 from slpo_jax.run.experiment import Experiment
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
@@ -20,15 +18,6 @@ SHARED_KEYS = (
 )  # fmt: skip
 
 
-def checkpoint_dir(experiment: Experiment, stage: str) -> Path:
-    return experiment.workdir / "checkpoints" / stage
-
-
-def has_checkpoint(experiment: Experiment, stage: str) -> bool:
-    """Whether the stage (or its control) was run to its end in this workdir."""
-    return (checkpoint_dir(experiment, stage) / "finished").exists()
-
-
 def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
 
@@ -37,18 +26,17 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config.
     """
-    if stage == "imitate" and not has_checkpoint(experiment, stage):  # it may have begun with adapters
+    folder = experiment.workdir.stage(stage)
+    if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
         claim(experiment, ADAPTER, write and experiment.config.imitate.lora.rank > 0)
     facts = _facts(experiment.config, stage)
-    path = checkpoint_dir(experiment, stage) / "config.json"
-    begun = any(entry.name.isdigit() for entry in path.parent.glob("*"))
-    if not (begun and path.exists()):  # what never got to its first checkpoint binds nobody
+    if not (folder.steps and folder.facts.exists()):  # what never got to its first checkpoint binds nobody
         if write:
-            experiment.origin.write(path.parent.parent / REASONER_FOLDER)
-            write_text(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+            experiment.origin.write(experiment.workdir.reasoner)
+            write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_facts(default_config(), stage)) | _flat(json.loads(path.read_text()))
+    known = _flat(_facts(default_config(), stage)) | _flat(read_json(folder.facts, "mend the file"))
     changed = [key for key, value in _flat(facts).items() if value != known[key]]
     if changed:
         raise UserError(
