@@ -16,7 +16,6 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
-from slpo_jax.evaluation.figures import draw_figures
 from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
 from slpo_jax.evaluation.statistics import mean_se, summarise
@@ -42,6 +41,8 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     metrics, notes = read_metrics(workdir / "metrics.jsonl")
     report = _build([evals], notes)
     report["thresholds"] = thresholds
+    from slpo_jax.evaluation.figures import draw_figures  # matplotlib takes a second to import
+
     report["figures"] = [f"figures/{name}" for name in draw_figures(evals, metrics, workdir / "figures")]
     _write(workdir, report, config)
     return report
@@ -80,6 +81,8 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     report = _build(runs, notes + _config_notes(configs))
     report["runs"] = [path.name or str(path) for path in paths]
     report["thresholds"] = {path.name: read_json(path / "thresholds.json", default={}) for path in paths}
+    from slpo_jax.evaluation.figures import draw_figures  # matplotlib takes a second to import
+
     report["figures"] = [f"figures/{name}" for name in draw_figures(pool_runs(runs), (), Path(out) / "figures")]
     _write(Path(out), report, configs[0] if len(paths) == 1 else {})
     return report

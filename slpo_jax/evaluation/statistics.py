@@ -11,7 +11,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from slpo_jax.evaluation.records import EvalRecords
 
@@ -133,6 +132,8 @@ def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
     x, y = np.asarray(x, np.float64)[keep], np.asarray(y, np.float64)[keep]
     if x.size < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Correlation(None, None, int(x.size))
+    from scipy import stats  # takes a second to import
+
     r, p = stats.pearsonr(x, y)
     return Correlation(float(r), float(p), int(x.size))
 
