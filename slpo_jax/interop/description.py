@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.description import Description, read_description

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import Description, read_description
 from slpo_jax.interop.opening import Opened, open_checkpoint

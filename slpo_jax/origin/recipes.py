@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BackboneConfig, Reasoner, coconut, codi

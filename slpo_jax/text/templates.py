@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import AnswerStyle
 from slpo_jax.text.tokenizer import (
