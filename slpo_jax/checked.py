@@ -4,7 +4,7 @@
     class Sampling:
         group: int = setting(8, least=2)
         temperature: float = setting(0.0, least=0)
-        stopping: literal["sample", "threshold"] = "sample"
+        stopping: Literal["sample", "threshold"] = "sample"
 
         def __post_init__(self) -> None:
             check_fields(self)
@@ -98,7 +98,7 @@ def setting(
         below: a number that it must be smaller than.
         fewest: elements that a tuple must have.
         note: what a special value means, for the error message: "0 keeps all".
-        in_config: false for what is known only when the dataclass is built: it is no key of the config's section.
+        in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
     """
     limits = _Limits(least, most, above, below, fewest, note, in_config)
     return dataclasses.field(default=default, metadata={"limits": limits})
@@ -106,6 +106,7 @@ def setting(
 
 def check_fields(settings: Any) -> None:
     """Check every field of a dataclass against its annotation and its `setting`; for `__post_init__`.
+
     Raises:
         FieldError: a value is of another type or out of its range; the first such field is named.
     """
@@ -149,15 +150,18 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
 
     Args:
         cls: the dataclass.
-        node: its section, as `section` made it and the user changed it.
+        node: its section, as `section` made it and the user changed it, or a dict; keys that it lacks have defaults.
         key: where the section stands in the config.
         **known: fields that are taken from here, whether they are keys of the section or not.
     Raises:
-        UserError: a value is not valid; the message names its key.
+        UserError: a value is not valid, or a key unknown; the message names it.
     """
-    values = dict(known)
-    for name, hint, _, limits in _fields(cls):
-        if name in known or not limits.in_config:
+    values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
+    for name in node:
+        if name not in keys:
+            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(keys))}")
+    for name, hint, *_ in _fields(cls):
+        if name in known or name not in node:
             continue
         nested = dataclasses.is_dataclass(hint)
         values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
@@ -187,6 +191,8 @@ def _frozen(value: Any) -> Any:
 
 def _accepts(hint: Any, value: Any, limits: _Limits) -> bool:
     kind, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if kind in _UNIONS:
         return any(_accepts(part, value, limits) for part in parts)
     if kind is Literal:

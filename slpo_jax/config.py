@@ -4,22 +4,25 @@ A section is the dataclass that it fills, which has its keys, defaults and range
 
     config.model               models/shapes.py          ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
+    config.thinker             policy/thinkers/          ThinkerConfig
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
     config.imitate             training/imitate.py       ImitateConfig
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
+    config.rl                  training/rl.py            RlConfig
+    config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/settings.py    EvaluateConfig
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
 
 The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from slpo_jax.checked import FieldError, check_fields, fill, section, setting
@@ -28,13 +31,19 @@ from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.policy.thinkers import ThinkerConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.imitate import ImitateConfig
+from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.rl import RlConfig
 
-Stage = Literal["imitate", "cold_start", "slpo", "evaluate"]
+Stage = Literal["imitate", "cold_start", "rl", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+# Of checkpoints/ and eval/, beside those of the objectives.
+_FOLDERS = {"reasoner", "imitate", "imitate_adapter", "imitate_control", "imitate_fixed_tmax", "cold_start",
+            "cold_start_best"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,15 +61,19 @@ class Config:
         reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
         tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
-        max_latents: T.
+        max_latents: T; 0 is explicit text alone.
         min_latents: T_min, of the cold start's candidate lengths.
         prompt_slots: P: buckets, one compiled program each.
         max_answer_tokens: A, the end-of-sequence token included.
         dropout: of rollouts and scoring.
+        thinker: the law of a step of thought.
         data: what to train on, and to evaluate on.
         gate: the stopping gate.
         imitate: the stage imitate.
         cold_start: the stage cold_start.
+        rl: the stage rl.
+        objective: NAME = settings of an objective, see `objective_of`; a further NAME has the `kind` that it is of, see
+            `run.presets.objective_variant`.
         evaluate: the stage evaluate, and validation in the others.
         log_every: steps between rows of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
@@ -75,15 +88,18 @@ class Config:
     reasoner: str = "coconut_gpt2"
     tokenizer: str = ""
     model: ModelConfig = ModelConfig()
-    max_latents: int = setting(12, least=1)
+    max_latents: int = setting(12, least=0)
     min_latents: int = setting(3, least=1)
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
     max_answer_tokens: int = setting(16, least=1)
     dropout: DropoutConfig = DropoutConfig()
+    thinker: ThinkerConfig = ThinkerConfig()  # type: ignore[valid-type]
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
     imitate: ImitateConfig = ImitateConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
+    rl: RlConfig = RlConfig()
+    objective: dict[str, Any] = field(default_factory=dict)
     evaluate: EvaluateConfig = EvaluateConfig()
     log_every: int = setting(10, least=1)
     checkpoint_every: int = setting(500, least=1)
@@ -91,47 +107,18 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.min_latents > self.max_latents:
+        if self.min_latents > max(self.max_latents, 1):
             raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
 
 
 def default_config() -> ConfigDict:
     """The paper's settings, without data: `configs/` say what to train on."""
     config = section(Config)
-    config.slpo = _slpo()
+    config.objective = ConfigDict({name: section(kind) for name, kind in OBJECTIVES.items()})
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
+    config.objective.unlock()
     return config
-
-
-def _slpo() -> ConfigDict:
-    return ConfigDict(
-        dict(
-            batch_size=64,  # prompts, over all devices
-            micro_batches=1,
-            steps=40_000,
-            group=8,  # G
-            passes=4,  # K
-            advantage="rloo",  # or "grpo"
-            temperature=0.0,  # of the answers in training rollouts; 0 is greedy
-            stopping="sample",  # Bernoulli(rho_t), or "threshold" (at 0.5)
-            answer_passes="mean",  # log-likelihood of the answer: mean over the K passes, or one "clean" pass
-            # Shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
-            # pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
-            rooms=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
-            # `policy.objective.ObjectiveConfig`.
-            objective=dict(
-                latent_reduction="sum",
-                latent_weight=1.0,
-                answer_weight=1.0,
-                stop_weight=1.0,
-                detach_variance=False,
-                forced_stop=True,
-                epsilon=1e-6,
-            ),
-            optimizer=section(OptimizerConfig("adafactor", 1e-6, 2_000)),
-        )
-    )
 
 
 def own_latents(config: ConfigDict) -> int:
@@ -141,6 +128,7 @@ def own_latents(config: ConfigDict) -> int:
 
 def check(config: ConfigDict) -> None:
     """Fail early on values that no stage could use: each section's own, then what spans several.
+
     Raises:
         UserError: one line with the key and the remedy.
     """
@@ -151,7 +139,11 @@ def check(config: ConfigDict) -> None:
             raise UserError(f"config.{message}")
 
     _check_model(settings, need)
-    _check_slpo(config, need)
+    _check_objectives(config, settings, need)
+    need(
+        settings.max_latents > 0 or not settings.gate.enabled,
+        "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
+    )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(
         "imitate" not in settings.stages or own <= settings.max_latents,
@@ -165,7 +157,7 @@ def check(config: ConfigDict) -> None:
         not (settings.cold_start.train_backbone and settings.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
-    for stage in ("cold_start", "slpo"):
+    for stage in ("cold_start", "rl"):
         if stage in settings.stages:
             fill(OptimizerConfig, config[stage].optimizer, f"config.{stage}.optimizer", total_steps=config[stage].steps)
     sets = settings.data.eval
@@ -194,27 +186,30 @@ def _check_model(settings: Config, need: Any) -> None:
     )
 
 
-def _check_slpo(config: ConfigDict, need: Any) -> None:
-    need(config.slpo.group >= 2, f"slpo.group: G = {config.slpo.group} gives no baseline; use 2 or more")
-    need(config.slpo.passes >= 1, "slpo.passes: K must be 1 or more")
-    need(config.slpo.advantage in ("rloo", "grpo"), "slpo.advantage: use rloo or grpo")
-    need(config.slpo.answer_passes in ("mean", "clean"), "slpo.answer_passes: use mean or clean")
-    need(
-        _ascends_to_one(config.slpo.rooms),
-        f"slpo.rooms: {config.slpo.rooms} are not pairs of shares that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))",
-    )
-    need(config.slpo.stopping in ("sample", "threshold"), "slpo.stopping: use sample or threshold")
-    need(config.slpo.objective.latent_reduction in ("sum", "mean"), "slpo.objective.latent_reduction: use sum or mean")
-    for name in ("batch_size", "micro_batches"):
-        need(config.slpo[name] >= 1, f"slpo.{name}: give at least 1")
+def objective_of(config: ConfigDict, name: str) -> Objective:
+    """The objective that `config.objective.NAME` describes.
+
+    Raises:
+        UserError: unknown, or a setting out of its range.
+    """
+    key = f"config.objective.{name}"
+    if name not in config.objective:
+        known = ", ".join(config.objective)
+        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    settings = dict(config.objective[name].items())
+    kind = settings.pop("kind", name)
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    return fill(OBJECTIVES[kind], settings, key)
 
 
-def _ascends_to_one(rooms: Any) -> bool:
-    """Whether these are pairs of positive numbers, none smaller than the one before, of which the last is (1, 1)."""
-    try:
-        shares = np.array([(0, 0), *rooms], float)
-    except (TypeError, ValueError):
-        return False
-    return shares.shape[1:] == (2,) and bool(
-        (shares[1:] > 0).all() and (np.diff(shares, axis=0) >= 0).all() and (shares[-1] == 1).all()
-    )
+def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
+    for name in config.objective:
+        need(
+            re.fullmatch(r"\w[\w-]*", name) and name not in _FOLDERS,
+            f"objective.{name}: its name is that of files, in which letters, digits, _ and - can be; use another",
+        )
+        objective_of(config, name)
+    if "rl" in settings.stages:
+        for name in settings.rl.objectives:
+            objective_of(config, name)

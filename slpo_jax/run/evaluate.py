@@ -15,7 +15,7 @@ from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import SetFiles
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.claims import SHARED_KEYS
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.select import choose
