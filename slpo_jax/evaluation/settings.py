@@ -20,6 +20,8 @@ class EvaluateConfig:
         max_answer_tokens: A; None is config.max_answer_tokens.
         thresholds: of the gate, swept on the validation split.
         save_latents: also write eval/ROW/NAME.latents.npz.
+        rows_from: workdir of another run, whose rows the report also has: those that this run has none of its own of.
+            They must have been evaluated on the same problems, with as many samples and answer tokens.
     """
 
     datasets: tuple[str, ...] | None = None
@@ -31,6 +33,7 @@ class EvaluateConfig:
     max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens")
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     save_latents: bool = False
+    rows_from: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
