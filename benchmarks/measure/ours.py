@@ -1,4 +1,4 @@
-"""What the benchmark of the SLPO step compares: our compiled programs, and the PyTorch reference, on the same work."""
+"""Our step as the benchmarks time it: its programs, compiled, and what a measured step says."""
 
 import dataclasses
 import time
@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from benchmarks.workload import TRAINED, Workload
-from slpo_jax.errors import UserError
+from benchmarks.measure.report import page_faults
+from benchmarks.measure.workload import TRAINED, Workload
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, Trajectories
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import answer_mask, full_room, smallest_room
 from slpo_jax.training import slpo
-from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import AXIS, make_train_step, replicate
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -34,13 +33,20 @@ class Ours:
     implementation = "slpo_jax"
 
     def __init__(
-        self, work: Workload, passes: int, group: int, rollouts: dict[int, tuple[Any, float]], micro_batches: int = 1
+        self,
+        work: Workload,
+        passes: int,
+        group: int,
+        rollouts: dict[int, tuple[Any, float]],
+        micro_batches: int = 1,
+        in_parts: bool = True,
     ):
         """Compiles.
 
         Args:
             rollouts: keeps the rollout program of each G and its seconds, as it does not depend on K.
-            micro_batches: of the whole step; above 1 the parts, which would not fit in memory, are left out.
+            micro_batches: of the whole step.
+            in_parts: surrogate and gradient too. With micro-batches they are left out: they would not fit in memory.
         """
         self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
         self.parts = parts = with_sizes(work.parts, passes, group)
@@ -50,7 +56,7 @@ class Ours:
         if group not in rollouts:
             rollouts[group] = compiled(rollout, params, batch, key)
         self.rollout, seconds["rollout"] = rollouts[group]
-        self.in_parts = micro_batches == 1
+        self.in_parts = in_parts and micro_batches == 1
         if self.in_parts:
             sampled = self.rollout(params, batch, key)
             self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
@@ -68,27 +74,24 @@ class Ours:
             timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
             timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
         del params  # the step donates them
-        state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
+        state, faults = work.state.replace(step=replicate(jnp.int32(step), work.mesh)), page_faults()
         work.state, _ = timed(seconds, "step", self.step, state, batch)
-        own: dict[str, float] = {}
+        own = {"page_faults": page_faults() - faults, "scored_share": room_share(self.parts, sampled[0])}
         if self.in_parts:
-            own["scored_share"] = room_share(self.parts, sampled[0])
             seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
             seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
         self.lengths = np.asarray(sampled[0].lengths)
         answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.rollout_config.eos_id).sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
-        return (
-            seconds
-            | own
-            | {
-                "trajectories_per_second": len(self.lengths) / seconds["step"],
-                "tokens_per_second": tokens / seconds["step"],
-                "mean_latents": float(self.lengths.mean()),
-                "longest_latents": float(self.lengths.max()),
-                "mean_answer_tokens": float(answers.mean()),
-            }
-        )
+        return {
+            **seconds,
+            **own,
+            "trajectories_per_second": len(self.lengths) / seconds["step"],
+            "tokens_per_second": tokens / seconds["step"],
+            "mean_latents": float(self.lengths.mean()),
+            "longest_latents": float(self.lengths.max()),
+            "mean_answer_tokens": float(answers.mean()),
+        }
 
 
 def room_share(parts: slpo.Slpo, trajectories: Trajectories) -> float:
@@ -142,75 +145,3 @@ def timed(seconds: dict[str, float], name: str, function, *args):
     out = jax.block_until_ready(function(*args))
     seconds[name] = time.perf_counter() - start
     return out
-
-
-class Torch:
-    """The PyTorch reference at one (K, G), on trajectories as long as ours.
-
-    Attributes:
-        lengths: tau of its next rollouts.
-    """
-
-    implementation = "torch"
-    compile_seconds: dict[str, float]
-
-    def __init__(self, witness, work: Workload, passes: int, group: int, micro_batches: int = 1):
-        """A `torch_reference.Witness` may serve all candidates."""
-        self.witness, self.passes, self.group, self.micro_batches = witness, passes, group, micro_batches
-        self.settings = with_sizes(work.parts, passes, group).config
-        self.lengths, self.compile_seconds = np.zeros(0), {}
-
-    def measure(self, work: Workload, step: int) -> dict[str, float]:
-        """Seconds of each part of one step."""
-        self.witness.slpo_config = self.settings
-        batch = work.batch(step)
-        prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
-        index_N = np.repeat(np.asarray(batch.index), self.group)
-        return self.witness.step(prompts, index_N, work.verify, self.lengths, self.micro_batches)
-
-
-def make_witness(work: Workload, compiled_torch: bool):
-    """The PyTorch reference with the workload's weights.
-
-    Raises:
-        UserError: there is no torch.
-        torch_model.CompileError: it can't be compiled here.
-    """
-    return witness_of(work.parts, work.state.params, work.optimizer_config, work.end_answers_at, compiled_torch)
-
-
-def witness_of(
-    parts: slpo.Slpo, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
-):
-    """The PyTorch reference of these parts, a `torch_reference.Witness`.
-
-    Args:
-        end_answers_at: the generated token, counted from 0, that is always eos.
-    Raises:
-        UserError: there is no torch.
-        torch_model.CompileError: it can't be compiled here.
-    """
-    try:
-        import torch  # no requirement of the benchmarks
-
-        from benchmarks.torch_reference import Witness
-    except ImportError as error:
-        raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
-    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "--torch: this torch has no GPU, but slpo_jax runs on one; install another or give --torch none"
-        )
-
-    return Witness(
-        params,
-        parts.reasoner.config,
-        parts.rollout_config,
-        parts.objective,
-        parts.config,
-        optimizer_config,
-        compiled=compiled_torch,
-        dtype=getattr(torch, jnp.dtype(parts.reasoner.config.dtype).name),
-        device=device,
-        end_answers_at=end_answers_at,
-    )

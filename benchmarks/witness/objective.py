@@ -1,4 +1,4 @@
-"""Trajectories as whole sequences, and SLPO's objective on them, for `benchmarks.torch_reference`."""
+"""Trajectories as whole sequences, and SLPO's objective on them, for `benchmarks.witness.step`."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.torch_rollout import Trajectories
+from benchmarks.witness.rollout import Trajectories
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.rollout import Prompts, RolloutConfig
 

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from transformers.optimization import Adafactor
 
-from benchmarks.torch_model import Noise, check_compiler, make_models, noise_at
-from benchmarks.torch_objective import (
+from benchmarks.witness.model import Noise, check_compiler, make_models, noise_at
+from benchmarks.witness.objective import (
     advantages,
     latent_log_likelihood,
     make_sequences,
     stop_log_likelihood,
 )
-from benchmarks.torch_rollout import Sampler, Trajectories
+from benchmarks.witness.rollout import Sampler, Trajectories
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.rollout import Prompts, RolloutConfig

@@ -24,7 +24,7 @@ from slpo_jax.training.batches import make_batch
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, shard_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ("reasoner", "gate")
 
 

@@ -1,4 +1,4 @@
-"""Rollouts in PyTorch with transformers' GPT-2 and its KV cache, for `benchmarks.torch_reference`."""
+"""Rollouts in PyTorch with transformers' GPT-2 and its KV cache, for `benchmarks.witness.step`."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.torch_model import Noise, noise_at
+from benchmarks.witness.model import Noise, noise_at
 from slpo_jax.policy.rollout import Prompts, RolloutConfig
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 ROLLOUT = ("prefill", "latent steps", "answer steps")
 SURROGATE = ("score prompts", "score trajectories", "score logits")
-LOOPS = ("latent steps", "answer steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,13 +177,6 @@ def total(counts: dict[str, Counts], parts) -> Counts:
 def backward(counts: dict[str, Counts], layout: Layout | None = None) -> Counts:
     """Of the surrogate: twice its forward, and once more if `layout` has it computed again."""
     return total(counts, SURROGATE) * (3 if layout is not None and layout.remat else 2)
-
-
-def loops_once(counts: dict[str, Counts], lengths, answers, layout: Layout) -> Counts:
-    """The rollout's slots with one turn of each loop, as XLA's cost analysis has them."""
-    steps = {"latent steps": _longest(lengths, layout).sum(), "answer steps": _longest(answers, layout).sum()}
-    turns = (counts[part] * (layout.shards / steps[part]) for part in LOOPS)
-    return reduce(operator.add, turns, counts["prefill"])
 
 
 def _triangle(n):
