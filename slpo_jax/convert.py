@@ -7,6 +7,7 @@ export  SRC (WORKDIR/checkpoints/STAGE, or what import wrote) -> DST, a director
         (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
 """
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,13 +20,13 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.interop.description import read_description
 from slpo_jax.interop.export import export_reasoner
-from slpo_jax.interop.opening import open_checkpoint
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
-from slpo_jax.origin.card import model_card
-from slpo_jax.origin.open import REASONER_FOLDER, Origin, find_folder, open_origin, with_gate
-from slpo_jax.origin.recipes import REASONERS, name_of
+from slpo_jax.io.workdir import REASONER
+from slpo_jax.origin.card import model_card, short
+from slpo_jax.origin.identify import Identity, identify
+from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.command import in_flags, run_command
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
@@ -38,31 +39,32 @@ _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters tim
 _NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha")} | {"init": "SRC"}
 
 
-def import_checkpoint(source: str, target: Path, config: ConfigDict) -> Origin:
+def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> Origin:
     """Convert a foreign checkpoint into one of ours.
 
     Args:
-        source: see `config.init`.
         target: must not exist, or be empty.
-        config: its reasoner, base, tokenizer and lora_alpha are used.
+        config: its reasoner and tokenizer are used.
     Returns:
         what the checkpoint is.
     Raises:
         UserError: it can't be used; nothing has been written then.
     """
     _check_free(target)
+    source = identity.source
     config.init = source
-    origin = open_origin(config)
+    origin = open_origin(config, identity)
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = origin.read()
     if origin.recipe.has_projector and "projector" not in params["reasoner"]:
         raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
+    origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, source=short(source)))
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         save_params(made, jax.tree.map(np.asarray, params))
-        origin.write(made / REASONER_FOLDER)
+        origin.write(made / REASONER)
         made.chmod(0o755)
         if target.exists():
             target.rmdir()
@@ -85,37 +87,35 @@ def export_checkpoint(source: Path, target: Path) -> None:
     _check_free(target)
     if not is_checkpoint(source):
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    folder = find_folder(source)
-    described = read_description(folder)
-    assert described is not None
-    description = with_gate(described, source)
-    tokenizer = load_tokenizer(str(folder))
-    recipe = REASONERS[name_of(described.kind, description.model)]
-    template = recipe.template(tokenizer, None, description.tidy)
+    identity = identify(str(source))
+    description, recipe = identity.description, REASONERS[identity.reasoner or ""]
+    assert description is not None
+    assert identity.tokenizer is not None
+    template = recipe.template(identity.tokenizer(), None, description.tidy)
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     origin = Origin(recipe, description, template)
-    export_reasoner(target, params, description, tokenizer, origin.tokens, model_card(source, description, target.name))
+    card = model_card(source, description, target.name)
+    export_reasoner(target, params, description, template.tokenizer, origin.tokens, card)
 
 
-def guess_reasoner(source: str, config: ConfigDict) -> str:
-    """The name in `REASONERS` that a foreign checkpoint's own tensors and files tell.
+def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
+    """The name in `REASONERS` that a checkpoint's own tensors and files tell.
 
+    Args:
+        tokenizer: directory or hub id to look into instead of the checkpoint's own; "" for that.
     Raises:
         UserError: they fit both kinds.
     """
-    opened = open_checkpoint(source, config.base, config.lora_alpha or None, load_tokenizer, key="SRC")
-    if opened.description is not None:
-        return name_of(opened.description.kind, opened.description.model)
-    if opened.layout.kind == "plain":
-        # A language model whose tokenizer has the latent tokens is COCONUT in Hugging Face's layout: it has no more.
-        tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer and opened.tokenizer()
-        if tokenizer and {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys():
-            return f"coconut_{opened.layout.backbone}"
-        raise UserError(
-            f"--reasoner: {source} has a plain language model's tensors; say what it is, "
-            f"coconut_{opened.layout.backbone} or codi_{opened.layout.backbone}"
-        )
-    return f"{opened.layout.kind.removesuffix('_hugging_face')}_{opened.layout.backbone}"
+    if identity.reasoner:
+        return identity.reasoner
+    # A language model whose tokenizer has the latent tokens is COCONUT in Hugging Face's layout: it has no more.
+    texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
+    if texts and {START_LATENT, END_LATENT} <= texts.get_vocab().keys():
+        return f"coconut_{identity.backbone}"
+    raise UserError(
+        f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, "
+        f"coconut_{identity.backbone} or codi_{identity.backbone}"
+    )
 
 
 def _check_free(target: Path) -> None:
@@ -132,10 +132,10 @@ def main(argv: list[str]) -> None:
             export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
         else:
             _check_free(Path(target).expanduser())
-            config = default_config()
-            config.update(base=_BASE.value, tokenizer=_TOKENIZER.value, lora_alpha=_LORA_ALPHA.value)
-            config.reasoner = _REASONER.value or guess_reasoner(source, config)
-            import_checkpoint(source, Path(target).expanduser(), config)
+            identity, config = identify(source, _BASE.value, _LORA_ALPHA.value), default_config()
+            config.tokenizer = _TOKENIZER.value
+            config.reasoner = _REASONER.value or guess_reasoner(identity, config.tokenizer)
+            import_checkpoint(identity, Path(target).expanduser(), config)
     except UserError as error:
         raise UserError(in_flags(str(error), _NAMES)) from error
     print(f"{action}ed: {target}")

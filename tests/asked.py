@@ -10,8 +10,8 @@ from tiny_llama import random_tree
 
 from slpo_jax.config import default_config
 from slpo_jax.io.orbax import save_params
+from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import assemble, build
-from slpo_jax.run.workdir import checkpoint_dir, claim
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
 T, ANSWER = 4, 3
@@ -52,7 +52,7 @@ def workdir(reasoner: str, folder: Path) -> Path:
     experiment = build(run_config(reasoner), folder)
     for stage in ("imitate", "cold_start"):
         claim(experiment, stage)
-        save_params(checkpoint_dir(experiment, stage), run_params(reasoner))
+        save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(experiment.config.to_json_best_effort())
     (folder / "thresholds.json").write_text(json.dumps({"cold_start": {"chosen": RUN[reasoner]}}))

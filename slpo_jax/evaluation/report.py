@@ -36,7 +36,8 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
         UserError: there are no eval files, or a file is malformed.
     """
     workdir = Path(workdir)
-    config, thresholds = read_json(workdir / "config.json"), read_json(workdir / "thresholds.json")
+    config = read_json(workdir / "config.json", default={})
+    thresholds = read_json(workdir / "thresholds.json", default={})
     evals = _order_sets(read_evals(workdir), config)
     metrics, notes = read_metrics(workdir / "metrics.jsonl")
     report = _build([evals], notes)
@@ -64,7 +65,7 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         raise UserError("compare: the same folder is given twice; name each run once")
     if Path(out).resolve() in {path.resolve() for path in paths}:
         raise UserError(f"{out}: --out is one of the runs, whose own report it would replace; name another folder")
-    configs = [read_json(path / "config.json") for path in paths]
+    configs = [read_json(path / "config.json", default={}) for path in paths]
     runs = [_order_sets(read_evals(path), config) for path, config in zip(paths, configs, strict=True)]
     pairs = [{(row, name) for row, sets in run.items() for name in sets} for run in runs]
     common = set.intersection(*pairs)
@@ -78,7 +79,7 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     notes = [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
     report = _build(runs, notes + _config_notes(configs))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {path.name: read_json(path / "thresholds.json") for path in paths}
+    report["thresholds"] = {path.name: read_json(path / "thresholds.json", default={}) for path in paths}
     report["figures"] = [f"figures/{name}" for name in draw_figures(pool_runs(runs), (), Path(out) / "figures")]
     _write(Path(out), report, configs[0] if len(paths) == 1 else {})
     return report

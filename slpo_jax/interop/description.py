@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
+from slpo_jax.io.files import read_json
 
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 FORMAT = 1
-_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained")
+REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
+_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained", "source")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Description:
         tidy: CODI's own protocol (questions are tidied, the end marker can't be generated) and not Hugging Face's.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
         gate_trained: False for a gate that is still random.
+        source: what the weights were converted from; "" for a run's.
     """
 
     kind: str
@@ -39,6 +42,7 @@ class Description:
     tidy: bool = True
     gate: int | None = None
     gate_trained: bool = False
+    source: str = ""
 
 
 def write_description(
@@ -71,31 +75,14 @@ def read_description(folder: Path) -> Description | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    values = read_json(path)
+    values = read_json(path, REMEDY)
     try:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
-        model = from_hugging_face(read_json(folder / MODEL_FILE), str(folder / MODEL_FILE))
+        model = from_hugging_face(read_json(folder / MODEL_FILE, REMEDY), str(folder / MODEL_FILE))
         return Description(model=model, **{name: values[name] for name in _FACTS})
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        UserError: there is none.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; give the model's whole directory") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); fetch it again") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: is no JSON object; fetch it again")
-    return values
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
-from slpo_jax.interop.description import Description, read_description, read_json
+from slpo_jax.interop.description import Description, read_description
 from slpo_jax.interop.layouts import Layout, recognise
 from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, first_line, open_tensors, read_start
 from slpo_jax.interop.weights import Stored
+from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import hub_reachable, is_hub_id
 
 SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
@@ -81,7 +82,6 @@ def open_checkpoint(
     base: str,
     lora_alpha: float | None,
     load_tokenizer: Callable[[str], PreTrainedTokenizerFast],
-    key: str = "config.init",
 ) -> Opened:
     """Open what `config.init` names.
 
@@ -90,11 +90,10 @@ def open_checkpoint(
         base: directory or hub id of the base model, for a file that comes without config and tokenizer; "" for none.
         lora_alpha: scale of LoRA adapters times their rank; None if it is not known.
         load_tokenizer: directory -> tokenizer.
-        key: name of `init`, for messages.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
-    path = locate(init, key)
+    path = locate(init, "config.init")
     if path.is_file() and _starts_with_gguf(path):
         return _open_gguf(path)
     folder = path if path.is_dir() else None
@@ -103,7 +102,7 @@ def open_checkpoint(
     original = layout.kind in ("coconut", "codi")
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
     model_folder = folder if own and folder else _base(base, path)
-    with_tokenizer = next((place for place in (folder, model_folder) if place and _has_tokenizer(place)), None)
+    with_tokenizer = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
     if with_tokenizer is None and base:
         with_tokenizer = next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
     described = read_description(folder) if folder else None
@@ -117,7 +116,7 @@ def open_checkpoint(
     return Opened(
         source=str(path),
         layout=layout,
-        model=read_json(source),
+        model=read_json(source, descriptions.REMEDY),
         model_source=str(source),
         has_own_model=own and not original,
         description=described,
@@ -160,7 +159,7 @@ def _alpha(folder: Path | None, alpha: float | None) -> float | None:
     path = folder and folder / "adapter_config.json"
     if path is None or not path.is_file():
         return alpha
-    values = read_json(path)
+    values = read_json(path, descriptions.REMEDY)
     for key in ("use_rslora", "use_dora", "alpha_pattern"):
         if values.get(key):
             raise UserError(f"{path}: {key} is not supported; merge the adapters with peft's merge_and_unload()")

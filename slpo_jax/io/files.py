@@ -10,7 +10,7 @@ from slpo_jax.errors import UserError
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a whole file or nothing: readers and interrupted runs never see half of it."""
+    """Write a whole file or nothing: readers and interrupted runs never see half of it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -24,18 +24,25 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object of the workdir; {} where there is no such file.
+def read_json(
+    path: Path, remedy: str = "delete it and run the command again", default: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Read a JSON object.
 
+    Args:
+        remedy: what to do where there is none, for messages.
+        default: what is returned where there is no such file; None is an error.
     Raises:
-        UserError: the file is no JSON object.
+        UserError: no such file, or it is no JSON object.
     """
-    if not path.exists():
-        return {}
+    if default is not None and not path.exists():
+        return default
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON; delete it and run the command again") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: not an object; delete it and run the command again")
-    return value
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is no JSON ({' '.join(str(error).split())}); {remedy}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: is no JSON object; {remedy}")
+    return values

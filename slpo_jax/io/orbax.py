@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import StageFolder
 
 
 def load_params(directory: Path, like: Any) -> Any:
@@ -22,7 +23,7 @@ def load_params(directory: Path, like: Any) -> Any:
     path = _existing_params_dir(directory)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            return checkpointer.restore(path, _abstract(like))
+            return checkpointer.restore(path, abstract_tree(like))
         except (ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
@@ -56,8 +57,8 @@ def is_checkpoint(directory: Path) -> bool:
 def _params_dir(directory: Path) -> Path | None:
     if (directory / "params").is_dir():
         return directory / "params"
-    steps = [int(p.name) for p in directory.glob("*") if p.name.isdigit() and (p / "params").is_dir()]
-    return directory / str(max(steps)) / "params" if steps else None
+    found = [directory / str(step) / "params" for step in StageFolder(directory).steps]
+    return next((path for path in reversed(found) if path.is_dir()), None)
 
 
 def _existing_params_dir(directory: Path) -> Path:
@@ -67,7 +68,9 @@ def _existing_params_dir(directory: Path) -> Path:
     return path
 
 
-def _abstract(tree: Any) -> Any:
+def abstract_tree(tree: Any) -> Any:
+    """The shapes, types and sharding of arrays."""
+
     def abstract(x):
         return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.interop.description import Description, read_json
+from slpo_jax.interop.description import Description
+from slpo_jax.io.files import read_json
+from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
 
 _TITLES = {
@@ -42,7 +44,7 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         "## Training",
         _training(stage, workdir)
         if in_run
-        else "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way.",
+        else _converted(checkpoint, description),
         "## Measured",
         _figures(stage, workdir) if in_run else "Not evaluated by slpo_jax.",
         "## Files",
@@ -62,15 +64,21 @@ def _training(stage: str, workdir: Path) -> str:
         optimizer = section["optimizer"]
         lines.append(
             f"- {_TITLES[name]}: {steps} steps of {section['batch_size']} problems, {optimizer['name']} at "
-            f"{optimizer['learning_rate']:g}, on `{_source(facts['data']['train'])}` (seed {facts['seed']})"
+            f"{optimizer['learning_rate']:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
         )
     first = read_json(workdir / "checkpoints" / stage / "config.json")
-    start = f"`{_source(first['init'])}`" if first["init"] else "random weights"
+    start = f"`{short(first['init'])}`" if first["init"] else "random weights"
     return "\n".join([f"Started from {start}; then, in order:", "", *lines])
 
 
-def _source(source: str) -> str:
-    """A local path's last part, or a hub id as it is."""
+def _converted(checkpoint: Path, description: Description) -> str:
+    if description.source and StageFolder.of(checkpoint).workdir is None:
+        return f"These weights were converted by slpo_jax from `{description.source}`."
+    return "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
+
+
+def short(source: str) -> str:
+    """A local path's last part, or a hub id as it is: what a card may say of where something is from."""
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 

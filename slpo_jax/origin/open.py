@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
-from slpo_jax.interop.description import Description, read_description, read_json, write_description
-from slpo_jax.interop.opening import Opened, open_checkpoint
+from slpo_jax.interop.description import Description, write_description
+from slpo_jax.interop.opening import Opened
 from slpo_jax.interop.weights import (
     Weight,
     backbone_weights,
@@ -23,12 +23,11 @@ from slpo_jax.interop.weights import (
     read_tree,
     refuse_leftovers,
 )
-from slpo_jax.io.orbax import is_checkpoint, stored_params
+from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.recipes import REASONERS, Recipe
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
-REASONER_FOLDER = "reasoner"  # beside the checkpoints of the stages
 _RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
 
 
@@ -65,9 +64,11 @@ class Origin:
         write_description(folder, self.description, self.template.tokenizer, self.tokens)
 
 
-def open_origin(config: ConfigDict) -> Origin:
+def open_origin(config: ConfigDict, identity: Identity | None = None) -> Origin:
     """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
 
+    Args:
+        identity: of `config.init`, if it was asked for already.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
@@ -76,11 +77,10 @@ def open_origin(config: ConfigDict) -> Origin:
     recipe = REASONERS[config.reasoner]
     if not config.init:
         return _random(config, recipe)
-    path = Path(config.init).expanduser()
-    if path.is_dir() and is_checkpoint(path):
-        return _ours(config, recipe, path)
-    opened = open_checkpoint(config.init, config.base, config.lora_alpha or None, load_tokenizer)
-    return _imported(config, recipe, opened)
+    identity = identity or identify(config.init, config.base, config.lora_alpha)
+    if identity.opened is None:
+        return _ours(config, recipe, identity)
+    return _imported(config, recipe, identity, identity.opened)
 
 
 def _random(config: ConfigDict, recipe: Recipe) -> Origin:
@@ -112,59 +112,35 @@ def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> B
     )
 
 
-def _ours(config: ConfigDict, recipe: Recipe, path: Path) -> Origin:
-    """A checkpoint of a run, or of `slpo_jax.convert`, with the reasoner's folder in it or beside it."""
-    folder = find_folder(path)
-    description = read_description(folder)
+def _ours(config: ConfigDict, recipe: Recipe, identity: Identity) -> Origin:
+    """A checkpoint of a run, or of `slpo_jax.convert`."""
+    description, load = identity.description, identity.tokenizer
     assert description is not None
-    _check_kind(config, recipe, description.kind, type(description.model) is recipe.model_config, str(path))
-    tokenizer = load_tokenizer(config.tokenizer or str(folder))
+    assert load is not None
+    _check_kind(config, recipe, identity)
+    tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
     template = recipe.template(tokenizer, None, description.tidy)
     if len(tokenizer) > description.model.vocab_size:
         raise UserError(
-            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {path} "
+            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {identity.orbax} "
             f"{description.model.vocab_size}; leave it out for the checkpoint's own"
         )
     model = _at_run_time(config, recipe, description.model)
-    return Origin(recipe, with_gate(dataclasses.replace(description, model=model), path), template, orbax=path)
+    return Origin(recipe, dataclasses.replace(description, model=model), template, orbax=identity.orbax)
 
 
-def with_gate(description: Description, path: Path) -> Description:
-    """What a checkpoint of ours holds of a gate: its parameters say, and the stage that made it."""
-    gate = stored_params(path).get("gate")
-    if gate is None:
-        return dataclasses.replace(description, gate=None, gate_trained=False)
-    hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
-    stage = next((place / "config.json" for place in (path, path.parent) if (place / "config.json").is_file()), None)
-    trained = description.gate_trained if stage is None else bool({"cold_start", "slpo"} & read_json(stage).keys())
-    return dataclasses.replace(description, gate=hidden, gate_trained=trained)
-
-
-def find_folder(path: Path) -> Path:
-    """The folder that describes the reasoner of one of our checkpoints.
-
-    Raises:
-        UserError: there is none.
-    """
-    for place in (path, path.parent, path.parent.parent):
-        if (place / REASONER_FOLDER).is_dir():
-            return place / REASONER_FOLDER
-    raise UserError(f"{path}: has no {REASONER_FOLDER}/ in or beside it, which says what it is; keep that folder")
-
-
-def _check_kind(config: ConfigDict, recipe: Recipe, kind: str, same_backbone: bool, source: str) -> None:
-    if kind != recipe.kind or not same_backbone:
-        backbone = recipe.backbone if same_backbone else {"gpt2": "llama", "llama": "gpt2"}[recipe.backbone]
+def _check_kind(config: ConfigDict, recipe: Recipe, identity: Identity) -> None:
+    kind = recipe.kind if identity.kind == "plain" else identity.kind
+    if (kind, identity.backbone) != (recipe.kind, recipe.backbone):
         raise UserError(
-            f"config.reasoner: is {config.reasoner}, but {source} is a {kind}_{backbone} checkpoint; set it to that or "
-            "give another config.init"
+            f"config.reasoner: is {config.reasoner}, but {identity.source} is a {kind}_{identity.backbone} checkpoint; "
+            "set it to that or give another config.init"
         )
 
 
-def _imported(config: ConfigDict, recipe: Recipe, opened: Opened) -> Origin:
+def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Opened) -> Origin:
     layout, source = opened.layout, opened.source
-    kind = opened.description.kind if opened.description else layout.kind.removesuffix("_hugging_face")
-    _check_kind(config, recipe, recipe.kind if kind == "plain" else kind, layout.backbone == recipe.backbone, source)
+    _check_kind(config, recipe, identity)
     stored_model = from_hugging_face(opened.model, opened.model_source)
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")

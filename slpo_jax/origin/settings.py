@@ -7,103 +7,66 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config, own_latents
 from slpo_jax.errors import UserError
-from slpo_jax.interop.description import read_description, read_json
-from slpo_jax.interop.opening import open_checkpoint
-from slpo_jax.io.orbax import is_checkpoint
-from slpo_jax.origin.open import find_folder, with_gate
-from slpo_jax.origin.recipes import name_of
-from slpo_jax.policy.rollout import Stopping
-from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.io.files import read_json
+from slpo_jax.origin.identify import Identity
+from slpo_jax.policy.policy import Stopping
 
-NEWEST_FIRST = ("slpo", "cold_start", "imitate")
-PUBLISHED_LATENTS = 6  # of ungated reasoners: SPEC section 4
+PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.
 _NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices")
 
 
-def find_checkpoint(source: str) -> str:
-    """`source`, or the newest stage's checkpoint where that is a workdir.
-
-    Raises:
-        UserError: a workdir without a checkpoint.
-    """
-    path = Path(source).expanduser()
-    if is_checkpoint(path) or not (path / "checkpoints").is_dir():
-        return source
-    for stage in NEWEST_FIRST:
-        if is_checkpoint(path / "checkpoints" / stage):
-            return str(path / "checkpoints" / stage)
-    raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
-
-
-def config_of(
-    source: str, reasoner: str = "", base: str = "", tokenizer: str = "", lora_alpha: float | None = None
-) -> ConfigDict:
+def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> ConfigDict:
     """The config to evaluate a checkpoint with.
 
     Of a run's checkpoint it has the run's settings (the stage's before the workdir's), of others the defaults; the gate
     is enabled where there is a trained one.
 
     Args:
-        source: a workdir, or anything that `config.init` takes.
         reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
-        base, tokenizer, lora_alpha: see `slpo_jax.config`; None is its default.
+        tokenizer: see `slpo_jax.config`.
     Raises:
-        UserError: there is no checkpoint, or it can't be read.
+        UserError: a setting of the run can't be used.
     """
     config = default_config()
-    config.update(stages=("evaluate",), init=find_checkpoint(source), base=base, tokenizer=tokenizer)
-    if lora_alpha is not None:
-        config.lora_alpha = lora_alpha
-    path = Path(config.init).expanduser()
-    if is_checkpoint(path):
-        description = read_description(find_folder(path))
-        assert description is not None
-        description = with_gate(description, path)
-        if not _take_settings(config, path):
-            config.max_latents = PUBLISHED_LATENTS
-        found = name_of(description.kind, description.model)
-    else:
-        opened = open_checkpoint(config.init, base, config.lora_alpha or None, load_tokenizer)
-        description, config.max_latents = opened.description, PUBLISHED_LATENTS
-        # A language model's tensors alone are COCONUT's, which has no others.
-        kind = opened.layout.kind.removesuffix("_hugging_face").replace("plain", "coconut")
-        found = name_of(description.kind, description.model) if description else f"{kind}_{opened.layout.backbone}"
-    config.reasoner = reasoner or found
+    config.update(stages=("evaluate",), init=identity.source, base=identity.base, tokenizer=tokenizer)
+    if identity.lora_alpha is not None:
+        config.lora_alpha = identity.lora_alpha
+    if not _take_settings(config, identity):
+        config.max_latents = PUBLISHED_LATENTS
+    # A language model's tensors alone are COCONUT's, which has no others.
+    config.reasoner = reasoner or identity.reasoner or f"coconut_{identity.backbone}"
     config.min_latents = min(config.min_latents, config.max_latents)
-    config.gate.enabled = bool(config.gate.enabled and description and description.gate_trained)
-    config.gate.hidden = (description.gate if description else 0) or 0
+    config.gate.enabled = bool(config.gate.enabled and identity.gate_trained)
+    config.gate.hidden = identity.gate
     return config
 
 
-def stopping_of(config: ConfigDict) -> tuple[Stopping, float | int]:
-    """How rollouts of `config_of`'s checkpoint end: at the threshold or the number of latents chosen on validation.
+def stopping_of(config: ConfigDict, identity: Identity) -> tuple[Stopping, float | int]:
+    """How rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
 
+    Args:
+        config: of `config_of`.
     Returns:
         ("threshold", the run's or 0.5), or without a gate ("length", imitation's own number of latents or T).
     """
-    stage = _stage_folder(Path(config.init).expanduser())
-    sweeps = stage.parent.parent / "thresholds.json"
-    chosen = read_json(sweeps).get(stage.name, {}).get("chosen") if sweeps.is_file() else None
+    stage = identity.stage.name if identity.stage else ""
+    sweeps = read_json(identity.workdir.thresholds, default={}) if identity.workdir else {}
+    chosen = sweeps.get(stage, {}).get("chosen")
     if config.gate.enabled:
         return "threshold", chosen if chosen is not None else 0.5
-    if stage.name.startswith("imitate"):
+    if stage.startswith("imitate"):
         return "length", chosen or own_latents(config)
     return "length", config.max_latents
 
 
-def _stage_folder(path: Path) -> Path:
-    """WORKDIR/checkpoints/STAGE of itself or of a step's directory in it."""
-    return path.parent if path.name.isdigit() else path
-
-
-def _take_settings(config: ConfigDict, path: Path) -> bool:
+def _take_settings(config: ConfigDict, identity: Identity) -> bool:
     """Write the run's settings into `config`; False if there is no run around the checkpoint."""
-    stage = _stage_folder(path)
-    files = [file for file in (stage.parent.parent / "config.json", stage / "config.json") if file.is_file()]
+    run = (identity.workdir and identity.workdir.config, identity.stage and identity.stage.facts)
+    files = [file for file in run if file and file.is_file()]
     for file in files:
-        facts = {key: value for key, value in read_json(file).items() if key not in _NOT_THE_CHECKPOINTS}
-        _update(config, facts, file)
+        facts = read_json(file, "mend the file")
+        _update(config, {key: value for key, value in facts.items() if key not in _NOT_THE_CHECKPOINTS}, file)
     return bool(files)
 
 

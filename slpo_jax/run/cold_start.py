@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 from slpo_jax.io.orbax import load_params
+from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.select import validation_accuracy
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
-from slpo_jax.run.workdir import checkpoint_dir, claim, has_checkpoint
 from slpo_jax.training import cold_start
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import make_optimizer
@@ -18,7 +18,7 @@ from slpo_jax.training.state import TrainState, init_state, make_train_step
 def run_cold_start(experiment: Experiment) -> None:
     """Train the gate; keep the one with the best validation accuracy, then sweep its threshold."""
     claim(experiment, "cold_start")
-    if has_checkpoint(experiment, "cold_start"):
+    if experiment.workdir.stage("cold_start").is_finished:
         return
     config, stage = experiment.config.cold_start, "cold_start"
     check_batch(experiment, stage)
@@ -32,12 +32,10 @@ def run_cold_start(experiment: Experiment) -> None:
         config.train_backbone,
         config.forced_stop,
     )
-    loss_fn = cold_start.make_loss(
-        experiment.reasoner, experiment.gate, experiment.reward, experiment.rollout, settings
-    )
+    loss_fn = cold_start.make_loss(experiment.policy, experiment.reward, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = open_stage(experiment, stage, state, config.steps)
-    batch, best_dir = prompted_batches(experiment, config), checkpoint_dir(experiment, "cold_start_best")
+    batch, best_dir = prompted_batches(experiment, config), experiment.workdir.stage("cold_start_best").path
     if not best:  # a first step: what another try left there is not this one's
         shutil.rmtree(best_dir, ignore_errors=True)
         best = {"accuracy": -1.0, "step": 0, "evaluated": 0}

@@ -10,14 +10,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
@@ -41,7 +45,7 @@ class Setup:
         config: as resolved; config.model holds the shapes of what was loaded.
         origin: what the run starts from.
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
-        rollout: slots, ids and dropout of training rollouts.
+        policy: reasoner, thinker, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: (tokens, references) -> right or not, inside jit.
     """
@@ -51,11 +55,15 @@ class Setup:
     key: jax.Array
     origin: Origin
     prompt_slots: tuple[int, ...]
-    reasoner: Reasoner
     gate: Gate
-    rollout: RolloutConfig
+    policy: Policy
     reward: RewardFn
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reasoner(self) -> Reasoner:
+        """The policy's."""
+        return self.policy.reasoner
 
     @property
     def template(self) -> Template:
@@ -104,7 +112,8 @@ class Setup:
         def missing():
             drawn = self._random_params()
             lacking = {name: tree for name, tree in drawn["reasoner"].items() if name not in found.get("reasoner", {})}
-            return {"reasoner": lacking} | ({} if "gate" in found else {"gate": drawn["gate"]})
+            others = {name: tree for name, tree in drawn.items() if name not in {"reasoner", *found}}
+            return {"reasoner": lacking} | others
 
         drawn = jax.jit(missing)()
         params = {**drawn, **found, "reasoner": {**drawn["reasoner"], **found.get("reasoner", {})}}
@@ -112,16 +121,18 @@ class Setup:
 
     def _random_params(self) -> dict[str, Any]:
         reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
-        return {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
+        thinker = self.policy.thinker.init(jax.random.fold_in(self.key, 1 << 28))
+        params = {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
+        return params | ({"thinker": thinker} if thinker else {})
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """Rollouts over whole sets, with the answer budget of evaluation."""
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
-        config = dataclasses.replace(self.rollout, answer_slots=answer_slots, temperature=0.0)
+        policy = self.policy.having(answer_slots=answer_slots, temperature=0.0)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
-        return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, sorted(slots), self.key)
+        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 
     @functools.cached_property
     def reader(self) -> Reader:
@@ -137,7 +148,7 @@ class Setup:
 class Experiment(Setup):
     """A run in the making: a setup, its workdir and its log."""
 
-    workdir: Path
+    workdir: Workdir
     log: MetricsLog
 
 
@@ -147,21 +158,23 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     Raises:
         UserError: a key's value can't be used.
     """
-    setup = assemble(config, workdir)
+    paths = Workdir(workdir)
+    setup = assemble(config, paths)
     workdir.mkdir(parents=True, exist_ok=True)
     parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-    return Experiment(**parts, workdir=workdir, log=MetricsLog(workdir))
+    return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
+def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
     """`build` without writing anything.
 
     Args:
         workdir: whose finished stages may make up for what `config.init` lacks.
+        identity: of `config.init`, if it was asked for already.
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config)
+    origin = open_origin(config, identity)
     template, model = origin.template, origin.description.model
     # Names may be missing at the end of a vocabulary that was padded.
     pieces = [*token_bytes(template.tokenizer)]
@@ -169,6 +182,10 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
     _check_usable(config, origin, workdir)
     _resolve(config, model, origin)
     reasoner = origin.recipe.functions(model, origin.description.projector)
+    gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
+    name = config.thinker.name
+    make_thinker: Any = fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
+    thinker = make_thinker(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
@@ -177,9 +194,8 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
         key=jax.random.key(config.seed),
         origin=origin,
         prompt_slots=prompt_slots,
-        reasoner=reasoner,
-        gate=stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached),
-        rollout=RolloutConfig(
+        gate=gate,
+        policy=Policy(reasoner, thinker, RolloutConfig(
             max_latents=config.max_latents,
             answer_slots=config.max_answer_tokens,
             end_id=template.end_id,
@@ -188,14 +204,14 @@ def assemble(config: ConfigDict, workdir: Path | None = None) -> Setup:
             dropout_rate=config.dropout.rate,
             dropout_where=config.dropout.where,
             banned_ids=template.banned_ids,
-        ),
+        )),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
 
 
-def _check_usable(config: ConfigDict, origin: Origin, workdir: Path | None) -> None:
+def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for."""
-    finished = {path.parent.name for path in (workdir / "checkpoints").glob("*/finished")} if workdir else set()
+    finished = workdir.finished_stages() if workdir else []
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
         lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(

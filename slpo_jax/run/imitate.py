@@ -10,9 +10,9 @@ from absl import logging
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.models import lora
+from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, starting_params
-from slpo_jax.run.workdir import ADAPTER, checkpoint_dir, claim, has_checkpoint
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.imitate import Imitation, Phase, of_adapter
@@ -65,13 +65,13 @@ def run_imitate(experiment: Experiment) -> None:
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
     claim(experiment, "imitate")
-    if not has_checkpoint(experiment, "imitate"):
+    if not experiment.workdir.stage("imitate").is_finished:
         _imitate(experiment, imitation, "imitate", plan, plan[-1].end)
     if not config.control:
         return
     claim(experiment, "imitate_control")
-    if not has_checkpoint(experiment, "imitate_control"):
-        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
+    if not experiment.workdir.stage("imitate_control").is_finished:
+        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.rl.steps)
 
 
 def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: list[Phase], until: int) -> None:
@@ -85,7 +85,7 @@ def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: lis
         params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.mesh)
     if stage == "imitate_control":
-        before = StageCheckpoints(checkpoint_dir(experiment, "imitate"))
+        before = StageCheckpoints(experiment.workdir.stage("imitate").path)
         state, _ = before.restore(state)
         before.close()
     run, state, _ = open_stage(experiment, stage, state, until, ADAPTER if rank else stage)
@@ -96,8 +96,8 @@ def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: lis
         if int(state.step) == phase.start and config.reset_optimizer:
             opt_state = optimizer.init({name: state.params[name] for name in trained})
             state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
-        layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        loss_fn = imitation.make_loss(experiment.reasoner, experiment.gate, layout)
+        policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
+        loss_fn = imitation.make_loss(policy)
         if rank:
             loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
@@ -119,9 +119,9 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
     """The end of imitation with adapters: parameters as every other stage leaves them."""
     reasoner = jax.jit(lora.adapted)(state.params["reasoner"], state.params["adapter"], scale)
     merged = dataclasses.replace(state, params={"reasoner": reasoner, "gate": state.params["gate"]}, opt_state=())
-    directory = checkpoint_dir(experiment, "imitate")
-    checkpoints = StageCheckpoints(directory)
+    folder = experiment.workdir.stage("imitate")
+    checkpoints = StageCheckpoints(folder.path)
     checkpoints.save(merged)
     checkpoints.close()
-    write_text(directory / "finished", f"{int(state.step)}\n")
-    shutil.rmtree(checkpoint_dir(experiment, ADAPTER), ignore_errors=True)
+    write_text(folder.finished, f"{int(state.step)}\n")
+    shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import accuracy
-from slpo_jax.io.files import write_text
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.io.files import read_json, write_text
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import Params
 
@@ -25,8 +25,8 @@ def choose(experiment: Experiment, name: str, params: Params, stopping: Stopping
 
     The sweep is kept in `thresholds.json` under `name`.
     """
-    path = experiment.workdir / "thresholds.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    path = experiment.workdir.thresholds
+    known = read_json(path, default={})
     found = {str(rule): validation_accuracy(experiment, params, stopping, rule) for rule in sorted(rules)}
     best = sorted(rules)[int(np.argmax(list(found.values())))]
     known[name] = found | {"chosen": best}

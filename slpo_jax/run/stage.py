@@ -6,7 +6,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.io.orbax import load_params
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.workdir import checkpoint_dir, has_checkpoint
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import StageRun
@@ -17,13 +16,13 @@ Params = dict[str, Any]
 
 def stage_params(experiment: Experiment, stage: str) -> Params:
     """The parameters that a finished stage left."""
-    return load_params(checkpoint_dir(experiment, stage), experiment.abstract_params())
+    return load_params(experiment.workdir.stage(stage).path, experiment.abstract_params())
 
 
 def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
     """Where a stage starts: the last of the stages `before` it that was run, else `config.init`, else random."""
     for stage in reversed(before):
-        if has_checkpoint(experiment, stage):
+        if experiment.workdir.stage(stage).is_finished:
             return stage_params(experiment, stage)
     return experiment.initial_params()
 
@@ -33,7 +32,7 @@ def open_stage(
 ) -> tuple[StageRun, TrainState, dict]:
     """The stage's run, at its newest checkpoint (in `folder` if not the stage's own) if there is one."""
     config = experiment.config
-    checkpoints = StageCheckpoints(checkpoint_dir(experiment, folder or stage))
+    checkpoints = StageCheckpoints(experiment.workdir.stage(folder or stage).path)
     extra: dict[str, Any] = {}
     if checkpoints.latest_step is not None:
         state, extra = checkpoints.restore(state)
@@ -49,11 +48,16 @@ def close_stage(
 ) -> None:
     """Save the last state, and note that the stage is finished."""
     run.finish(state, extra)
-    write_text(checkpoint_dir(experiment, stage) / "finished", f"{int(state.step)}\n")
+    write_text(experiment.workdir.stage(stage).finished, f"{int(state.step)}\n")
 
 
-def prompted_batches(experiment: Experiment, config):
-    """step -> the sharded batch of prompts and references; `config` is the stage's."""
+def prompted_batches(experiment: Experiment, config, answers: bool = False):
+    """step -> the sharded batch of prompts and references.
+
+    Args:
+        config: the stage's section.
+        answers: also the reference answers' tokens.
+    """
     seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
     most = experiment.train.most_tokens(seed, config.steps, config.batch_size, parts)
 
@@ -67,6 +71,7 @@ def prompted_batches(experiment: Experiment, config):
             experiment.reference_width,
             most,
             parts,
+            experiment.policy.config.answer_slots if answers else 0,
         )
         return shard_rows(made, experiment.mesh)
 

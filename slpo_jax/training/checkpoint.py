@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from slpo_jax.io.orbax import _abstract
+from slpo_jax.io.orbax import abstract_tree
 from slpo_jax.training.state import TrainState
 
 # Orbax tells of every save; what went wrong comes as an exception or a warning.
@@ -60,8 +60,8 @@ class StageCheckpoints:
         found = self._manager.restore(
             self.latest_step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(_abstract(like.params)),
-                rest=ocp.args.StandardRestore(_abstract(_rest(like))),
+                params=ocp.args.StandardRestore(abstract_tree(like.params)),
+                rest=ocp.args.StandardRestore(abstract_tree(_rest(like))),
                 extra=ocp.args.JsonRestore(),
             ),
         )
@@ -76,18 +76,6 @@ class StageCheckpoints:
         """Wait for saves under way."""
         self._manager.wait_until_finished()
         self._manager.close()
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _rest(state: TrainState) -> dict[str, Any]:

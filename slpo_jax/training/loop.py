@@ -5,13 +5,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
@@ -27,9 +27,9 @@ class MetricsLog:
         workdir: where they go.
     """
 
-    def __init__(self, workdir: Path):
-        self.path = workdir / "metrics.jsonl"
-        self._events = SummaryWriter(str(workdir / "tensorboard"))
+    def __init__(self, workdir: Workdir):
+        self.path = workdir.metrics
+        self._events = SummaryWriter(str(workdir.tensorboard))
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""

@@ -15,7 +15,8 @@ from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.models.gate import stopping_gate
-from slpo_jax.origin.open import REASONER_FOLDER, open_origin
+from slpo_jax.origin.identify import identify
+from slpo_jax.origin.open import open_origin
 from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.experiment import build
 
@@ -56,8 +57,8 @@ def there(request, tmp_path_factory):
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
     checkpoint = folder / "checkpoints" / "slpo"
     save_params(checkpoint, params)
-    origin.write(checkpoint.parent / REASONER_FOLDER)
-    (checkpoint / "config.json").write_text(json.dumps({"slpo": {}}))
+    origin.write(checkpoint.parent / "reasoner")
+    (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
     convert.export_checkpoint(checkpoint, folder / "exported")
     return origin, reasoner, params, checkpoint, folder / "exported"
 
@@ -88,11 +89,12 @@ def test_transformers_opens_and_decodes_the_same(there):
 def test_there_and_back_bit_for_bit(there, tmp_path):
     origin, _, params, _, exported = there
     config = default_config()
-    name = convert.guess_reasoner(str(exported), config)
+    identity = identify(str(exported))
+    name = convert.guess_reasoner(identity)
     assert name == f"{origin.recipe.kind}_{origin.recipe.backbone}"
     config.reasoner = name
     config.gate.hidden = 5 if name == "codi_llama" else 0
-    back = convert.import_checkpoint(str(exported), tmp_path / "back", config)
+    back = convert.import_checkpoint(identity, tmp_path / "back", config)
     _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
     assert back.description.gate_trained
     assert (back.template.start_id, back.template.end_id, back.template.banned_ids) == (
@@ -101,6 +103,9 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
         origin.template.banned_ids,
     )
     convert.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "converted by slpo_jax from `exported`" in card
+    assert str(exported.parent) not in card
     for file in ("model.safetensors", "reasoner.safetensors"):
         first, second = load_file(exported / file), load_file(tmp_path / "again" / file)
         assert first.keys() == second.keys()
@@ -178,8 +183,8 @@ def test_refusals_write_nothing(there, tmp_path):
         (lambda: convert.export_checkpoint(checkpoint, full), "not empty"),
         (lambda: convert.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
         (lambda: convert.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
-        (lambda: convert.import_checkpoint(str(exported), full, config), "not empty"),
-        (lambda: convert.import_checkpoint("./nowhere", tmp_path / "a", config), "./nowhere"),
+        (lambda: convert.import_checkpoint(identify(str(exported)), full, config), "not empty"),
+        (lambda: convert.import_checkpoint(identify("./nowhere"), tmp_path / "a", config), "./nowhere"),
     ]
     for act, words in cases:
         with pytest.raises(UserError, match=re.escape(words)) as caught:

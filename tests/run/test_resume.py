@@ -11,7 +11,7 @@ import pytest
 from small_run import checkpoint_of, load_config, rows_of
 
 from slpo_jax.errors import UserError
-from slpo_jax.run import cold_start, imitate, rl, select
+from slpo_jax.run import cold_start, imitate, rl
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.training.state import replicate
 
@@ -59,7 +59,8 @@ def record():
     # A vector a part is all that these steps need; eager updates of a whole model would take seconds.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold_start, "make_train_step", _step_without_a_model(record))
+        for stage in (imitate, cold_start, rl):
+            patch.setattr(stage, "make_train_step", _step_without_a_model(record))
         patch.setattr(cold_start, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
@@ -89,7 +90,7 @@ def _run(workdir, config=None):
     try:
         imitate.run_imitate(experiment)
         cold_start.run_cold_start(experiment)
-        rl.run_slpo(experiment)
+        rl.run_rl(experiment)
     finally:
         experiment.log.close()
 
@@ -203,7 +204,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
 
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = select.validation_accuracy, []
+    accuracy, calls = cold_start.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)
@@ -229,7 +230,7 @@ def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("slpo.optimizer.clip_norm", 0.5)]
+    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("rl.optimizer.clip_norm", 0.5)]
 )
 def test_another_config_on_the_same_workdir(fake, whole, whole_workdir, key, value):
     config = _config()

@@ -1,4 +1,4 @@
-"""Asking a checkpoint: against a slow oracle on torch, and against the evaluation's samples."""
+"""Asking a checkpoint: against a slow oracle, and against the evaluation's samples."""
 
 import json
 from collections import Counter
@@ -12,7 +12,8 @@ from tiny import SlowReasoner
 
 from slpo_jax.convert import export_checkpoint
 from slpo_jax.errors import UserError
-from slpo_jax.origin import settings as trained
+from slpo_jax.origin.identify import identify, newest_checkpoint
+from slpo_jax.origin.settings import config_of
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
 from slpo_jax.solve import describe, describe_vote
 from slpo_jax.text.batches import EncodedProblems
@@ -39,7 +40,7 @@ class _Slow:
 
 
 def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
-    """One unpadded row, every step a fresh full forward of transformers' GPT-2; projector and gate by numpy."""
+    """One unpadded row, every step a fresh full forward of a plain GPT-2, projector and gate in numpy."""
     parts, params = assembled(reasoner), run_params(reasoner)
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
@@ -159,7 +160,7 @@ def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
 
 
 def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
-    config = trained.config_of(str(work))
+    config = config_of(identify(newest_checkpoint(str(work))))
     assert config.init == str(work / "checkpoints" / "cold_start")
     assert (config.max_latents, config.seed, config.prompt_slots) == (T, 7, (16, 20))
     assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
@@ -168,11 +169,11 @@ def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
     before = folder.read_text()
     try:
         folder.write_text(json.dumps(facts | {"max_latents": 9, "log_every": 77, "of_another_version": 1}))
-        config = trained.config_of(str(work))
+        config = config_of(identify(newest_checkpoint(str(work))))
         assert (config.max_latents, config.log_every) == (T, 77)
         folder.write_text(json.dumps(facts | {"log_every": "often"}))
         with pytest.raises(UserError, match=r"config.json: key log_every.*mend"):
-            trained.config_of(str(work))
+            config_of(identify(newest_checkpoint(str(work))))
     finally:
         folder.write_text(before)
 
@@ -186,9 +187,9 @@ def test_the_newest_stage_of_a_workdir(work):
     newer = work / "checkpoints" / "slpo"
     newer.mkdir()  # begun, without a checkpoint
     try:
-        assert trained.find_checkpoint(str(work)).endswith("cold_start")
+        assert newest_checkpoint(str(work)).endswith("cold_start")
         (newer / "5" / "params").mkdir(parents=True)
-        assert trained.find_checkpoint(str(work)) == str(newer)
+        assert newest_checkpoint(str(work)) == str(newer)
     finally:
         for folder in (newer / "5" / "params", newer / "5", newer):
             folder.rmdir()

@@ -9,6 +9,7 @@ from small_run import rows_of
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import MetricsLog, StageRun
 from slpo_jax.training.state import TrainState
@@ -77,7 +78,7 @@ def test_no_checkpoint_where_one_should_be(tmp_path, content):
 
 def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     """A checkpoint's own step is in the log before the checkpoint is on disk."""
-    log, seen = MetricsLog(tmp_path), []
+    log, seen = MetricsLog(Workdir(tmp_path)), []
 
     class Keeper:
         def save(self, state, extra=None):

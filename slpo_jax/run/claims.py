@@ -1,32 +1,21 @@
-"""What is checked before a stage begins: that its workdir is its own, and that its batches and texts fit."""
+"""What a stage's result depends on: written down when it begins, and held against the config when it goes on."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import write_text
-from slpo_jax.origin.open import REASONER_FOLDER
+from slpo_jax.io.files import read_json, write_text
 from slpo_jax.run.experiment import Experiment
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
 
 SHARED_KEYS = (
     "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
-    "max_answer_tokens", "prompt_slots", "dropout", "gate",
+    "max_answer_tokens", "prompt_slots", "dropout", "gate", "thinker",
 )  # fmt: skip
-
-
-def checkpoint_dir(experiment: Experiment, stage: str) -> Path:
-    return experiment.workdir / "checkpoints" / stage
-
-
-def has_checkpoint(experiment: Experiment, stage: str) -> bool:
-    """Whether the stage (or its control) was run to its end in this workdir."""
-    return (checkpoint_dir(experiment, stage) / "finished").exists()
 
 
 def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
@@ -37,19 +26,18 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     Raises:
         UserError: the workdir holds the same stage of another config.
     """
-    if stage == "imitate" and not has_checkpoint(experiment, stage):  # it may have begun with adapters
+    folder = experiment.workdir.stage(stage)
+    if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
         claim(experiment, ADAPTER, write and experiment.config.imitate.lora.rank > 0)
     facts = _facts(experiment.config, stage)
-    path = checkpoint_dir(experiment, stage) / "config.json"
-    begun = any(entry.name.isdigit() for entry in path.parent.glob("*"))
-    if not (begun and path.exists()):  # what never got to its first checkpoint binds nobody
+    if not (folder.steps and folder.facts.exists()):  # what never got to its first checkpoint binds nobody
         if write:
-            experiment.origin.write(path.parent.parent / REASONER_FOLDER)
-            write_text(path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+            experiment.origin.write(experiment.workdir.reasoner)
+            write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_facts(default_config(), stage)) | _flat(json.loads(path.read_text()))
-    changed = [key for key, value in _flat(facts).items() if value != known[key]]
+    known = _flat(_facts(default_config(), stage)) | _flat(read_json(folder.facts, "mend the file"))
+    changed = [key for key, value in _flat(facts).items() if value != known.get(key)]
     if changed:
         raise UserError(
             f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
@@ -59,11 +47,16 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
 
 def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
     """What a stage's result depends on."""
+    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS}
     section = stage.partition("_control")[0].partition("_adapter")[0]
-    facts = {key: config[key] for key in SHARED_KEYS} | {section: config[section]}
+    if section in config:
+        facts |= {"stage": section, section: config[section]}
+    else:  # an objective of the stage rl; the others beside it don't matter
+        others = {key: value for key, value in config.rl.items() if key != "objectives"}
+        facts |= {"stage": "rl", "rl": others, "objective": {stage: config.objective.get(stage, {})}}
     facts["data"] = {key: config.data[key] for key in ("train", "valid", "synthetic")}
     if stage == "imitate_control":
-        facts["slpo"] = {"steps": config.slpo.steps}
+        facts["rl"] = {"steps": config.rl.steps}
     return json.loads(ConfigDict(facts).to_json_best_effort())
 
 

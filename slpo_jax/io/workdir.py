@@ -1,0 +1,177 @@
+"""Where everything of a run lies on the disk; no other file spells these names.
+
+    WORKDIR/
+      config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/
+      checkpoints/
+        reasoner/                               what the checkpoints are: shapes, texts, tokenizer
+        STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its state
+      eval/
+        SET.jsonl                               the last row's records
+        ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+REASONER = "reasoner"
+_CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class SetFiles:
+    """What one row's evaluation on one data set leaves behind.
+
+    Attributes:
+        folder: of the row.
+        name: of the data set.
+    """
+
+    folder: Path
+    name: str
+
+    @property
+    def records(self) -> Path:
+        """A JSON line a problem."""
+        return self.folder / f"{self.name}.jsonl"
+
+    @property
+    def latents(self) -> Path:
+        """The clean rollouts' latents, where they were asked for."""
+        return self.folder / f"{self.name}.latents.npz"
+
+    @property
+    def stamp(self) -> Path:
+        """Digest of what the records depend on."""
+        return self.folder / f"{self.name}.stamp"
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """The folder of one stage's checkpoints.
+
+    Attributes:
+        path: WORKDIR/checkpoints/STAGE.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> "StageFolder":
+        """The folder around a checkpoint: itself, or of one step's directory the folder that it is in."""
+        return cls(checkpoint.parent if checkpoint.name.isdigit() else checkpoint)
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.path.name
+
+    @property
+    def workdir(self) -> "Workdir | None":
+        """The workdir around it; None for a checkpoint that lies alone."""
+        return Workdir(self.path.parent.parent) if self.path.parent.name == _CHECKPOINTS else None
+
+    @property
+    def facts(self) -> Path:
+        """What the stage's result depends on."""
+        return self.path / "config.json"
+
+    @property
+    def finished(self) -> Path:
+        """The stage's last step; there once the stage was run to its end."""
+        return self.path / "finished"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stage was run to its end."""
+        return self.finished.is_file()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, ascending."""
+        return sorted(int(entry.name) for entry in self.path.glob("*") if entry.name.isdigit())
+
+
+@dataclass(frozen=True)
+class Workdir:
+    """Every path of a run's workdir. Nothing is made or read by asking for one.
+
+    Attributes:
+        root: the workdir.
+    """
+
+    root: Path
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def config(self) -> Path:
+        """The config of the last command, resolved."""
+        return self.root / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON line a logged step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's events."""
+        return self.root / "tensorboard"
+
+    @property
+    def thresholds(self) -> Path:
+        """What was chosen on the validation split, by row."""
+        return self.root / "thresholds.json"
+
+    @property
+    def report_json(self) -> Path:
+        return self.root / "report.json"
+
+    @property
+    def report_md(self) -> Path:
+        return self.root / "report.md"
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the report's drawings."""
+        return self.root / "figures"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the stages' folders."""
+        return self.root / _CHECKPOINTS
+
+    @property
+    def reasoner(self) -> Path:
+        """Folder that describes the reasoner of all checkpoints."""
+        return self.checkpoints / REASONER
+
+    def stage(self, name: str) -> StageFolder:
+        """The folder of a stage, whether it is there or not."""
+        return StageFolder(self.checkpoints / name)
+
+    def finished_stages(self) -> list[str]:
+        """The stages that were run to their end, by name."""
+        return sorted(path.name for path in self.checkpoints.glob("*") if StageFolder(path).is_finished)
+
+    @property
+    def eval(self) -> Path:
+        """Folder of the rows' folders."""
+        return self.root / "eval"
+
+    def row(self, name: str) -> Path:
+        """Folder of a row's records."""
+        return self.eval / name
+
+    def row_facts(self, name: str) -> Path:
+        """What the row says of itself."""
+        return self.row(name) / "row.json"
+
+    def set_files(self, name: str, row: str = "") -> SetFiles:
+        """The files of a data set, of a row or, without one, those of the last row that lie in `eval` itself."""
+        return SetFiles(self.eval / row, name)
+
+    def evaluated(self) -> list[tuple[str, str]]:
+        """(row, data set) of all records, by name."""
+        return sorted((path.parent.name, path.name.removesuffix(".jsonl")) for path in self.eval.glob("*/*.jsonl"))

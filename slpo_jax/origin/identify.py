@@ -1,0 +1,134 @@
+"""What a checkpoint is, asked once: kind, backbone, gate, texts, and the run around it. Weights are read later."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.interop.description import Description, read_description
+from slpo_jax.interop.opening import Opened, open_checkpoint
+from slpo_jax.io.files import read_json
+from slpo_jax.io.orbax import is_checkpoint, stored_params
+from slpo_jax.io.workdir import REASONER, StageFolder, Workdir
+from slpo_jax.origin.recipes import name_of
+from slpo_jax.text.tokenizer import load_tokenizer
+
+Kind = Literal["coconut", "codi", "plain"]
+_NEWEST_FIRST = ("slpo", "cold_start", "imitate")
+_TRAIN_THE_GATE = {"cold_start", "slpo"}  # sections of a stage's config.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What a checkpoint is.
+
+    Attributes:
+        source: as it was given.
+        kind: "plain" has a language model's tensors alone, which are a base model's or COCONUT's.
+        backbone: "gpt2" or "llama".
+        description: what it says of itself, its gate included; None for what this project did not write.
+        tokenizer: loads the tokenizer that comes with it; None if there is none.
+        orbax: the checkpoint, where it is one of ours.
+        opened: its tensors' names and shapes, where it is anything else.
+        base: where its tokenizer or config is from, if it lacks one.
+        lora_alpha: scale of its LoRA adapters times their rank, if it has some.
+    """
+
+    source: str
+    kind: Kind
+    backbone: str
+    description: Description | None
+    tokenizer: Callable[[], PreTrainedTokenizerFast] | None
+    orbax: Path | None = None
+    opened: Opened | None = None
+    base: str = ""
+    lora_alpha: float | None = None
+
+    @property
+    def reasoner(self) -> str | None:
+        """Its name in `REASONERS`, None for a plain one."""
+        return None if self.kind == "plain" else f"{self.kind}_{self.backbone}"
+
+    @property
+    def gate(self) -> int:
+        """Hidden width of the stopping gate; 0 for a linear one, or none."""
+        return (self.description.gate if self.description else 0) or 0
+
+    @property
+    def gate_trained(self) -> bool:
+        """Whether there is a stopping gate that is no longer random."""
+        return self.description is not None and self.description.gate_trained
+
+    @property
+    def stage(self) -> StageFolder | None:
+        """The folder of one of our checkpoints."""
+        return None if self.orbax is None else StageFolder.of(self.orbax)
+
+    @property
+    def workdir(self) -> Workdir | None:
+        """The run around one of our checkpoints; None if it lies alone."""
+        return None if self.stage is None else self.stage.workdir
+
+
+def newest_checkpoint(source: str) -> str:
+    """`source`, or the newest stage's checkpoint where that is a workdir.
+
+    Raises:
+        UserError: a workdir without a checkpoint.
+    """
+    workdir = Workdir(Path(source).expanduser())
+    if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
+        return source
+    for stage in _NEWEST_FIRST:
+        if is_checkpoint(workdir.stage(stage).path):
+            return str(workdir.stage(stage).path)
+    raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
+
+
+def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Identity:
+    """Open what `config.init` names.
+
+    Args:
+        source, base, lora_alpha: see `slpo_jax.config`; a `lora_alpha` of 0 is none.
+    Raises:
+        UserError: one line that names the key, file or tensor at fault, and the remedy.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() and is_checkpoint(path):
+        return _ours(source, path.absolute())
+    opened = open_checkpoint(source, base, lora_alpha or None, load_tokenizer)
+    described = opened.description
+    kind: Any = described.kind if described else opened.layout.kind.removesuffix("_hugging_face")
+    return Identity(
+        source, kind, opened.layout.backbone, described, opened.tokenizer, opened=opened, base=base,
+        lora_alpha=lora_alpha,
+    )  # fmt: skip
+
+
+def _ours(source: str, path: Path) -> Identity:
+    """A checkpoint of a run, or of `slpo_jax.convert`, with the reasoner's folder in it or beside it."""
+    folder = next((near / REASONER for near in (path, *path.parents[:2]) if (near / REASONER).is_dir()), None)
+    if folder is None:
+        raise UserError(f"{source}: has no {REASONER}/ in or beside it, which says what it is; keep that folder")
+    described = read_description(folder)
+    if described is None:
+        raise UserError(f"{folder}: has no reasoner.json, which says what {source} is; keep that folder whole")
+    description, kind = _with_gate(described, path), described.kind
+    backbone = name_of(kind, described.model).removeprefix(f"{kind}_")
+    return Identity(source, kind, backbone, description, partial(load_tokenizer, str(folder)), orbax=path)  # type: ignore[arg-type]
+
+
+def _with_gate(description: Description, path: Path) -> Description:
+    """What a checkpoint of ours holds of a gate: its parameters say, and the stage that made it."""
+    gate = stored_params(path).get("gate")
+    if gate is None:
+        return dataclasses.replace(description, gate=None, gate_trained=False)
+    hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
+    trained, facts = description.gate_trained, StageFolder.of(path).facts
+    if facts.is_file():
+        trained = bool(_TRAIN_THE_GATE & read_json(facts, "mend the file").keys())
+    return dataclasses.replace(description, gate=hidden, gate_trained=trained)
