@@ -12,8 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks.measure import counts as hand
-from benchmarks.measure.counts import Layout
+from benchmarks.measure.counts import Layout, sizes_of
 from benchmarks.measure.ours import Ours
 from benchmarks.measure.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
 from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command
@@ -39,8 +38,8 @@ seconds: median of {runs} runs after one, each program alone, all on the same pr
 backward: gradient less surrogate
 GFLOP/s: the slots count over the seconds
 XLA: cost_analysis of the compiled program times the shards; it has the body of a loop once, so that of the rollout's \
-latent and answer steps it sees one each, and of scoring's rooms the dearest, whichever runs; it cannot see into calls \
-of libraries; elementwise work is in it
+latent and answer steps it sees one each, and of scoring's capacities the dearest, whichever runs; it cannot see into \
+calls of libraries; elementwise work is in it
 temp: scratch memory of the program on one device, from memory_analysis; MB and GB are powers of 10
 rates: best of the runs (median in brackets); on the CPU one device is measured, whose rate all shards share; model \
 shapes: [rows x D] @ [D x 4D] and back over the layers' weights, rows of one shard
@@ -57,12 +56,12 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, prompts, Path(workdir))
         candidate = Ours(work, *BASE, {})
-        model, passes, group = work.parts.reasoner.config, *BASE
-        sizes = hand.sizes(model, work.state.params, work.state.opt_state)
+        model, passes, group = work.parts.policy.reasoner.config, *BASE
+        sizes = sizes_of(model, work.state.params, work.state.opt_state)
         layout = Layout(
             config.prompt_slots[0], config.max_latents, config.max_answer_tokens, group, passes, work.mesh.size,
             noisy_prompts=reaches_prompts(config.dropout.rate, config.dropout.where), remat=model.remat,
-            rooms=work.parts.config.rooms, prompt_places=work.batch(0).prompts.places,
+            capacities=work.parts.policy.capacities, prompt_capacity=work.batch(0).prompts.capacity,
         )  # fmt: skip
         found = measure(work, candidate, runs)
     rates = machine_rates() if rates is None else rates
@@ -86,7 +85,7 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
                     "mean_answer_tokens": float(found.answers.mean())},
         "rates": rates | {"model_shapes": model_shapes, "chips": chips,
                           "flop_rate": flop_rate, "byte_rate": byte_rate}, "sizes": dataclasses.asdict(sizes),
-        "layout": dataclasses.asdict(layout) | {"rooms": [list(room) for room in layout.rooms]},
+        "layout": dataclasses.asdict(layout) | {"capacities": [list(pair) for pair in layout.capacities]},
         "seconds": found.seconds, "parts": rows, "xla": found.xla, "profile": found.profile,
         "definitions": DEFINITIONS.format(runs=runs, base=BASE).splitlines(),
     }  # fmt: skip

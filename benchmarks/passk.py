@@ -23,9 +23,9 @@ from benchmarks.measure.profile import profile_call
 from benchmarks.measure.rates import chip_count, matmul_rate
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
 from benchmarks.measure.theirs import witness_of
+from benchmarks.measure.workload import make_parts
 from slpo_jax.errors import UserError
 from slpo_jax.policy.noise import reaches_prompts
-from slpo_jax.run.rl import make_slpo
 
 OURS = "slpo_jax"
 TORCH = {  # name -> sorted, compiled
@@ -87,13 +87,13 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
     runs = {OURS: ours}
     if torch == "none":
         return runs
-    parts = dataclasses.replace(make_slpo(experiment), rollout_config=evaluator.config)
+    parts = dataclasses.replace(make_parts(experiment), policy=evaluator.policy)
     prompt_rows = [np.array(prompt) for prompt in work.problems.prompts]
     batch_size = experiment.config.evaluate.batch_size
 
     @functools.cache
     def witness(is_compiled):
-        made = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
+        made = witness_of(parts, work.params, experiment.optimizer_config("rl", 1), work.answer_tokens - 1)
         if is_compiled:
             try:
                 made.compile_rollouts()

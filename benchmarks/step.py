@@ -52,8 +52,8 @@ the same lengths; nothing shared between a prompt's trajectories, sequences trim
 the fastest in one step at K, G = 4, 8
 ratio: torch's step over slpo_jax's, median (least-most) over the steps
 rel.: median step over that of K, G = 4, 8 of the same implementation; sur./step: median surrogate over median step
-scored: the trajectories' latent and answer slots that the scoring passes had room for, over all of them; the smallest \
-of `slpo.rooms` that holds every prompt's, on the device with most
+scored: the trajectories' latent and answer slots that the scoring passes had capacity for, over all of them; the \
+smallest of `rl.capacities` that holds every prompt's, on the device with most
 traj./s: prompts x G over the step's seconds
 tokens/s: (generated + scored) over the step's seconds; generated: latents and answer tokens of the rollouts, scored: \
 K x generated; prompt tokens and unused slots are not counted
@@ -66,7 +66,7 @@ GROWTH_DEFINITIONS = """
 step: median (least-most) of the whole jitted step on the same prompts; each axis alone, the others at K, G = 4, 8 and \
 the shapes' own T, prompt length and batch
 temp: scratch memory of the step's program on one device, beside parameters, optimizer state and gradients; it has \
-scoring's largest room, whichever is used
+scoring's largest capacity, whichever is used
 relative: to the row of the axis that is the shapes' own
 page faults: minor ones of the process in a step, median; mostly pages that were handed back and are cleared anew
 prompts are random, as long as their slots but for 4 tokens at most; half of T is thought on average

@@ -42,12 +42,12 @@ class Grid:
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
 
 
-_LATENT, _ANSWER, _STOP = (f"slpo.objective.{term}_weight" for term in ("latent", "answer", "stop"))
+_LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
 
 
 def _slpo_alone(label: str, overrides: Mapping[str, Any]) -> Run:
     """SLPO from the cold start of "main", evaluated under one dropout seed."""
-    start = {"stages": ("slpo", "evaluate"), "init": "{after}/checkpoints/cold_start", "evaluate.seeds": 1}
+    start = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start", "evaluate.seeds": 1}
     return Run(label, start | dict(overrides), after="main")
 
 
@@ -58,15 +58,15 @@ _ABLATIONS = {
     "latent_alone": {_ANSWER: 0.0, _STOP: 0.0},
     "answer_alone": {_LATENT: 0.0, _STOP: 0.0},
     "stop_alone": {_LATENT: 0.0, _ANSWER: 0.0},
-    "latent_sum_over_d": {"slpo.objective.latent_reduction": "sum"},
-    "detached_variance": {"slpo.objective.detach_variance": True},
-    "grpo": {"slpo.advantage": "grpo"},
-    "sampled_answers": {"slpo.temperature": 1.0},
+    "latent_sum_over_d": {"objective.slpo.latent_reduction": "sum"},
+    "detached_variance": {"objective.slpo.detach_variance": True},
+    "grpo": {"objective.slpo.advantage": "grpo"},
+    "sampled_answers": {"rl.temperature": 1.0},
     # The config's own are 1e-4 and 32.
-    "lr_third": {"slpo.optimizer.learning_rate": 1e-4 / 3},
-    "lr_x_3": {"slpo.optimizer.learning_rate": 3e-4},
-    "lr_x_10": {"slpo.optimizer.learning_rate": 1e-3},
-    "batch_quarter": {"slpo.batch_size": 8},
+    "lr_third": {"rl.optimizer.learning_rate": 1e-4 / 3},
+    "lr_x_3": {"rl.optimizer.learning_rate": 3e-4},
+    "lr_x_10": {"rl.optimizer.learning_rate": 1e-3},
+    "batch_quarter": {"rl.batch_size": 8},
 }
 
 GRIDS = {

@@ -1,6 +1,5 @@
 """Our step as the benchmarks time it: its programs, compiled, and what a measured step says."""
 
-import dataclasses
 import time
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from benchmarks.measure.report import page_faults
-from benchmarks.measure.workload import TRAINED, Workload
+from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import answer_mask, full_room, smallest_room
-from slpo_jax.training import slpo
+from slpo_jax.policy.score import answer_mask, capacities, full_capacity, smallest_capacity
+from slpo_jax.training.rl import make_loss, roll_out
 from slpo_jax.training.state import AXIS, make_train_step, replicate
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -49,8 +48,9 @@ class Ours:
             in_parts: surrogate and gradient too. With micro-batches they are left out: they would not fit in memory.
         """
         self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
-        self.parts = parts = with_sizes(work.parts, passes, group)
-        step = make_train_step(slpo.make_loss(parts), work.optimizer, TRAINED, work.mesh, "slpo", micro_batches)
+        self.parts = parts = work.parts.at(passes, group)
+        loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
+        step = make_train_step(loss_fn, work.optimizer, TRAINED, work.mesh, "rl", micro_batches)
         params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
         rollout, surrogate, gradient = part_programs(parts, work.mesh)
         if group not in rollouts:
@@ -76,12 +76,12 @@ class Ours:
         del params  # the step donates them
         state, faults = work.state.replace(step=replicate(jnp.int32(step), work.mesh)), page_faults()
         work.state, _ = timed(seconds, "step", self.step, state, batch)
-        own = {"page_faults": page_faults() - faults, "scored_share": room_share(self.parts, sampled[0])}
+        own = {"page_faults": page_faults() - faults, "scored_share": capacity_share(self.parts, sampled[0])}
         if self.in_parts:
             seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
             seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
         self.lengths = np.asarray(sampled[0].lengths)
-        answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.rollout_config.eos_id).sum(axis=1))
+        answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.policy.config.eos_id).sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
         return {
             **seconds,
@@ -94,19 +94,13 @@ class Ours:
         }
 
 
-def room_share(parts: slpo.Slpo, trajectories: Trajectories) -> float:
-    """Places of the smallest of scoring's rooms that these trajectories fit in, over those of all their slots."""
-    rooms = slpo.scoring_rooms(parts)
-    number = int(smallest_room(rooms, trajectories, parts.config.group, parts.rollout_config.eos_id))
-    places = [
-        room.latents + room.answers for room in (rooms[number], full_room(parts.config.group, parts.rollout_config))
-    ]
-    return places[0] / places[1]
-
-
-def with_sizes(parts: slpo.Slpo, passes: int, group: int) -> slpo.Slpo:
-    """The same parts at another K and G."""
-    return dataclasses.replace(parts, config=dataclasses.replace(parts.config, passes=passes, group=group))
+def capacity_share(parts: Parts, trajectories: Trajectories) -> float:
+    """Slots of the smallest capacity of scoring that these trajectories fit in, over all their slots."""
+    policy, group = parts.policy, parts.group
+    choices = capacities(policy, group)
+    chosen = choices[int(smallest_capacity(policy, choices, trajectories, group))]
+    full = full_capacity(policy, group)
+    return (chosen.latents + chosen.answers) / (full.latents + full.answers)
 
 
 def compiled(function, *args) -> tuple[Any, float]:
@@ -116,7 +110,7 @@ def compiled(function, *args) -> tuple[Any, float]:
     return program, time.perf_counter() - start
 
 
-def part_programs(parts: slpo.Slpo, mesh):
+def part_programs(parts: Parts, mesh):
     """(rollout, surrogate, gradient), sharded as the train step is."""
     rows, same = PartitionSpec(AXIS), PartitionSpec()
 
@@ -124,11 +118,14 @@ def part_programs(parts: slpo.Slpo, mesh):
         return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False))
 
     def loss(params, batch, trajectories, rewards, key):
-        return slpo.loss_of_trajectories(parts, params, batch, trajectories, rewards, key)[0]
+        return parts.objective(parts.policy, params, batch, trajectories, rewards, key)[0]
+
+    def rollout(params, batch, key):
+        return roll_out(parts.policy, params, batch, parts.reward, parts.group, key)
 
     fixed = (same, rows, rows, rows, same)
     return (
-        sharded(lambda params, batch, key: slpo.sample(parts, params, batch, key), (same, rows, same), rows),
+        sharded(rollout, (same, rows, same), rows),
         sharded(lambda *args: jax.lax.psum(loss(*args), AXIS), fixed, same),
         sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXIS), fixed, same),
     )
@@ -136,7 +133,7 @@ def part_programs(parts: slpo.Slpo, mesh):
 
 def step_key(work: Workload, step: int):
     """The key that the train step makes for itself."""
-    return replicate(noise.stream_key(work.state.key, "slpo", step), work.mesh)
+    return replicate(noise.stream_key(work.state.key, "rl", step), work.mesh)
 
 
 def timed(seconds: dict[str, float], name: str, function, *args):

@@ -95,7 +95,7 @@ def facts_of(work: Work) -> dict[str, Any]:
         "largest_prompt_tokens": max(lengths),
         "latents_T": config.max_latents,
         "answer_tokens": work.answer_tokens,
-        "answer_slots": work.experiment.evaluator.config.answer_slots,
+        "answer_slots": work.experiment.evaluator.policy.config.answer_slots,
         "dropout": [config.dropout.rate, config.dropout.where],
         "shards": work.experiment.mesh.size,
     }

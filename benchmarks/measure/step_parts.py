@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.measure import counts as hand
+from benchmarks.measure import counts
 from benchmarks.measure.counts import Layout, Sizes
 from benchmarks.measure.ours import PROGRAMS, Ours, step_key, timed
 from benchmarks.measure.profile import profile
@@ -42,7 +42,7 @@ def measure(work: Workload, candidate: Ours, runs: int) -> Measured:
         "step": lambda: (state(), batch),
     }
     seconds = {name: _seconds(getattr(candidate, name), inputs[name], runs) for name in PROGRAMS}
-    spoken = answer_mask(trajectories.tokens, work.parts.rollout_config.eos_id).sum(axis=1)
+    spoken = answer_mask(trajectories.tokens, work.parts.policy.config.eos_id).sum(axis=1)
     return Measured(
         lengths=np.asarray(trajectories.lengths),
         answers=np.asarray(spoken),
@@ -77,8 +77,8 @@ def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float,
         part -> {"useful", "slots" (FLOPs), "bytes", "floor" (seconds), "binds"} and, where there is a program,
         {"seconds", "over_floor", "rate" (FLOP/s of slots)}.
     """
-    counts = hand.position_counts(found.lengths, found.answers, found.prompts, layout)
-    useful, slots = counts["useful"], counts["slots"]
+    both = counts.position_counts(found.lengths, found.answers, found.prompts, layout)
+    useful, slots = both["useful"], both["slots"]
 
     def leaf(real, made, moved):
         times = {"matmul": real / flop_rate, "memory": moved / bandwidth}
@@ -91,12 +91,12 @@ def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float,
         return numbers | {"binds": kinds.pop() if len(kinds) == 1 else "both"}
 
     rows: dict[str, dict[str, Any]] = {}
-    for whole, names in (("rollout", hand.ROLLOUT), ("surrogate", hand.SURROGATE)):
+    for whole, names in (("rollout", counts.ROLLOUT), ("surrogate", counts.SURROGATE)):
         for part in names:
             rows[part] = leaf(sizes.flops(useful[part]), sizes.flops(slots[part]), sizes.bytes(useful[part]))
         rows[whole] = added(*names)
-    back = hand.backward(useful)
-    rows["backward"] = leaf(sizes.flops(back), sizes.flops(hand.backward(slots, layout)), sizes.bytes(back))
+    back = counts.backward(useful)
+    rows["backward"] = leaf(sizes.flops(back), sizes.flops(counts.backward(slots, layout)), sizes.bytes(back))
     rows["gradient"] = added("surrogate", "backward")
     rows["optimizer"] = leaf(0.0, 0.0, layout.shards * sizes.optimizer_bytes)
     rows["step"] = added("rollout", "gradient", "optimizer")

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.measure.ours import Ours, with_sizes
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.ours import Ours
+from benchmarks.measure.workload import Parts, Workload
 from slpo_jax.errors import UserError
-from slpo_jax.policy.rollout import Prompts
-from slpo_jax.training import slpo
+from slpo_jax.policy.prompted import Prompts
 from slpo_jax.training.optimizer import OptimizerConfig
 
 
@@ -27,12 +26,12 @@ class Torch:
     def __init__(self, witness, work: Workload, passes: int, group: int, micro_batches: int = 1):
         """A `benchmarks.witness.step.Witness` may serve all candidates."""
         self.witness, self.passes, self.group, self.micro_batches = witness, passes, group, micro_batches
-        self.settings = with_sizes(work.parts, passes, group).config
+        self.objective = work.parts.at(passes, group).objective
         self.lengths, self.compile_seconds = np.zeros(0), {}
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
         """Seconds of each part of one step."""
-        self.witness.slpo_config = self.settings
+        self.witness.objective, self.witness.group = self.objective, self.group
         batch = work.batch(step)
         prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
         index_N = np.repeat(np.asarray(batch.index), self.group)
@@ -49,7 +48,7 @@ def make_witness(work: Workload, compiled_torch: bool):
 
 
 def witness_of(
-    parts: slpo.Slpo, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
+    parts: Parts, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
 ):
     """The PyTorch reference of these parts, a `benchmarks.witness.step.Witness`.
 
@@ -73,13 +72,12 @@ def witness_of(
     try:
         return Witness(
             params,
-            parts.reasoner.config,
-            parts.rollout_config,
+            parts.policy,
             parts.objective,
-            parts.config,
+            parts.group,
             optimizer_config,
             compiled=compiled_torch,
-            dtype=getattr(torch, jnp.dtype(parts.reasoner.config.dtype).name),
+            dtype=getattr(torch, jnp.dtype(parts.policy.reasoner.config.dtype).name),
             device=device,
             end_answers_at=end_answers_at,
         )

@@ -8,12 +8,13 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.witness.model import Noise, noise_at
-from slpo_jax.policy.rollout import Prompts, RolloutConfig
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.policy.prompted import Prompts
 
 
 @dataclasses.dataclass
 class Trajectories:
-    """What N rollouts produced; the fields are those of `slpo_jax.policy.rollout.Trajectories`, as torch tensors.
+    """What N rollouts produced; those of `slpo_jax.policy.rollout.Trajectories`, as torch tensors.
 
     Attributes:
         latents: float32 [N, T, D], zeros after tau.
