@@ -159,6 +159,9 @@ def default_config() -> ConfigDict:
             max_answer_tokens=placeholder(int),  # None: as config.max_answer_tokens
             thresholds=(0.5, 0.6, 0.7, 0.8, 0.9),  # swept on the validation split
             save_latents=False,
+            # Workdir of another run, whose rows the report also has: those that this run has none of its own of. They
+            # must have been evaluated on the same problems, with as many samples and answer tokens.
+            rows_from="",
         )
     )
     config.log_every = 10

@@ -1,8 +1,25 @@
 """Small made-up files of an evaluation, for the tests of what reads them."""
 
+import dataclasses
+
 import numpy as np
 
 from slpo_jax.evaluation import records
+from slpo_jax.evaluation.rows import BEST_FIXED, Row, read_rows, write_row
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("imitate", "imitation, own length", 0, fixed=True, stage="imitate"),
+        Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, fixed=True, stage="imitate"),
+        Row("imitate_control", "imitation control", 2, baselines=("imitate",), stage="imitate_control"),
+        Row("cold_start", "cold gate", 3, gated=True, baselines=(BEST_FIXED,), stage="cold_start"),
+        Row(
+            "slpo", "SLPO", 10, gated=True, baselines=("cold_start", "imitate_control", BEST_FIXED), stage="slpo"
+        ),
+    )
+}  # fmt: skip
+"""Rows as a run has them."""
 
 
 def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, reference="7"):
@@ -32,11 +49,18 @@ def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, refe
     }
 
 
-def write_eval(workdir, row, name, right, hits=None, lengths=None, steps=None):
-    """N problems: right [N] of the clean rollout, hits [S, N, M] of the samples."""
+def write_eval(workdir, row, name, right, hits=None, lengths=None, steps=None, **facts):
+    """N problems: right [N] of the clean rollout, hits [S, N, M] of the samples; facts: what else the row says."""
     n = len(right)
     hits = np.zeros((0, n, 0)) if hits is None else np.asarray(hits)
     lengths = [3] * n if lengths is None else lengths
     steps = [2] * n if steps is None else steps
     rows = [problem(i, right[i], hits[:, i], int(lengths[i]), steps[i]) for i in range(n)]
     records.write_records(workdir / "eval" / row / f"{name}.jsonl", rows)
+    write_row(workdir, dataclasses.replace(ROWS.get(row) or Row(row, row, 20), **facts))
+
+
+def evals_of(workdir):
+    """The records of a workdir, as a report reads them."""
+    evals, _ = records.read_evals(workdir, read_rows(workdir))
+    return evals

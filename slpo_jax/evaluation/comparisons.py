@@ -9,19 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.evaluation.records import Evals
+from slpo_jax.evaluation.rows import BEST_FIXED, Rows, baselines_of
 from slpo_jax.evaluation.statistics import problem_values
 
-BEST_FIXED = "imitate_best_fixed"
-"""Stands for the better of the two ungated imitation rows, by the metric and on the set in question. That choice is
-made on the test set itself, so it is a harder baseline than one chosen on the validation split."""
-FIXED_ROWS = ("imitate", "imitate_fixed_tmax")
-COMPARISONS = (
-    ("slpo", "cold_start"),
-    ("slpo", "imitate_control"),
-    ("slpo", BEST_FIXED),
-    ("cold_start", BEST_FIXED),
-    ("imitate_control", "imitate"),
-)
 AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
 N_BOOT = 10_000
@@ -97,11 +87,14 @@ def two_level_bootstrap(
     return Difference(float(differences.mean()), *interval(draws, level))
 
 
-def compare_rows(runs: Sequence[Evals], n_boot: int = N_BOOT, seed: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
-    """Paired differences of `COMPARISONS` on every set, and on the mean of the sets where there are several.
+def compare_rows(
+    runs: Sequence[Evals], rows: Rows, n_boot: int = N_BOOT, seed: int = 0
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Paired differences of each row, the last first, from its baselines, on every set and on the mean of several.
 
     Args:
         runs: one entry a training run, all with the same rows and sets.
+        rows: what the rows say of themselves.
         n_boot: bootstrap draws.
         seed: of the bootstrap.
 
@@ -112,18 +105,19 @@ def compare_rows(runs: Sequence[Evals], n_boot: int = N_BOOT, seed: int = 0) -> 
     values = [{row: {s: problem_values(rec) for s, rec in sets.items()} for row, sets in run.items()} for run in runs]
     entries, notes = [], []
     names = list(dict.fromkeys(name for sets in runs[0].values() for name in sets))
-    for a, b in COMPARISONS:
+    pairs = [(row.name, *pair) for row in reversed(rows.values()) for pair in baselines_of(row, rows).items()]
+    for a, b, members in pairs:
         over_sets: dict[str, list[tuple[dict[str, Any], np.ndarray]]] = {}
         for stream, name in enumerate(names):
-            rows = [row for row in (a, *(FIXED_ROWS if b == BEST_FIXED else (b,))) if name in runs[0].get(row, {})]
-            if len(rows) < 2 or rows[0] != a:
+            there = [row for row in (a, *members) if name in runs[0].get(row, {})]
+            if len(there) < 2 or there[0] != a:
                 continue
             first = runs[0][a][name]
-            if not all(run[row][name].same_problems(first) for run in runs for row in rows):
+            if not all(run[row][name].same_problems(first) for run in runs for row in there):
                 notes.append(f"{a} minus {b} on {name}: left out, the problems differ; evaluate both again.")
                 continue
             for entry, draws in _differences(
-                [{r: run[r][name] for r in rows} for run in values], b, n_boot, seed, stream
+                [{r: run[r][name] for r in there} for run in values], b, n_boot, seed, stream
             ):
                 entry = {"set": name, "a": a, "b": b, **entry, "n": len(first.references), "runs": len(runs)}
                 entries.append(entry)

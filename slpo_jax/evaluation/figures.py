@@ -1,7 +1,4 @@
-"""The report's figures as PNG, drawn without pyplot so that no global backend or style is touched.
-
-Colours are Okabe and Ito's, which stay apart under colour blindness; lines also differ in dash and marker.
-"""
+"""The report's figures as PNG, drawn without pyplot so that no global backend or style is touched."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,45 +11,35 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from slpo_jax.evaluation.records import ROW_LABELS, EvalRecords, Evals, is_gated
-from slpo_jax.evaluation.statistics import difficulty, mean_se, pass_at_k_unbiased, pearson
-
-MAX_K = 16
-_K_TICKS = (1, 2, 4, 8, 16)
-_STYLES = {
-    "imitate": ("#000000", "o", "-"),
-    "imitate_fixed_tmax": ("#56B4E9", "s", "--"),
-    "imitate_control": ("#E69F00", "^", "-."),
-    "cold_start": ("#009E73", "D", "--"),
-    "slpo": ("#D55E00", "o", "-"),
-}
-_OTHERS = (("#CC79A7", "v", ":"), ("#0072B2", "P", ":"), ("#7F7F7F", "X", ":"))
-_LOOK: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#E5E5E5",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "axes.titlesize": 11,
-}
-_TRAINING = (
-    ("imitate", "loss", "imitation: loss"),
-    ("imitate", "accuracy", "imitation: accuracy"),
-    ("imitate_control", "loss", "imitation control: loss"),
-    ("cold_start", "loss", "cold start: gate loss"),
-    ("cold_start", "valid_share", "cold start: share with a valid length"),
-    ("slpo", "reward", "SLPO: mean reward"),
-    ("slpo", "latent_steps", "SLPO: mean latent length"),
+from slpo_jax.evaluation.drawing import (
+    LOOK,
+    Style,
+    Styles,
+    grouped,
+    legend_below,
+    open_panels,
+    set_title,
+    style_at,
+    styles_of,
+    within,
 )
+from slpo_jax.evaluation.records import EvalRecords, Evals
+from slpo_jax.evaluation.rows import Rows
+from slpo_jax.evaluation.statistics import difficulty, mean_se, pass_at_k_unbiased, pearson, powers_of_two
+
+_REWARDED = (("reward", "mean reward"), ("latent_steps", "mean latent length"))
+"""Scalars of the stages that have rewards, and their titles: a panel each, with a line a stage."""
+_SUPERVISED = (("loss", "loss"), ("accuracy", "accuracy"), ("valid_share", "share with a valid length"))
+"""Scalars of the others, a panel a stage and scalar."""
+_SHARES = ("reward", "accuracy", "valid_share")
 
 
-def draw_figures(evals: Evals, metrics: Sequence[Mapping[str, Any]], folder: str | Path) -> list[str]:
+def draw_figures(evals: Evals, rows: Rows, metrics: Sequence[Mapping[str, Any]], folder: str | Path) -> list[str]:
     """Draws every figure there is data for, and removes an older one there is none for.
 
     Args:
         evals: row -> set -> records, of one run or pooled (`pool_runs`).
+        rows: what the rows say of themselves.
         metrics: rows {stage, step, scalars...} of metrics.jsonl in order of step.
         folder: where the PNGs go.
 
@@ -62,12 +49,12 @@ def draw_figures(evals: Evals, metrics: Sequence[Mapping[str, Any]], folder: str
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(LOOK):
         for name, figure in (
-            ("pass_at_k.png", pass_at_k_figure(evals)),
-            ("training.png", training_figure(metrics)),
-            ("stop_times.png", stop_times_figure(evals)),
-            ("difficulty.png", difficulty_figure(evals)),
+            ("pass_at_k.png", pass_at_k_figure(evals, rows)),
+            ("training.png", training_figure(metrics, rows)),
+            ("stop_times.png", stop_times_figure(evals, rows)),
+            ("difficulty.png", difficulty_figure(evals, rows)),
         ):
             if figure is None:
                 (folder / name).unlink(missing_ok=True)
@@ -77,150 +64,173 @@ def draw_figures(evals: Evals, metrics: Sequence[Mapping[str, Any]], folder: str
     return drawn
 
 
-def pass_at_k_figure(evals: Evals) -> Figure | None:
-    """Unbiased Pass@k, k = 1..16, a line a row and a panel a set; bands are one standard error over problems."""
+def pass_at_k_figure(evals: Evals, rows: Rows) -> Figure | None:
+    """Unbiased Pass@k up to the samples of a seed, a line a row and a panel a set; bands are one standard error."""
     evals = {row: {s: rec for s, rec in sets.items() if rec.sample_correct.size} for row, sets in evals.items()}
-    names = _set_names(evals)
+    names, styles = _set_names(evals), styles_of(rows)
     if not names:
         return None
-    figure, axes = _panels(len(names))
+    figure, axes = open_panels(len(names))
     for axis, name in zip(axes, names, strict=True):
+        most = 1
         for row, records in _of_set(evals, name):
             seeds, _, per_seed = records.sample_correct.shape
-            n, right = seeds * per_seed, records.sample_correct.sum(axis=(0, 2))
-            ks = np.arange(1, min(MAX_K, n) + 1)
-            curves = np.stack([pass_at_k_unbiased(right, n, int(k)) for k in ks])
-            mean, se = (
-                100 * curves.mean(axis=1),
-                np.array([100 * _problem_se(curve, records.index) for curve in curves]),
-            )
-            colour, marker, dash = _style(row)
-            marks = [i for i, k in enumerate(ks) if k in _K_TICKS]  # a marker at each k would hide the lines
-            look: dict[str, Any] = {
-                "color": colour,
-                "marker": marker,
-                "ls": dash,
-                "ms": 5,
-                "lw": 1.6,
-                "markevery": marks,
-            }
-            axis.plot(ks, mean, label=_label(row), **look)
-            axis.fill_between(ks, mean - se, mean + se, color=colour, alpha=0.12, lw=0)
+            top, right = per_seed if per_seed > 1 else seeds, records.sample_correct.sum(axis=(0, 2))
+            ks, most = np.arange(1, top + 1), max(most, top)
+            curves = np.stack([pass_at_k_unbiased(right, seeds * per_seed, int(k)) for k in ks])
+            mean = 100 * curves.mean(axis=1)
+            se = np.array([100 * _problem_se(curve, records.index) for curve in curves])
+            marks = [k - 1 for k in powers_of_two(top)]  # a marker at each k would hide the lines
+            axis.plot(ks, mean, **styles[row].line, ms=5, lw=1.6, markevery=marks)
+            low, high = np.clip([mean - se, mean + se], 0, 100)
+            axis.fill_between(ks, low, high, color=styles[row].colour, alpha=0.12, lw=0)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(_K_TICKS, [str(k) for k in _K_TICKS])
+        ticks = powers_of_two(most)
+        axis.set_xticks(ticks, [str(k) for k in ticks])
+        within(axis, 100)
         axis.set(title=name, xlabel="k (rollouts)")
     axes[0].set_ylabel("Pass@k (%)")
-    return _legend_below(figure, axes)
+    return legend_below(figure, axes)
 
 
-def training_figure(metrics: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Losses, reward and latent length over the steps of each stage: every logged value, and a running mean."""
-    series = []
-    for stage, scalar, title in _TRAINING:
-        points = [(row["step"], row[scalar]) for row in metrics if row.get("stage") == stage and _finite(row, scalar)]
-        if points:
-            series.append((stage, title, np.array(points, np.float64).T))
-    if not series:
+def training_figure(metrics: Sequence[Mapping[str, Any]], rows: Rows) -> Figure | None:
+    """Rewards and latent lengths of all stages that have them, losses of the others: logged values, a running mean."""
+    # A stage stands and looks like the first row of its checkpoint; one without a row, like a further row.
+    place_of = {row.stage: place for place, row in reversed(list(enumerate(rows.values())))}
+    found = dict.fromkeys(str(row.get("stage")) for row in metrics)
+    stages = sorted(found, key=lambda stage: place_of.get(stage, len(rows)))
+    looks = {stage: style_at(place_of.get(stage, len(rows) + i), _words(stage)) for i, stage in enumerate(stages)}
+
+    def points(stage: str, scalar: str) -> np.ndarray:
+        found = [(row["step"], row[scalar]) for row in metrics if row.get("stage") == stage and _finite(row, scalar)]
+        return np.array(found, np.float64).reshape(-1, 2).T
+
+    rewarded = [stage for stage in stages if points(stage, "reward").size]
+    supervised = [stage for stage in stages if stage not in rewarded]
+    wanted = [(f"{_words(stage)}: {words}", scalar, [stage]) for stage in supervised for scalar, words in _SUPERVISED]
+    alone = f"{_words(rewarded[0])}: " if len(rewarded) == 1 else ""
+    wanted += [(f"{alone}{words}", scalar, rewarded) for scalar, words in _REWARDED]
+    known = [
+        (title, scalar, [stage for stage in which if points(stage, scalar).size]) for title, scalar, which in wanted
+    ]
+    known = [panel for panel in known if panel[2]]
+    if not known:
         return None
-    figure, axes = _panels(len(series), columns=3)
-    for axis, (stage, title, (steps, values)) in zip(axes, series, strict=True):
-        colour = _style(stage)[0]
-        axis.plot(steps, values, color=colour, alpha=0.4, lw=1, marker="." if len(values) < 30 else None)
-        window = 2 * max(2, len(values) // 40) + 1
-        if len(values) >= 2 * window:  # whole windows only: a shorter one at the ends would wag
-            inner = steps[window // 2 : len(steps) - window // 2]
-            axis.plot(inner, np.convolve(values, np.full(window, 1 / window), mode="valid"), color=colour, lw=2)
+    figure, axes = open_panels(len(known))
+    for axis, (title, scalar, shown) in zip(axes, known, strict=True):
+        for stage in shown:
+            _training_line(axis, points(stage, scalar), looks[stage], named=scalar in dict(_REWARDED))
+        if scalar in _SHARES:
+            within(axis, 1)
         axis.set(title=title, xlabel="step")
-    figure.supxlabel("faint: logged values; bold: centred running mean", fontsize=9, color="#555555")
-    return figure
+    figure.suptitle("faint: logged values; bold: centred running mean", fontsize=9, color="#555555")
+    return legend_below(figure, axes) if len(rewarded) > 1 else figure
 
 
-def stop_times_figure(evals: Evals) -> Figure | None:
+def _training_line(axis: Axes, points: np.ndarray, style: Style, named: bool) -> None:
+    """Points (step, value) [2, n] and, where they are many, their running mean, which a legend may name."""
+    steps, values = points
+    window = 2 * max(2, len(values) // 40) + 1
+    smooth = len(values) >= 2 * window  # whole windows only: a shorter one at the ends would wag
+    label = style.label if named else None
+    marker = "." if len(values) < 30 else None
+    axis.plot(steps, values, color=style.colour, alpha=0.4, lw=1, marker=marker, label=None if smooth else label)
+    if smooth:
+        inner = steps[window // 2 : len(steps) - window // 2]
+        mean = np.convolve(values, np.full(window, 1 / window), mode="valid")
+        axis.plot(inner, mean, color=style.colour, lw=2, label=label)
+
+
+def stop_times_figure(evals: Evals, rows: Rows) -> Figure | None:
     """Histogram of the clean rollout's latent length, for the rows with a gate; a panel a set."""
-    evals = {row: sets for row, sets in evals.items() if is_gated(row)}
-    names = _set_names(evals)
+    evals = {row: sets for row, sets in evals.items() if rows[row].gated}
+    names, styles = _set_names(evals), styles_of(rows)
     if not names:
         return None
-    figure, axes = _panels(len(names))
+    figure, axes = open_panels(len(names))
     for axis, name in zip(axes, names, strict=True):
-        rows = list(_of_set(evals, name))
-        low = min(int(records.latent_steps.min()) for _, records in rows)
-        lengths = np.arange(low, max(int(records.latent_steps.max()) for _, records in rows) + 1)
-        top = 0.0
-        for place, (offset, width, (row, records)) in enumerate(_grouped(rows, 0.8)):
+        found = list(_of_set(evals, name))
+        low = min(int(records.latent_steps.min()) for _, records in found)
+        lengths = np.arange(low, max(int(records.latent_steps.max()) for _, records in found) + 1)
+        notes = []
+        for offset, width, (row, records) in grouped(found, 0.8):
             share = np.array([100 * (records.latent_steps == length).mean() for length in lengths])
-            colour = _style(row)[0]
-            axis.bar(lengths + offset, share, width, color=colour, label=_label(row))
-            _note(axis, place, f"{_label(row)}: mean {records.latent_steps.mean():.2f}", colour)
-            top = max(top, float(share.max()))
-        axis.set(title=name, xlabel="latents used", xlim=(lengths[0] - 0.7, lengths[-1] + 0.7))
-        axis.set_ylim(0, top * (1.1 + 0.14 * len(rows)))
+            axis.bar(lengths + offset, share, width, color=styles[row].colour, label=styles[row].label)
+            notes.append((f"{styles[row].label}: mean {records.latent_steps.mean():.2f}", styles[row].colour))
+        axis.set(xlabel="latents used", xlim=(lengths[0] - 0.7, lengths[-1] + 0.7))
+        set_title(axis, name, notes)
+        within(axis, 100)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylabel("problems (%)")
-    return _legend_below(figure, axes)
+    return legend_below(figure, axes)
 
 
-def difficulty_figure(evals: Evals) -> Figure | None:
+def difficulty_figure(evals: Evals, rows: Rows) -> Figure | None:
     """Mean latent length by number of steps and by difficulty bin (paper, figure of the difficulty section).
 
     Bars are bin means with standard errors, the dashed line is the least-squares fit over problems, r Pearson's over
-    problems. Top: annotated steps; bottom: difficulty in fifths; a column a set, rows with a gate only.
+    problems. First a panel a set by annotated steps, then by difficulty in fifths, where they are known; rows with a
+    gate only.
     """
-    evals = {row: sets for row, sets in evals.items() if is_gated(row)}
-    views = [("number of annotated steps", _steps), ("difficulty (share of samples that fail)", difficulty)]
-    names = _set_names(evals)
-    views = [v for v in views if any(v[1](rec) is not None for sets in evals.values() for rec in sets.values())]
-    if not names or not views:
+    evals = {row: sets for row, sets in evals.items() if rows[row].gated}
+    views = (("number of annotated steps", _steps), ("difficulty (share of samples that fail)", difficulty))
+    panels = []
+    for label, view in views:
+        for name in _set_names(evals):
+            found = [(row, records, view(records)) for row, records in _of_set(evals, name)]
+            known = [(row, records, x) for row, records, x in found if x is not None]
+            if known:
+                panels.append((label, name, known, np.arange(0, 1, 0.2) + 0.1 if view is difficulty else None))
+    if not panels:
         return None
-    figure, axes = _panels(len(names) * len(views), columns=len(names), height=3.4)
-    for axis, (label, view), name in zip(
-        axes, [v for v in views for _ in names], list(names) * len(views), strict=True
-    ):
-        rows = [(row, rec, view(rec)) for row, rec in _of_set(evals, name)]
-        known = [(row, rec, x) for row, rec, x in rows if x is not None]
-        if known:
-            _difficulty_panel(axis, known, np.arange(0, 1, 0.2) + 0.1 if view is difficulty else None)
-        else:
-            axis.text(0.5, 0.5, "not known for this set", ha="center", va="center", transform=axis.transAxes)
-            axis.set(xticks=[], yticks=[])
-        axis.set(title=name, xlabel=label)
-    for axis in axes[:: len(names)]:
+    in_first = sum(label == panels[0][0] for label, *_ in panels)
+    columns = (
+        in_first if len(panels) in (in_first, 2 * in_first) else 4
+    )  # a line of panels a view, where that comes out
+    figure, axes = open_panels(len(panels), columns=columns, height=3.4)
+    for axis, (label, name, known, centres) in zip(axes, panels, strict=True):
+        notes = _difficulty_panel(axis, known, centres, styles_of(rows))
+        set_title(axis, name, notes)
+        axis.set_xlabel(label)
+    for axis in axes[::columns]:
         axis.set_ylabel("mean latents used")
-    return _legend_below(figure, axes)
+    return legend_below(figure, axes)
 
 
-def _difficulty_panel(axis: Axes, rows: list[tuple[str, EvalRecords, np.ndarray]], centres: np.ndarray | None) -> None:
-    """Bars at the bins' centres (None: each whole number is a bin) for rows of (row, records, x [N])."""
+def _difficulty_panel(
+    axis: Axes, rows: list[tuple[str, EvalRecords, np.ndarray]], centres: np.ndarray | None, styles: Styles
+) -> list[tuple[str, str]]:
+    """Bars at the bins' centres (None: each whole number is a bin) for rows of (row, records, x [N]); notes on them."""
     fifths = centres is not None
     if centres is None:
         centres = np.unique(np.concatenate([x[np.isfinite(x)] for _, _, x in rows]))
-    top = 0.0
-    for place, (offset, width, (row, records, x)) in enumerate(_grouped(rows, 0.16 if fifths else 0.8)):
+    notes = []
+    for offset, width, (row, records, x) in grouped(rows, 0.16 if fifths else 0.8):
         bins = np.minimum(np.floor(x * 5 + 1e-9), 4) / 5 + 0.1 if fifths else x
         lengths, index = records.latent_steps, records.index
         groups = [np.isclose(bins, centre) for centre in centres]
         at = [i for i, group in enumerate(groups) if group.any()]
         means = np.array([lengths[groups[i]].mean() for i in at])
         errors = np.array([_problem_se(lengths[groups[i]], index[groups[i]]) for i in at])
-        colour = _style(row)[0]
-        axis.bar(centres[at] + offset, means, width, color=colour, alpha=0.4, label=_label(row))
+        colour, label = styles[row].colour, styles[row].label
+        axis.bar(centres[at] + offset, means, width, color=colour, alpha=0.4, label=label)
         axis.errorbar(centres[at] + offset, means, errors, fmt="o", ms=3, color=colour, capsize=2.5, lw=1.2)
         r, p, _ = pearson(x, lengths)
-        text = f"{_label(row)}: no correlation defined"
+        text = f"{label}: no correlation defined"
         if r is not None and p is not None:
             keep = np.isfinite(x)
             ends = np.array([x[keep].min(), x[keep].max()])
             axis.plot(ends, np.polyval(np.polyfit(x[keep], lengths[keep], 1), ends), color=colour, ls="--", lw=1.5)
-            text = f"{_label(row)}: r = {r:.2f}"
+            text = f"{label}: r = {r:.2f}"
             if np.unique(index).size == index.size:  # with several runs, pairs of one problem are not independent
                 text += f", p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
-        _note(axis, place, text, colour)
-        top = max(top, float((means + errors).max()))
-    axis.set_ylim(0, top * (1.1 + 0.14 * len(rows)))
+        notes.append((text, colour))
     if fifths:
         axis.set(xticks=np.linspace(0, 1, 6), xlim=(-0.02, 1.02))
     else:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylim(bottom=0)
+    return notes
 
 
 def _problem_se(values: np.ndarray, index: np.ndarray) -> float:
@@ -229,20 +239,8 @@ def _problem_se(values: np.ndarray, index: np.ndarray) -> float:
     return mean_se(np.bincount(place, values) / np.bincount(place)) or 0.0
 
 
-def _note(axis: Axes, place: int, text: str, colour: str) -> None:
-    """A line of text at the top left, above the data, one below the other."""
-    axis.text(0.02, 0.97 - 0.09 * place, text, color=colour, transform=axis.transAxes, va="top", fontsize=9)
-
-
 def _steps(records: EvalRecords) -> np.ndarray | None:
     return records.problem_steps if np.isfinite(records.problem_steps).any() else None
-
-
-def _grouped(rows: Sequence[Any], total: float) -> Iterator[tuple[float, float, Any]]:
-    """Offset and width of each row's bars, so that they stand side by side within `total`."""
-    width = total / len(rows)
-    for place, row in enumerate(rows):
-        yield (place - (len(rows) - 1) / 2) * width, width, row
 
 
 def _set_names(evals: Evals) -> list[str]:
@@ -253,34 +251,9 @@ def _of_set(evals: Evals, name: str) -> Iterator[tuple[str, EvalRecords]]:
     return ((row, sets[name]) for row, sets in evals.items() if name in sets)
 
 
-def _style(row: str) -> tuple[str, str, str]:
-    return _STYLES.get(row) or _OTHERS[sum(row.encode()) % len(_OTHERS)]
-
-
-def _label(row: str) -> str:
-    return ROW_LABELS.get(row, row)
+def _words(stage: str) -> str:
+    return stage.replace("_", " ")
 
 
 def _finite(row: Mapping[str, Any], scalar: str) -> bool:
     return isinstance(row.get(scalar), (int, float)) and bool(np.isfinite(row[scalar]))
-
-
-def _panels(count: int, columns: int = 4, height: float = 3.3) -> tuple[Figure, list[Axes]]:
-    columns = min(count, columns)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(3.7 * columns + 0.4, height * rows + 0.2), dpi=130, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for spare in grid[count:]:
-        spare.remove()
-    return figure, list(grid[:count])
-
-
-def _legend_below(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    """One legend for all panels, each row once."""
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    per_line = max(2, int(figure.get_figwidth() // 2.2))
-    figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(handles) // per_line))
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(per_line, len(handles)), columnspacing=1
-    )
-    return figure

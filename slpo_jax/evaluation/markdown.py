@@ -1,26 +1,22 @@
-"""The text of `report.md`, a pure function of what `report.json` holds and the run's settings."""
+"""The text of `report.md`, a pure function of what `report.json` holds."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.evaluation.comparisons import AVERAGE, BEST_FIXED
-from slpo_jax.evaluation.records import ROW_LABELS, is_gated
-from slpo_jax.evaluation.statistics import PASS_KS
+from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.rows import BEST_FIXED
 
-LABELS = ROW_LABELS | {BEST_FIXED: "best fixed-length imitation"}
-SETTINGS = (
-    "seed", "init", "data.train", "data.valid", "max_latents", "imitate.final_steps", "imitate.dropout", "slpo.steps",
-    "slpo.batch_size", "slpo.group", "slpo.passes", "slpo.optimizer.learning_rate", "slpo.objective.latent_reduction",
-    "evaluate.limit",
-)  # fmt: skip
-"""Keys of the run's config that the report names, as far as the run has them."""
 _TWO_LEVEL = """ and, independently, of training runs, paired in both. With a few runs only, such intervals are
   somewhat too narrow (the bootstrap of R runs understates their variance by 1/R): see the differences by run"""
 _POOLED = """\
 Runs are pooled: curves, bars and r are of all pairs of run and problem; bands and error bars are standard errors over
 problems, each problem averaged over its runs."""
+_BEST_FIXED = """- **Best fixed length** is the best of {rows}, by the very metric on the very
+  set: a choice made on the test set, in the baseline's favour.
+"""
 _DEFINITIONS = """\
 - **Acc**: dropout off, greedy. **P@k**: k rollouts a problem with MC-dropout, solved if any is right; mean over the
   dropout seeds. **maj@k**: the commonest answer of k rollouts (ties: the one seen first; rollouts without a number
@@ -33,40 +29,45 @@ _DEFINITIONS = """\
 - **Differences** are paired by problem; the intervals are 95 % percentile intervals of 10,000 bootstrap draws of
   problems{two_level}.
   They are not corrected for their number: of twenty intervals for no difference, about one excludes zero.
-- **Best fixed-length imitation** is the better of the two ungated imitation rows by the very metric on the very set: a
-  choice made on the test set, in the baseline's favour.
-- **Mean of the sets** weighs sets equally; its errors and intervals treat the sets as given.
+{best_fixed}- **Mean of the sets** weighs sets equally; its errors and intervals treat the sets as given.
 - **Difficulty** of a problem: 1 - the mean correctness of its sampled rollouts. **r**: Pearson's, p two-sided."""
 
 
-def render(report: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The report as Markdown.
+def render(report: Mapping[str, Any]) -> str:
+    """The report as Markdown: first the means over the sets, then everything else.
 
     Args:
         report: what `report.json` holds, see `report.write_report` and `report.compare_runs`.
-        settings: the run's config by dotted key, of which `SETTINGS` are shown; {} for several runs.
     """
     runs = report.get("runs", ())
     if len(runs) > 1:
         head = f"Means over {len(runs)} training runs ({', '.join(runs)}); ± is the standard error over runs."
     else:
         head = "One training run; ± is the standard error over problems. Another training seed may move it more."
-    shown = [f"`{key}` = {json.dumps(settings[key])}" for key in SETTINGS if key in settings]
-    eval_, entries = report["eval"], report["differences"]
+    labels = {name: row["label"] for name, row in report["rows"].items()} | {BEST_FIXED: "best fixed length"}
+    gated = [name for name, row in report["rows"].items() if row["gated"]]
+    eval_, entries = report["eval"], _labelled(report["differences"], labels)
     images = [f"![{Path(name).stem}]({name})" for name in report.get("figures", ())]
-    columns, unbiased = _columns(eval_), _columns(eval_, "_unbiased")
+    columns, unbiased = shown_columns(eval_), shown_columns(eval_, "_unbiased")
+    by_set, means = _result_tables(eval_, report[AVERAGE], columns, labels)
+    by_set_unbiased, means_unbiased = _result_tables(eval_, report[AVERAGE], unbiased, labels)
+    fixed = [f'"{row["label"]}"' for row in report["rows"].values() if row["fixed"]]
+    definitions = _DEFINITIONS.format(
+        two_level=_TWO_LEVEL * (len(runs) > 1),
+        best_fixed=_BEST_FIXED.format(rows=", ".join(fixed)) if fixed else "",
+    )
     sections = [
-        ("", [head, ", ".join(shown)]),
-        ("In words", [_words(entries, [key for key, _ in columns]), _gate_words(eval_)]),
-        ("Results by set (percent; #L in latents)", _result_tables(eval_, report[AVERAGE], columns)),
+        ("", [*(means or by_set), head, _settings(report["settings"])]),
+        ("In words", [_words(entries, [key for key, _ in columns]), _gate_words(eval_, gated, labels)]),
+        ("Results by set (percent; #L in latents)", by_set if means else []),
         ("Differences", _difference_tables(entries, columns)),
         ("Differences by run (unbiased estimator where there is one)", _run_table(entries) if len(runs) > 1 else []),
-        ("Unbiased estimator", _result_tables(eval_, report[AVERAGE], unbiased) if unbiased else []),
+        ("Unbiased estimator", means_unbiased + by_set_unbiased if unbiased else []),
         ("Differences, unbiased estimator", _difference_tables(entries, unbiased)),
-        ("Latents against difficulty", _gate_table(eval_)),
-        ("Choices on the validation split (percent, the chosen in bold)", _sweep_tables(report["thresholds"])),
+        ("Latents against difficulty", _gate_table(eval_, gated, labels)),
+        ("Choices on the validation split (percent, the chosen in bold)", _sweep_tables(report["thresholds"], labels)),
         ("Figures", [_POOLED * (len(runs) > 1), *images] if images else []),
-        ("Definitions", [_DEFINITIONS.format(two_level=_TWO_LEVEL * (len(runs) > 1))]),
+        ("Definitions", [definitions]),
         ("Notes", ["\n".join(f"- {note}" for note in report["notes"])]),
     ]
     parts = ["# Evaluation report"]
@@ -76,24 +77,48 @@ def render(report: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str, str]]:
-    """Metric and header of a table's columns: k = 1, 8, 16, or the largest k there is where samples are fewer."""
-    have = {key for sets in eval_.values() for figures in sets.values() for key in figures}
-    ks = [k for k in PASS_KS if f"pass@{k}{suffix}" in have]
-    columns = [(f"pass@{k}{suffix}", f"P@{k}") for k in ks if k in (1, 8, 16, ks[-1])]
+def _settings(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the checkpoints were trained with: a line that all share, then a line each."""
+
+    def listed(stage: str) -> str:
+        return ", ".join(f"`{key}` = {json.dumps(value)}" for key, value in settings[stage].items())
+
+    lines = [f"- `{stage}`: {listed(stage)}" for stage in settings if stage and settings[stage]]
+    shared = listed("") if settings.get("") else ""
+    return "\n".join([f"Trained with {shared}; and" if shared else "Trained with:", "", *lines]) if lines else shared
+
+
+def _labelled(entries: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """Differences with their rows' labels for names."""
+    return [{**e, "a": labels.get(e["a"], e["a"]), "b": labels.get(e["b"], e["b"])} for e in entries]
+
+
+def shown_columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str, str]]:
+    """Metric and header of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L."""
+    ks = _ks_of(eval_.values(), "pass@", suffix)
+    columns = [(f"pass@{k}{suffix}", f"P@{k}") for k in ks if k in (1, 8) or k >= 16 or k == ks[-1]]
     if suffix:
         return columns
-    maj = [(f"maj@{k}", f"maj@{k}") for k in reversed(PASS_KS) if f"maj@{k}" in have][:1]
+    maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
     return [("acc", "Acc"), *columns, *maj, ("latent_steps", "#L")]
+
+
+def _ks_of(rows: Iterable[Mapping[str, Mapping[str, Any]]], prefix: str, suffix: str = "") -> list[int]:
+    """The k of a metric that some set of some row has, ascending.
+
+    Args:
+        rows: {set: figures} each.
+        prefix: of the metric's name, "pass@" or "maj@".
+        suffix: of its name after k.
+    """
+    names = {name for sets in rows for figures in sets.values() for name, value in figures.items() if value is not None}
+    found = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) if rows else ""
-
-
-def _label(row: str) -> str:
-    return LABELS.get(row, row)
 
 
 def _scale(metric: str) -> tuple[int, int]:
@@ -111,16 +136,21 @@ def _cell(figures: Mapping[str, Any], key: str) -> str:
     return "".join(texts) or "–"
 
 
-def _result_tables(eval_: Mapping[str, Any], average: Mapping[str, Any], columns: list[tuple[str, str]]) -> list[str]:
+def _result_tables(
+    eval_: Mapping[str, Any], average: Mapping[str, Any], columns: list[tuple[str, str]], labels: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """A table a set, and that of the mean of the sets where there is one."""
     header = ["row", *(title for _, title in columns)]
+
+    def lines(rows: Mapping[str, Any]) -> list[list[str]]:
+        return [[labels[row], *(_cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
+
     out = []
     for name in dict.fromkeys(name for sets in eval_.values() for name in sets):
         rows = {row: sets[name] for row, sets in eval_.items() if name in sets}
-        lines = [[_label(row), *(_cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
-        out += ["### " + _title(name, [figures["n"] for figures in rows.values()]), _table(header, lines)]
-    lines = [[_label(row), *(_cell(figures, key) for key, _ in columns)] for row, figures in average.items()]
+        out += ["### " + _title(name, [figures["n"] for figures in rows.values()]), _table(header, lines(rows))]
     title = _title(AVERAGE, [figures["n"] for figures in average.values()])
-    return [*out, f"### {title}", _table(header, lines)] if lines else out
+    return out, ([f"### {title}", _table(header, lines(average))] if average else [])
 
 
 def _title(name: str, counts: Iterable[int] = ()) -> str:
@@ -139,7 +169,7 @@ def _titles(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def _pair(entry: Mapping[str, Any]) -> str:
-    return f"{_label(entry['a'])} − {_label(entry['b'])}"
+    return f"{entry['a']} − {entry['b']}"
 
 
 def _difference_cell(entry: Mapping[str, Any] | None) -> str:
@@ -167,13 +197,15 @@ def _run_table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each run's own difference, on the mean of the sets where there is one."""
     mean = [e for e in entries if e["set"] == AVERAGE] or entries
     have = {e["metric"] for e in mean}
-    wanted = ["acc", *(f"pass@{k}_unbiased" if f"pass@{k}_unbiased" in have else f"pass@{k}" for k in (1, 8, 16))]
+    ks = sorted({int(match[1]) for key in have if (match := re.fullmatch(r"pass@(\d+)(_unbiased)?", key))})
+    ks = [k for k in ks if k in (1, 8) or k >= 16]
+    wanted = ["acc", *(f"pass@{k}_unbiased" if f"pass@{k}_unbiased" in have else f"pass@{k}" for k in ks)]
     found = {(e["set"], _pair(e), e["metric"]): [f"{100 * d:+.1f}" for d in e["per_run"]] for e in mean}
     lines = [
         [_title(name), pair, *(", ".join(found.get((name, pair, m), ["–"])) for m in wanted)]
         for name, pair in dict.fromkeys(key[:2] for key in found)
     ]
-    table = _table(["set", "difference", "Acc", "P@1", "P@8", "P@16"], lines)
+    table = _table(["set", "difference", "Acc", *(f"P@{k}" for k in ks)], lines)
     return [_titles((e["set"], e["n"]) for e in mean), table] if lines else []
 
 
@@ -199,11 +231,6 @@ def _listing(entries: Sequence[Mapping[str, Any]]) -> str:
     return f" ({'; '.join(named)})" if named else ""
 
 
-def _gated(eval_: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    gated = [row for row in eval_ if is_gated(row)]
-    return [(row, name, figures) for row in gated for name, figures in eval_[row].items()]
-
-
 def _correlation(figures: Mapping[str, Any], key: str) -> tuple[str, bool]:
     """r in words, and whether it is told from zero: p < 0.05, or over several runs the same sign in each."""
     r, p = figures.get(f"pearson_{key}_r"), figures.get(f"pearson_{key}_p")
@@ -215,47 +242,53 @@ def _correlation(figures: Mapping[str, Any], key: str) -> tuple[str, bool]:
     return f"r = {r:.2f}, p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}", p < 0.05
 
 
-def _gate_words(eval_: Mapping[str, Any]) -> str:
+def _of_rows(eval_: Mapping[str, Any], rows: Sequence[str]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    return [(row, name, figures) for row in rows for name, figures in eval_[row].items()]
+
+
+def _gate_words(eval_: Mapping[str, Any], gated: Sequence[str], labels: Mapping[str, str]) -> str:
     lines = []
-    for row, name, figures in _gated(eval_):
+    for row, name, figures in _of_rows(eval_, gated):
         for key, what in (("steps", "problems with more steps"), ("difficulty", "harder problems")):
             text, told = _correlation(figures, key)
             if text == "–":
                 continue
             verdict = "more latents on" if figures[f"pearson_{key}_r"] > 0 else "fewer latents on"
             lines.append(
-                f"- {_label(row)} on {name}: {verdict if told else 'no clear tie of latents to'} {what} ({text})."
+                f"- {labels[row]} on {name}: {verdict if told else 'no clear tie of latents to'} {what} ({text})."
             )
     return "\n".join(lines)
 
 
-def _gate_table(eval_: Mapping[str, Any]) -> list[str]:
-    gated = _gated(eval_)
+def _gate_table(eval_: Mapping[str, Any], gated: Sequence[str], labels: Mapping[str, str]) -> list[str]:
+    found = _of_rows(eval_, gated)
     lines = [
         [
-            _label(row),
+            labels[row],
             name,
             _cell(figures, "latent_steps"),
             *(_correlation(figures, k)[0] for k in ("steps", "difficulty")),
         ]
-        for row, name, figures in gated
+        for row, name, figures in found
     ]
     table = _table(["row", "set", "#L", "with number of steps", "with difficulty"], lines)
-    return [_titles((name, figures["n"]) for _, name, figures in gated), table] if lines else []
+    return [_titles((name, figures["n"]) for _, name, figures in found), table] if lines else []
 
 
-def _sweep_tables(node: Mapping[str, Any], name: str = "") -> list[str]:
+def _sweep_tables(node: Mapping[str, Any], labels: Mapping[str, str], name: str = "") -> list[str]:
     """Accuracy on the validation split by threshold or, ungated, by number of latents, a table a sweep.
 
     Args:
-        node: {row: {"0.5": acc, ..., "chosen": 0.5, "problems": 500}}, or such by run; older files have no "problems".
+        node: {row: {"0.5": acc, ..., "chosen": 0.5, "problems": 500}}, or such by run.
+        labels: of the rows.
         name: what the table is of.
     """
     if "chosen" not in node:
-        return [table for key, value in node.items() for table in _sweep_tables(value, f"{name}, {_label(key)}")]
+        parts = {f"{name}, {labels.get(key, key)}": value for key, value in node.items()}
+        return [table for title, value in parts.items() for table in _sweep_tables(value, labels, title)]
     rules = sorted((key for key in node if key not in ("chosen", "problems")), key=float)
     cells = [f"{100 * node[key]:.1f}" for key in rules]
     cells = [f"**{c}**" if float(k) == float(node["chosen"]) else c for k, c in zip(rules, cells, strict=True)]
     what = "latents" if any(float(key) > 1 for key in rules) else "threshold"
-    what += f" ({node['problems']:,} problems)" if "problems" in node else ""
+    what += f" ({node['problems']:,} problems)"
     return [_table([what, *rules], [[f"{name.removeprefix(', ')}: Acc", *cells]])]

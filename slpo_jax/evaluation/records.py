@@ -1,6 +1,6 @@
 """What one evaluation leaves behind: a JSON line a problem, and the same as arrays.
 
-A workdir holds `eval/ROW/NAME.jsonl`: ROW is the checkpoint row of the report, NAME the data set.
+A workdir holds `eval/ROW/NAME.jsonl`: ROW is a row of the report, NAME the data set.
 Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 """
 
@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Rows
+from slpo_jax.evaluation.stamps import read_stamp
 from slpo_jax.io.files import write_text
+from slpo_jax.io.workdir import Workdir
 
-ROW_LABELS = {
-    "imitate": "imitation, own length",
-    "imitate_fixed_tmax": "imitation, fixed T_max",
-    "imitate_control": "imitation control",
-    "cold_start": "cold gate",
-    "slpo": "SLPO",
-}
-ROWS = tuple(ROW_LABELS)
-_AGAIN = "delete the file and run the evaluate stage again"
+_AGAIN = "run the evaluate stage again"
 
 
 @dataclass(frozen=True)
@@ -106,13 +101,6 @@ def _concatenate(runs: Sequence[EvalRecords]) -> EvalRecords:
     )
 
 
-def is_gated(row: str) -> bool:
-    """Whether a row lets the gate choose its length; the three imitation rows don't."""
-    return not row.startswith("imitate")
-
-
-
-
 def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes one JSON line a problem, atomically (temporary file, then rename).
 
@@ -168,22 +156,33 @@ def read_records(path: str | Path) -> EvalRecords:
     )
 
 
-def read_evals(workdir: str | Path) -> Evals:
-    """Reads every `eval/ROW/NAME.jsonl` of a workdir.
+def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
+    """Reads the records of a workdir's rows.
+
+    Args:
+        workdir: of the run.
+        rows: what `read_rows` found there.
 
     Returns:
-        row -> set -> records; the rows of the report first and in its order, then any others; sets by name.
+        row -> set -> records, rows in the report's order, sets by name; and notes on what was left out: records that
+        their stamp says were made by another checkpoint, or under other settings, than the row's.
 
     Raises:
-        UserError: there is no such file, or one is malformed.
+        UserError: there are no records, or a file is malformed.
     """
-    folder = Path(workdir) / "eval"
-    files = sorted(folder.glob("*/*.jsonl"))
-    if not files:
-        raise UserError(f"{folder}: no ROW/NAME.jsonl files; run the evaluate stage first")
-    found = {file.parent.name for file in files}
-    order = [row for row in ROWS if row in found] + sorted(found.difference(ROWS))
-    return {row: {f.stem: read_records(f) for f in files if f.parent.name == row} for row in order}
+    folder = Workdir(Path(workdir))
+    if not rows:
+        raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
+    sets: dict[str, list[str]] = {row: [] for row in rows}
+    notes = []
+    for row, name in folder.evaluated():
+        stamp = read_stamp(folder.set_files(name, row))
+        if stamp is None or (stamp.checkpoint, stamp.model) == (rows[row].checkpoint, rows[row].evaluation):
+            sets[row].append(name)
+        else:
+            notes.append(f"{row} on {name}: left out, it is of another checkpoint or setting; evaluate it again.")
+    found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
+    return {row: records for row, records in found.items() if records}, notes
 
 
 def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -205,8 +204,6 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             torn += 1
     notes = [f"{path.name}: {torn} unreadable line(s) left out of the figures."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes
-
-
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:

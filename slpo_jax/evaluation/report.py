@@ -16,34 +16,39 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
-from slpo_jax.evaluation.figures import draw_figures
 from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
+from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
+from slpo_jax.evaluation.trained import differing_settings, flatten, shown_settings
 from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.workdir import Workdir
 
 
 def write_report(workdir: str | Path) -> dict[str, Any]:
     """Writes `report.json`, `report.md` and `figures/*.png` of one workdir.
 
-    Reads `eval/ROW/NAME.jsonl`, and where they exist `config.json`, `metrics.jsonl` and `thresholds.json`. Any subset
-    of rows, sets and samples will do.
+    Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `metrics.jsonl`, `thresholds.json` and,
+    for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
-        What `report.json` holds: eval {row: {set: figures}}, average, differences, thresholds, notes, figures.
+        What `report.json` holds: eval {row: {set: figures}}, average, differences, rows, settings, thresholds, notes,
+        figures.
 
     Raises:
         UserError: there are no eval files, or a file is malformed.
     """
-    workdir = Path(workdir)
-    config = read_json(workdir / "config.json", default={})
-    thresholds = read_json(workdir / "thresholds.json", default={})
-    evals = _order_sets(read_evals(workdir), config)
-    metrics, notes = read_metrics(workdir / "metrics.jsonl")
-    report = _build([evals], notes)
-    report["thresholds"] = thresholds
-    report["figures"] = [f"figures/{name}" for name in draw_figures(evals, metrics, workdir / "figures")]
-    _write(workdir, report, config)
+    folder = Workdir(Path(workdir))
+    rows, evals, left_out = _read(folder)
+    metrics, notes = read_metrics(folder.metrics)
+    taken: dict[str, list[str]] = {}
+    for row in rows.values():
+        taken.setdefault(row.source, []).append(row.name)
+    notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
+    report = _build([evals], [rows], notes)
+    report["thresholds"] = read_json(folder.thresholds, default={})
+    report["figures"] = _draw(evals, rows, metrics, folder)
+    _write(folder, report)
     return report
 
 
@@ -52,7 +57,7 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
 
     Figures are means over runs with their standard error over runs; differences resample runs and problems; drawings
     pool the runs. Rows and sets that not every run has are left out and noted, and so are settings, other than the
-    seed, in which runs differ.
+    seed, in which runs differ. What rows say of themselves is the first run's.
 
     Returns:
         What `report.json` holds, as `write_report`, with `runs` and, in each figure set, `per_run`.
@@ -65,8 +70,12 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         raise UserError("compare: the same folder is given twice; name each run once")
     if Path(out).resolve() in {path.resolve() for path in paths}:
         raise UserError(f"{out}: --out is one of the runs, whose own report it would replace; name another folder")
-    configs = [read_json(path / "config.json", default={}) for path in paths]
-    runs = [_order_sets(read_evals(path), config) for path, config in zip(paths, configs, strict=True)]
+    every_row, runs, notes = [], [], []
+    for path in paths:
+        rows, evals, left_out = _read(Workdir(path))
+        every_row.append(rows)
+        runs.append(evals)
+        notes += [f"{path.name}: {note}" for note in left_out]
     pairs = [{(row, name) for row, sets in run.items() for name in sets} for run in runs]
     common = set.intersection(*pairs)
     if not common:
@@ -76,16 +85,30 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
         for run in runs
     ]
     runs = [{row: sets for row, sets in run.items() if sets} for run in runs]
-    notes = [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
-    report = _build(runs, notes + _config_notes(configs))
+    notes += [f"{row} on {name}: left out, not every run has it." for row, name in sorted(set.union(*pairs) - common)]
+    every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
+    report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {path.name: read_json(path / "thresholds.json", default={}) for path in paths}
-    report["figures"] = [f"figures/{name}" for name in draw_figures(pool_runs(runs), (), Path(out) / "figures")]
-    _write(Path(out), report, configs[0] if len(paths) == 1 else {})
+    report["thresholds"] = {path.name: read_json(Workdir(path).thresholds, default={}) for path in paths}
+    report["figures"] = _draw(pool_runs(runs), every_row[0], (), Workdir(Path(out)))
+    _write(Workdir(Path(out)), report)
     return report
 
 
-def _build(runs: Sequence[Evals], notes: list[str]) -> dict[str, Any]:
+def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
+    """Rows that there are records of, the records, with the sets in config's order, and notes."""
+    rows = read_rows(workdir.root)
+    evals, notes = read_evals(workdir.root, rows)
+    return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config, default={})), notes
+
+
+def _draw(evals: Evals, rows: Rows, metrics: Sequence[Mapping[str, Any]], workdir: Workdir) -> list[str]:
+    from slpo_jax.evaluation.figures import draw_figures  # matplotlib: seconds that only a report needs
+
+    return [f"figures/{name}" for name in draw_figures(evals, rows, metrics, workdir.figures)]
+
+
+def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dict[str, Any]:
     summaries = [
         {row: {name: summarise(rec) for name, rec in sets.items()} for row, sets in run.items()} for run in runs
     ]
@@ -93,8 +116,15 @@ def _build(runs: Sequence[Evals], notes: list[str]) -> dict[str, Any]:
         row: {name: _over_runs([summary[row][name] for summary in summaries]) for name in sets}
         for row, sets in summaries[0].items()
     }
-    differences, left_out = compare_rows(runs)
-    return {"eval": eval_, AVERAGE: _averages(summaries), "differences": differences, "notes": notes + left_out}
+    differences, left_out = compare_rows(runs, rows[0])
+    return {
+        "eval": eval_,
+        AVERAGE: _averages(summaries),
+        "differences": differences,
+        "rows": {name: row.facts for name, row in rows[0].items()},
+        "settings": shown_settings(rows),
+        "notes": notes + left_out,
+    }
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -129,32 +159,24 @@ def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _order_sets(evals: Evals, config: Mapping[str, Any]) -> Evals:
-    wanted = _flatten(config).get("evaluate.datasets") or ()
+    wanted = flatten(config).get("evaluate.datasets") or ()
     order = {name: place for place, name in enumerate(wanted)}
     return {row: dict(sorted(s.items(), key=lambda kv: order.get(kv[0], len(order)))) for row, s in evals.items()}
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        out |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out
-
-
-def _config_notes(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    flat = [_flatten(config) for config in configs]
-    keys = sorted({key for config in flat for key in config} - {"seed", "workdir"})
-    differ = [key for key in keys if len({json.dumps(config.get(key), sort_keys=True) for config in flat}) > 1]
-    seeds = [config["seed"] for config in flat if "seed" in config]
-    notes = [f"The runs' configurations differ in: {', '.join(differ)}."] if differ else []
-    if len(set(seeds)) < len(seeds):
+def _settings_notes(runs: Sequence[Rows]) -> list[str]:
+    differ = differing_settings(runs)
+    notes = [f"The runs' settings differ in: {', '.join(differ)}."] if differ else []
+    seeds = [list(rows.values())[-1].settings.get("seed") for rows in runs]
+    known = [seed for seed in seeds if seed is not None]
+    if len(set(known)) < len(known):
         notes.append("Some runs share config.seed: they are no independent training seeds.")
     return notes
 
 
-def _write(folder: Path, report: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    write_text(folder / "report.json", json.dumps(report, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "report.md", render(report, _flatten(config)))
+def _write(workdir: Workdir, report: Mapping[str, Any]) -> None:
+    write_text(workdir.report_json, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    write_text(workdir.report_md, render(report))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,12 +11,20 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from slpo_jax.evaluation.records import EvalRecords
 
-PASS_KS = (1, 2, 4, 8, 16)
-MAJ_KS = (8, 16)
+FEWEST_VOTES = 8  # of a majority
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << place for place in range(most.bit_length())]
+
+
+def pass_ks(samples: int) -> list[int]:
+    """The k of Pass@k that samples allow: the powers of two, and their very number."""
+    return sorted({*powers_of_two(samples), samples} - {0})
 
 
 class PassAtK(NamedTuple):
@@ -133,6 +141,8 @@ def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
     x, y = np.asarray(x, np.float64)[keep], np.asarray(y, np.float64)[keep]
     if x.size < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Correlation(None, None, int(x.size))
+    from scipy import stats  # a second's import, which only reports need
+
     r, p = stats.pearsonr(x, y)
     return Correlation(float(r), float(p), int(x.size))
 
@@ -140,20 +150,18 @@ def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
 def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
 
-    Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k at most M, mean over seeds),
-    pass@k_unbiased (all S*M samples pooled, k smaller than S*M), sample_latent_steps.
+    Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k of `pass_ks(M)`, mean over seeds; maj@k
+    from 8 votes on), pass@k_unbiased (all S*M samples pooled, k a power of two below S*M), sample_latent_steps.
     """
     correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
     out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
     if not correct.size:
         return out
-    for k in PASS_KS:
-        if k <= per_seed:
-            out[f"pass@{k}"] = solved_within(correct, k).mean(axis=0)
-        if k < seeds * per_seed:
-            out[f"pass@{k}_unbiased"] = pass_at_k_unbiased(correct.sum(axis=(0, 2)), seeds * per_seed, k)
-    for k in MAJ_KS:
-        if k <= per_seed:
+    right, total = correct.sum(axis=(0, 2)), seeds * per_seed
+    out |= {f"pass@{k}": solved_within(correct, k).mean(axis=0) for k in pass_ks(per_seed)}
+    out |= {f"pass@{k}_unbiased": pass_at_k_unbiased(right, total, k) for k in powers_of_two(total - 1)}
+    for k in pass_ks(per_seed):
+        if k >= FEWEST_VOTES:
             out[f"maj@{k}"] = majority_correct(records.sample_answers, correct, k).mean(axis=0)
     out["sample_latent_steps"] = records.sample_latent_steps.mean(axis=(0, 2))
     return out

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.interop.description import Description
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
@@ -10,16 +11,12 @@ from slpo_jax.models.gpt2 import GPT2Config
 
 _TITLES = {
     "imitate": "imitation (CoT-SFT and the latent curriculum or self-distillation)",
-    "imitate_control": "further imitation, the control of SLPO",
+    "imitate_control": "further imitation, a control",
     "cold_start": "cold start of the stopping gate",
-    "slpo": "SLPO (Surrogate Latent Policy Optimization)",
+    "rl": "reinforcement learning",
 }
-_BEFORE = {
-    "imitate": ("imitate",),
-    "imitate_control": ("imitate_control",),
-    "cold_start": ("imitate", "cold_start"),
-    "slpo": ("imitate", "cold_start", "slpo"),
-}
+_BEFORE = {"imitate": (), "imitate_control": (), "cold_start": ("imitate",), "rl": ("imitate", "cold_start")}
+"""By kind of stage, the stages that lead to it; an imitation control's steps include imitation's."""
 
 
 def model_card(checkpoint: Path, description: Description, name: str) -> str:
@@ -29,9 +26,8 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it; without a run around it, the card says so.
         name: the title.
     """
-    stage_dir = checkpoint.parent if checkpoint.name.isdigit() else checkpoint
-    stage, workdir = stage_dir.name, stage_dir.parent.parent
-    in_run = stage in _TITLES and all((stage_dir / name).is_file() for name in ("config.json", "finished"))
+    stage = StageFolder.of(checkpoint)
+    in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in _TITLES
     backbone = "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
     kind = {"coconut": "COCONUT", "codi": "CODI"}[description.kind]
     parts = [
@@ -42,31 +38,36 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
             f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",
-        _training(stage, workdir)
-        if in_run
-        else _converted(checkpoint, description),
+        _training(stage) if in_run else _converted(checkpoint, description),
         "## Measured",
-        _figures(stage, workdir) if in_run else "Not evaluated by slpo_jax.",
+        _figures(stage) if in_run else "Not evaluated by slpo_jax.",
         "## Files",
         _files(description),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _training(stage: str, workdir: Path) -> str:
+def _kind(stage: StageFolder) -> str:
+    """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
+    return read_json(stage.facts, "mend the file").get("stage", stage.name)
+
+
+def _training(stage: StageFolder) -> str:
+    assert stage.workdir is not None
     lines = []
-    for name in _BEFORE[stage]:
-        path = workdir / "checkpoints" / name
-        if not ((path / "config.json").is_file() and (path / "finished").is_file()):
+    for made in (*map(stage.workdir.stage, _BEFORE[_kind(stage)]), stage):
+        if not (made.facts.is_file() and made.is_finished):
             continue
-        facts, steps = read_json(path / "config.json"), (path / "finished").read_text().strip()
-        section = facts[name.removesuffix("_control")]
-        optimizer = section["optimizer"]
+        facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
+        section = facts.get(kind) or facts[made.name.removesuffix("_control")]
+        own = facts.get("objective", {}).get(made.name, {})
+        rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
+        title = _TITLES[kind] + (f" with the objective `{made.name}`" if kind == "rl" else "")
         lines.append(
-            f"- {_TITLES[name]}: {steps} steps of {section['batch_size']} problems, {optimizer['name']} at "
-            f"{optimizer['learning_rate']:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
+            f"- {title}: {steps} steps of {section['batch_size']} problems, {section['optimizer']['name']} at "
+            f"{rate:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
         )
-    first = read_json(workdir / "checkpoints" / stage / "config.json")
+    first = read_json(stage.facts, "mend the file")
     start = f"`{short(first['init'])}`" if first["init"] else "random weights"
     return "\n".join([f"Started from {start}; then, in order:", "", *lines])
 
@@ -82,21 +83,20 @@ def short(source: str) -> str:
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
-def _figures(stage: str, workdir: Path) -> str:
-    path = workdir / "report.json"
-    sets: dict[str, Any] = (read_json(path)["eval"].get(stage) or {}) if path.is_file() else {}
-    if not sets:
+def _figures(stage: StageFolder) -> str:
+    """What the run's report says of the checkpoint, in the first row that is of it."""
+    assert stage.workdir is not None
+    report = read_json(stage.workdir.report_json, default={})
+    found = [name for name, row in report.get("rows", {}).items() if row["stage"] == stage.name and not row["source"]]
+    if not found:
         return "This checkpoint was not evaluated in its run."
-    keys = [key for key in ("acc", "pass@1", "pass@8", "pass@16", "maj@16", "latent_steps") if _has(sets, key)]
+    sets: dict[str, Any] = report["eval"][found[0]]
+    keys = [key for key, _ in shown_columns({found[0]: sets})]
     rows = [f"| data set | n | {' | '.join(keys)} |", f"| --- | ---: |{' ---: |' * len(keys)}"]
     for name, row in sets.items():
         rows.append(f"| {name} | {row['n']} | {' | '.join(_cell(row, key) for key in keys)} |")
     note = "Rates in percent, ± standard error; pass@k under MC-dropout; latent_steps is a mean."
     return "\n".join([*rows, "", note])
-
-
-def _has(sets: dict[str, Any], key: str) -> bool:
-    return any(row.get(key) is not None for row in sets.values())
 
 
 def _cell(row: dict[str, Any], key: str) -> str:

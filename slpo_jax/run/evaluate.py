@@ -1,133 +1,149 @@
 """The evaluate stage: every row of the report on every data set, then the report itself."""
 
 import dataclasses
-import hashlib
-import json
 import shutil
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from slpo_jax.config import own_latents
-from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.io.files import write_text
+from slpo_jax.evaluation.rows import Row, read_row, write_row
+from slpo_jax.evaluation.stamps import Stamp, digest, is_whole, read_stamp, write_stamp
+from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import SetFiles
-from slpo_jax.policy.policy import Stopping
-from slpo_jax.run.claims import SHARED_KEYS
+from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.rows import rows, trained_with
 from slpo_jax.run.select import choose
-from slpo_jax.run.stage import stage_params, starting_params
+from slpo_jax.run.stage import Params, stage_params, starting_params
+from slpo_jax.run.take_rows import check_rows, take_rows
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of the report: a checkpoint and how its rollouts end.
+class _Checkpoints:
+    """The parameters of one stage at a time, read when they are asked for."""
 
-    Attributes:
-        name: of the row and of its folder in eval/.
-        stage: whose checkpoint, "" for `config.init`.
-        stopping: "threshold" or "length".
-        rules: to choose from on the validation split.
+    def __init__(self, experiment: Experiment):
+        self._experiment = experiment
+        self._stage: str | None = None
+        self._params: Params = {}
+
+    def __call__(self, stage: str) -> Params:
+        if stage != self._stage:
+            self._params = {}  # the other's, whose memory is needed
+            self._params = stage_params(self._experiment, stage) if stage else starting_params(self._experiment, ())
+            self._stage = stage
+        return self._params
+
+
+def set_names(experiment: Experiment) -> tuple[str, ...]:
+    """The data sets to evaluate on."""
+    return tuple(experiment.config.evaluate.datasets or experiment.config.data.eval)
+
+
+def check_evaluation(experiment: Experiment) -> None:
+    """Fail before the first stage on rows of another run that could not be taken after the last.
+
+    Raises:
+        UserError: the key and what differs.
     """
-
-    name: str
-    stage: str
-    stopping: Stopping
-    rules: tuple
-
-
-def rows(experiment: Experiment) -> list[Row]:
-    """The rows that the finished stages of this workdir allow, in the report's order."""
-    config, workdir = experiment.config, experiment.workdir
-    total = config.max_latents
-    own = own_latents(config)
-    gated: tuple[Stopping, tuple] = ("length", (total,))
-    if config.gate.enabled:
-        gated = ("threshold", tuple(config.evaluate.thresholds))
-    found = []
-    if workdir.stage("imitate").is_finished:
-        found += [Row("imitate", "imitate", "length", (own,))]
-        found += [Row("imitate_fixed_tmax", "imitate", "length", (total,))]
-    if workdir.stage("imitate_control").is_finished:
-        found += [Row("imitate_control", "imitate_control", "length", (own, total))]
-    found += [Row(stage, stage, *gated) for stage in ("cold_start", "slpo") if workdir.stage(stage).is_finished]
-    if not found and not config.init:
-        raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
-    if not found:
-        found = [Row("slpo" if config.gate.enabled else "imitate", "", *gated)]
-    return found
+    check_rows(experiment, rows(experiment, planned=True), set_names(experiment))
 
 
 def run_evaluate(experiment: Experiment) -> None:
-    """Evaluate all rows and write eval/, report.json, report.md and figures/. What is there already is kept."""
+    """Evaluate all rows and write eval/, report.json, report.md and figures/.
+
+    What is there already is kept if it is whole and of the very same parameters, problems and settings.
+    """
+    names, workdir, own = set_names(experiment), experiment.workdir, rows(experiment)
+    taken = check_rows(experiment, own, names)
+    load, done = _Checkpoints(experiment), dict[str, SetFiles]()
+    for row in own:
+        _evaluate_row(experiment, row, names, load, done)
+    for name in names:
+        _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
+    take_rows(experiment, taken, names)
+    write_report(workdir.root)
+
+
+def _evaluate_row(
+    experiment: Experiment, row: Row, names: tuple[str, ...], load: _Checkpoints, done: dict[str, SetFiles]
+) -> None:
+    """Bring a row up to date.
+
+    Args:
+        experiment: the run.
+        row: without what is only known of its checkpoint.
+        names: of the data sets.
+        load: stage -> parameters.
+        done: files by digest of what they are, of the rows before and then also of this one.
+    """
+    limit = experiment.config.evaluate.limit
+    row = _choose_rule(experiment, row, load)
+    settings = settings_of(experiment.config) | {"stopping": row.stopping, "rule": row.rule}
+    stamps = {
+        name: Stamp(row.checkpoint, *problems_digest(experiment.test_set(name), limit), settings) for name in names
+    }
+    row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
+    write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
+    for name, stamp in stamps.items():
+        files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
+        if not _is_current(files, stamp, experiment.config.evaluate.save_latents):
+            files.stamp.unlink(missing_ok=True)
+            if what in done:
+                _copy(done[what], files)
+            else:
+                _evaluate_set(experiment, row, load(row.stage), files)
+            write_stamp(files, stamp)
+        done[what] = files
+
+
+def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
+    """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
+    checkpoint = checkpoint_digest(experiment, row.stage, lambda: load(row.stage))
+    if len(row.rules) == 1:
+        return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
     config = experiment.config
-    names = config.evaluate.datasets or tuple(config.data.eval)
-    table = rows(experiment)
-    done: dict[tuple, SetFiles] = {}
-    for row in table:
-        params = stage_params(experiment, row.stage) if row.stage else starting_params(experiment, ())
-        rule = None
-        for name in names:
-            files = experiment.workdir.set_files(name, row.name)
-            stamp = _stamp(experiment, row, name)
-            if not _is_current(files.stamp, stamp):
-                if rule is None:
-                    rule = row.rules[0]
-                    if len(row.rules) > 1:
-                        rule = choose(experiment, row.name, params, row.stopping, list(row.rules))
-                same = done.get((row.stage, row.stopping, rule, name))
-                if same is None:
-                    _evaluate_set(experiment, row, rule, params, files)
-                else:
-                    _copy_results(same, files)
-                done[row.stage, row.stopping, rule, name] = files
-                write_text(files.stamp, stamp)
-            if row is table[-1]:
-                _copy_results(files, experiment.workdir.set_files(name))
-    write_report(experiment.workdir.root)
+    matters = {key: value for key, value in settings_of(config).items() if not key.startswith("evaluate.s")}
+    valid = problems_digest(experiment.valid, config.evaluate.limit)
+    chosen_for = digest([checkpoint, valid, matters, row.stopping, row.rules])
+    before = read_row(experiment.workdir.root, row.name)
+    sweeps = read_json(experiment.workdir.thresholds, default={})
+    rule = sweeps.get(row.name, {}).get("chosen")
+    if before is None or before.chosen_for != chosen_for or rule is None or rule != before.rule:
+        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules))
+    return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, chosen_for=chosen_for)
 
 
-def _copy_results(source: SetFiles, target: SetFiles) -> None:
+def _is_current(files: SetFiles, stamp: Stamp, latents: bool) -> bool:
+    """Whether records are there, whole and of this very evaluation."""
+    written = read_stamp(files)
+    return written is not None and written.same_evaluation(stamp) and is_whole(files, written, latents)
+
+
+def _copy(source: SetFiles, target: SetFiles) -> None:
     target.folder.mkdir(parents=True, exist_ok=True)
     for old, new in ((source.records, target.records), (source.latents, target.latents)):
         if old.exists():
             shutil.copyfile(old, new)
+        else:
+            new.unlink(missing_ok=True)
 
 
-def _evaluate_set(experiment: Experiment, row: Row, rule, params, files: SetFiles) -> None:
+def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles) -> None:
     config, problems = experiment.config.evaluate, experiment.test_set(files.name)
     label = f"{row.name} on {files.name}"
-    evaluate, limit = experiment.evaluator.run, config.limit
-    greedy = evaluate(params, problems, row.stopping, rule, limit=limit, keep_latents=config.save_latents, label=label)
+    evaluate, limit, stopping, rule = experiment.evaluator.run, config.limit, row.stopping, row.rule
+    assert rule is not None
+    greedy = evaluate(params, problems, stopping, rule, limit=limit, keep_latents=config.save_latents, label=label)
     sampled = {}
     if config.samples:
         for seed in range(config.seeds):
             sampled[seed] = evaluate(
-                params, problems, row.stopping, rule, seed, config.samples, limit, label=f"{label}, seed {seed}"
+                params, problems, stopping, rule, seed, config.samples, limit, label=f"{label}, seed {seed}"
             )
     write_records(files.records, record_rows(experiment.reader, problems, greedy, sampled, config.samples))
+    files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if greedy.latents is not None:
         np.savez_compressed(files.latents, latents=greedy.latents, latent_steps=greedy.latent_steps)
-
-
-def _stamp(experiment: Experiment, row: Row, name: str) -> str:
-    """What the results of a row on a set depend on, as a digest."""
-    config = experiment.config
-    finished = experiment.workdir.stage(row.stage or "-").finished
-    facts = [
-        dataclasses.asdict(row),
-        config.evaluate.to_dict() | {"datasets": None},
-        config.data.eval[name],
-        config.data.synthetic.to_dict(),
-        config.data.valid,
-        {key: config[key] for key in SHARED_KEYS},
-        finished.read_text() if finished.exists() else "",
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest() + "\n"
-
-
-def _is_current(path: Path, stamp: str) -> bool:
-    return path.exists() and path.read_text() == stamp

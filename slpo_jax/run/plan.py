@@ -1,6 +1,7 @@
 """What is checked before the first stage."""
 
 from slpo_jax.run.claims import claim
+from slpo_jax.run.evaluate import check_evaluation
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rl import make_objective, optimizer_config
 from slpo_jax.run.stage import check_batch
@@ -15,6 +16,7 @@ def check_stages(experiment: Experiment) -> None:
     config = experiment.config
     for stage in config.stages:
         if stage == "evaluate":
+            check_evaluation(experiment)
             continue
         check_batch(experiment, stage)
         if stage != "rl":

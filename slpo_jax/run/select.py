@@ -29,6 +29,7 @@ def choose(experiment: Experiment, name: str, params: Params, stopping: Stopping
     known = read_json(path, default={})
     found = {str(rule): validation_accuracy(experiment, params, stopping, rule) for rule in sorted(rules)}
     best = sorted(rules)[int(np.argmax(list(found.values())))]
-    known[name] = found | {"chosen": best}
+    problems = min(experiment.config.evaluate.limit or len(experiment.valid), len(experiment.valid))
+    known[name] = found | {"chosen": best, "problems": problems}
     write_text(path, json.dumps(known, indent=1) + "\n")
     return best

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from eval_files import problem, write_eval
+from eval_files import evals_of, problem, write_eval
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import records
@@ -75,7 +75,7 @@ def test_pooled_runs_lie_end_to_end(tmp_path):
         write_eval(tmp_path / run, "slpo", "alpha", right, hits, [2, 5] if run == "a" else [3, 4])
         write_eval(tmp_path / run, "slpo", "other_problems", [1] * (2 if run == "a" else 3))
     write_eval(tmp_path / "a", "imitate", "alpha", [1, 1])
-    pooled = records.pool_runs([records.read_evals(tmp_path / run) for run in ("a", "b")])
+    pooled = records.pool_runs([evals_of(tmp_path / run) for run in ("a", "b")])
     assert {row: list(sets) for row, sets in pooled.items()} == {"slpo": ["alpha"]}
     got = pooled["slpo"]["alpha"]
     assert got.index.tolist() == [0, 1, 0, 1]
@@ -91,7 +91,7 @@ def test_pooled_runs_lie_end_to_end(tmp_path):
 def test_pooled_runs_keep_the_samples_that_all_have(tmp_path):
     write_eval(tmp_path / "a", "slpo", "alpha", [1, 0], np.ones((1, 2, 3)))
     write_eval(tmp_path / "b", "slpo", "alpha", [1, 0], np.zeros((2, 2, 2)))
-    pooled = records.pool_runs([records.read_evals(tmp_path / run) for run in ("a", "b")])["slpo"]["alpha"]
+    pooled = records.pool_runs([evals_of(tmp_path / run) for run in ("a", "b")])["slpo"]["alpha"]
     assert pooled.sample_correct.astype(int).tolist() == [[[1, 1], [1, 1], [0, 0], [0, 0]]]
     assert pooled.sample_answers.shape == pooled.sample_latent_steps.shape == (1, 4, 2)
     assert pooled.seeds.tolist() == [10]

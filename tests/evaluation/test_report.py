@@ -1,5 +1,6 @@
 """The report from end to end on small made-up workdirs."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -9,12 +10,13 @@ import sys
 
 import numpy as np
 import pytest
-from eval_files import write_eval
+from eval_files import ROWS, evals_of, write_eval
 from scipy import stats
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import figures, markdown, records, report
+from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps
+from slpo_jax.io.workdir import Workdir
 
 
 @pytest.fixture
@@ -23,20 +25,20 @@ def workdir(tmp_path):
     rng = np.random.default_rng(0)
     steps = [int(s) for s in rng.integers(1, 5, 40)]
     for name in ("alpha", "beta"):
-        for row in records.ROWS:
+        for row in ROWS:
             count = {"slpo": 30, "cold_start": 10}.get(row, 20)
             hits = rng.random((3, 40, 16)) < count / 40
-            lengths = np.array(steps) + 1 if records.is_gated(row) else [4] * 40
-            write_eval(tmp_path, row, name, np.arange(40) < count, hits, lengths, steps)
+            lengths = np.array(steps) + 1 if ROWS[row].gated else [4] * 40
+            write_eval(tmp_path, row, name, np.arange(40) < count, hits, lengths, steps, settings={"seed": 3})
     metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "latent_steps": 3.0, "loss": 0.1} for s in range(10)]
     metrics += [{"step": s, "stage": "imitate", "loss": 1.0 / (s + 1), "accuracy": 0.5} for s in range(60)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
     sweeps = {
-        "cold_start": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6},
-        "imitate_control": {"12": 0.5, "3": 0.75, "chosen": 3},
+        "cold_start": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 1500},
+        "imitate_control": {"12": 0.5, "3": 0.75, "chosen": 3, "problems": 1500},
     }
     (tmp_path / "thresholds.json").write_text(json.dumps(sweeps))
-    (tmp_path / "config.json").write_text(json.dumps({"seed": 3, "evaluate": {"datasets": ["beta", "alpha"]}}))
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 4, "evaluate": {"datasets": ["beta", "alpha"]}}))
     return tmp_path
 
 
@@ -44,7 +46,7 @@ def test_report_end_to_end(workdir):
     returned = report.write_report(workdir)
     out = json.loads((workdir / "report.json").read_text())
     assert out == returned
-    assert list(out["eval"]) == list(records.ROWS)
+    assert list(out["eval"]) == list(ROWS)
     figures = out["eval"]["slpo"]["alpha"]
     assert list(out["eval"]["slpo"]) == ["beta", "alpha"]  # the order of config.evaluate.datasets
     assert (figures["n"], figures["acc"], figures["latent_steps"]) == (40, 0.75, figures["sample_latent_steps"])
@@ -59,7 +61,7 @@ def test_report_end_to_end(workdir):
     assert 0 < acc["low"] < 0.5 < acc["high"]
     control = found["alpha", "imitate_control", "imitate", "acc"]
     assert (control["difference"], control["low"], control["high"], control["excludes_zero"]) == (0, 0, 0, False)
-    assert ("average", "slpo", "imitate_best_fixed", "pass@16") in found
+    assert ("average", "slpo", "best_fixed", "pass@16") in found
 
 
 def test_report_markdown_says_what_the_numbers_say(workdir):
@@ -77,8 +79,10 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "alpha: Acc +50.0" in slpo
     assert "Acc" not in control.replace("(Acc and P@k)", "")
     assert "SLPO on alpha: more latents on problems with more steps (r = 1.00, p < 0.001)" in text
-    assert "| threshold | 0.5 | 0.6 |\n| --- | ---: | ---: |\n| cold gate: Acc | 25.0 | **50.0** |" in text
-    assert "| latents | 3 | 12 |\n| --- | ---: | ---: |\n| imitation control: Acc | **75.0** | 50.0 |" in text
+    assert "| threshold (1,500 problems) | 0.5 | 0.6 |\n" in text
+    assert "| cold gate: Acc | 25.0 | **50.0** |" in text
+    assert "| latents (1,500 problems) | 3 | 12 |\n" in text
+    assert "| imitation control: Acc | **75.0** | 50.0 |" in text
     assert "`seed` = 3" in text
 
 
@@ -92,23 +96,44 @@ def test_every_table_says_of_how_many_problems(workdir):
     alpha, beta, mean = "### alpha (40 problems)", "### beta (40 problems)", "### mean of the sets (80 problems)"
     mixed, mean_mixed = "### alpha (20 to 40 problems)", "### mean of the sets (60 to 80 problems)"
     assert titles == [
-        *(beta, mixed, mean_mixed),  # results
+        *(mean_mixed, beta, mixed),  # results
         *(beta, alpha, mean),  # differences, where rows on other problems are left out
-        *(beta, mixed, mean_mixed),  # results, unbiased
+        *(mean_mixed, beta, mixed),  # results, unbiased
         *(beta, alpha, mean),
         "### beta (40 problems), alpha (40 problems)",  # latents against difficulty
         "| threshold (1,500 problems) | 0.5 |",
     ]
 
 
-def test_settings_are_keys_of_the_config(tmp_path):
-    write_eval(tmp_path, "slpo", "alpha", [1, 0])
-    config = default_config()
-    (tmp_path / "config.json").write_text(config.to_json_best_effort())
-    report.write_report(tmp_path)
+def test_the_report_opens_with_the_means(workdir, tmp_path):
+    report.write_report(workdir)
+    title, head, table, *_ = (workdir / "report.md").read_text().split("\n\n")
+    assert (title, head) == ("# Evaluation report", "### mean of the sets (80 problems)")
+    assert table.splitlines()[-1].startswith("| SLPO | 75.0 ± 4.8 |")
+    write_eval(tmp_path / "one_set", "slpo", "alpha", [1, 0])
+    report.write_report(tmp_path / "one_set")
+    assert (tmp_path / "one_set" / "report.md").read_text().split("\n\n")[1] == "### alpha (2 problems)"
+
+
+def test_settings_are_those_of_the_checkpoints(tmp_path):
+    """What they were trained with, and not what the last command was given."""
+    facts = json.loads(default_config().to_json_best_effort())
+    for row, section in (("imitate", "imitate"), ("slpo", "slpo")):
+        shared = {key: facts[key] for key in ("seed", "init", "max_latents", "dropout", "data")}
+        write_eval(tmp_path, row, "alpha", [1, 0], settings=shared | {section: facts[section]})
+    (tmp_path / "config.json").write_text(default_config().to_json_best_effort().replace("40000", "77777"))
+    out = report.write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert [key for key in markdown.SETTINGS if f"`{key}` = " not in text] == []
-    assert f"`slpo.optimizer.learning_rate` = {config.slpo.optimizer.learning_rate}," in text
+    assert out["settings"][""] == {
+        "seed": 0, "init": "", "data.train": "", "data.valid": "", "max_latents": 12, "dropout.rate": 0.1
+    }  # fmt: skip
+    assert "Trained with `seed` = 0, " in text
+    assert "`slpo.steps` = 40000" in text
+    assert "77777" not in text
+    (imitated,) = [line for line in text.splitlines() if line.startswith("- `imitate`: ")]
+    assert "`imitate.final_steps` = 10000" in imitated
+    assert "`imitate.optimizer.learning_rate` = 0.0001" in imitated
+    assert "slpo" not in imitated
 
 
 def test_report_is_a_pure_function_of_the_workdir(workdir):
@@ -159,17 +184,129 @@ def test_rows_on_different_problems_are_not_compared(tmp_path):
     assert out["notes"][0] in (tmp_path / "report.md").read_text()
 
 
-def test_unknown_rows_are_reported_after_the_known(tmp_path):
-    write_eval(tmp_path, "ablation", "alpha", [1, 0])
-    write_eval(tmp_path, "slpo", "alpha", [1, 0])
-    assert list(report.write_report(tmp_path)["eval"]) == ["slpo", "ablation"]
+def test_a_row_is_what_it_says_of_itself(tmp_path):
+    """Its place, its label, what it is compared with and whether a gate chooses; its name says nothing."""
+    for name, order, facts in (
+        ("zeta", 1, dict(label="the base", fixed=True)),
+        ("alpha_row", 2, dict(label="the other base", fixed=True)),
+        ("slpo", 3, dict(label="no gate here", gated=False, baselines=("zeta",))),
+        ("beta_row", 4, dict(label="mine", gated=True, baselines=("slpo", "best_fixed", "absent"))),
+    ):
+        right, lengths = np.arange(8) < order, range(1, 9)
+        write_eval(tmp_path, name, "alpha", right, lengths=lengths, steps=range(1, 9), order=order, **facts)
+    out = report.write_report(tmp_path)
+    assert list(out["eval"]) == ["zeta", "alpha_row", "slpo", "beta_row"]
+    pairs = {(e["a"], e["b"], e["b_row"]): e["difference"] for e in out["differences"] if e["metric"] == "acc"}
+    assert pairs == {
+        ("beta_row", "slpo", "slpo"): 1 / 8,
+        ("beta_row", "best_fixed", "alpha_row"): 2 / 8,
+        ("slpo", "zeta", "zeta"): 2 / 8,
+    }
+    text = (tmp_path / "report.md").read_text()
+    assert "- **mine − best fixed length**" in text
+    assert 'the best of "the base", "the other base"' in text
+    gated = [line for line in text.splitlines() if " latents on problems" in line]
+    assert [line.partition(" on ")[0] for line in gated] == ["- mine"]
+    (legend,) = figures.stop_times_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).legends
+    assert [label.get_text() for label in legend.get_texts()] == ["mine"]
+
+
+@pytest.mark.parametrize("fault", ["gone", "empty", "wrong type", "a key short"])
+def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
+    path = workdir / "eval" / "slpo" / "row.json"
+    facts = json.loads(path.read_text())
+    path.unlink()
+    if fault != "gone":
+        short = {key: value for key, value in facts.items() if key != "label"}
+        path.write_text({"empty": "", "wrong type": json.dumps(facts | {"order": "1"})}.get(fault, json.dumps(short)))
+    expected = {"gone": "missing", "empty": "is no JSON", "wrong type": "'order'", "a key short": "'label'"}[fault]
+    with pytest.raises(UserError, match=expected) as caught:
+        report.write_report(workdir)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_of_another_checkpoint_are_left_out(workdir):
+    """Those of a set that was not evaluated again with the row's present checkpoint, or under its present rule."""
+    row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
+    rows.write_row(workdir, row)
+    for name, checkpoint in (("alpha", "now"), ("beta", "before")):
+        stamp = stamps.Stamp(checkpoint, "", "", 40, {"rule": 0.5, "evaluate.samples": 16})
+        stamps.write_stamp(Workdir(workdir).set_files(name, "slpo"), stamp)
+    out = report.write_report(workdir)
+    assert list(out["eval"]["slpo"]) == ["alpha"]
+    assert list(out["eval"]["cold_start"]) == ["beta", "alpha"]
+    assert "slpo on beta: left out" in " ".join(out["notes"])
+    rows.write_row(workdir, dataclasses.replace(row, evaluation={"rule": 0.9}))
+    assert "slpo" not in report.write_report(workdir)["eval"]
+
+
+def test_many_samples_have_larger_k(tmp_path):
+    """P@32 and P@64 as drawn, maj@64, and curves up to 64."""
+    hits = np.zeros((1, 4, 64))
+    hits[0, 1, 40] = hits[0, 2, 20] = hits[0, 3, :] = 1  # solved within 64, 32 and 1
+    write_eval(tmp_path, "slpo", "alpha", [1, 0, 0, 1], hits)
+    found = report.write_report(tmp_path)["eval"]["slpo"]["alpha"]
+    assert [found[f"pass@{k}"] for k in (1, 2, 4, 8, 16, 32, 64)] == [0.25] * 5 + [0.5, 0.75]
+    assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
+    assert found["pass@32_unbiased"] == pytest.approx((0 + 0.5 + 0.5 + 1) / 4)
+    text = (tmp_path / "report.md").read_text()
+    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L |" in text
+    (axis,) = figures.pass_at_k_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).axes
+    assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
+
+
+def _every_figure(workdir):
+    evals, found = evals_of(workdir), rows.read_rows(workdir)
+    metrics, _ = records.read_metrics(workdir / "metrics.jsonl")
+    draw = (figures.pass_at_k_figure, figures.stop_times_figure, figures.difficulty_figure)
+    drawn = [*(make(evals, found) for make in draw), figures.training_figure(metrics, found)]
+    return [figure for figure in drawn if figure is not None]
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_no_share_s_axis_goes_beyond_what_a_share_can_be(tmp_path, share):
+    hits = np.full((2, 6, 8), share)
+    for row in ROWS:
+        write_eval(tmp_path, row, "alpha", [share] * 6, hits, lengths=[3] * 6)
+    metrics = [{"step": s, "stage": "mine", "reward": share, "latent_steps": 3.0} for s in range(9)]
+    metrics += [{"step": s, "stage": "imitate", "loss": 2.0, "accuracy": share} for s in range(9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    axes = {axis.get_title() + axis.get_ylabel(): axis for figure in _every_figure(tmp_path) for axis in figure.axes}
+    limits = {"alphaPass@k (%)": 100, "alphaproblems (%)": 100, "mine: mean reward": 1, "imitate: accuracy": 1}
+    assert limits.keys() <= axes.keys()
+    for name, most in limits.items():
+        low, high = axes[name].get_ylim()
+        assert 0 <= low < high <= most, name
+
+
+def test_no_panel_is_empty(tmp_path):
+    """Steps are known for one set, samples for the other: two panels, not four of which two say nothing."""
+    for row in ("cold_start", "slpo"):
+        write_eval(tmp_path, row, "alpha", [1, 0, 1, 0], lengths=[1, 2, 3, 4], steps=[1, 2, 3, 4])
+        write_eval(tmp_path, row, "beta", [1, 0, 1, 0], np.eye(4)[None], [1, 2, 3, 4], [None] * 4)
+    drawn = _every_figure(tmp_path)
+    titles = [[axis.get_title() for axis in figure.axes] for figure in drawn]
+    assert titles == [["beta"], ["alpha", "beta"], ["alpha", "beta"]]
+    for axis in (axis for figure in drawn for axis in figure.axes):
+        assert axis.lines or axis.patches or axis.collections
+    first, second = (axis.get_xlabel() for axis in drawn[2].axes)
+    assert "steps" in first
+    assert "difficulty" in second
+
+
+def test_every_row_of_many_looks_different(tmp_path):
+    many = {f"row_{place}": rows.Row(f"row_{place}", "") for place in range(24)}
+    styles = list(drawing.styles_of(many).values())
+    assert len({(style.colour, style.marker) for style in styles}) == 24
+    assert len({style.colour for style in styles[:8]}) == 8
 
 
 def test_compare_runs_by_hand(tmp_path):
     for run, count in (("a", 30), ("b", 26)):
-        write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count)
+        write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count, settings={"seed": 1, "slpo": {"lr": count}})
         write_eval(tmp_path / run, "cold_start", "alpha", np.arange(40) < 20)
-        (tmp_path / run / "config.json").write_text(json.dumps({"seed": 1, "lr": count}))
     write_eval(tmp_path / "a", "imitate", "alpha", [1] * 40)
     out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert out == json.loads((tmp_path / "all" / "report.json").read_text())
@@ -186,7 +323,7 @@ def test_compare_runs_by_hand(tmp_path):
     assert "+25.0, +15.0" in text
     notes = " ".join(out["notes"])
     assert "imitate on alpha: left out" in notes
-    assert "configurations differ in: lr." in notes
+    assert "settings differ in: slpo.lr." in notes
     assert "share config.seed" in notes
 
 
@@ -203,9 +340,9 @@ def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path):
 
 
 def test_the_same_run_again_tells_the_figures_nothing_new(workdir):
-    evals = records.read_evals(workdir)
+    evals, found = evals_of(workdir), rows.read_rows(workdir)
     for draw in (figures.pass_at_k_figure, figures.difficulty_figure):
-        one, three = draw(evals), draw(records.pool_runs([evals] * 3))
+        one, three = draw(evals, found), draw(records.pool_runs([evals] * 3), found)
         for a, b in zip(one.axes, three.axes, strict=True):
             assert len(a.lines) == len(b.lines) > 0
             for line_a, line_b in zip(a.lines, b.lines, strict=True):
@@ -271,9 +408,9 @@ def test_command_line_of_a_folder_without_evaluation(tmp_path):
     assert "evaluate" in done.stderr
 
 
-def test_no_jax_and_no_pyplot_is_imported():
-    code = (
-        "import sys, slpo_jax.evaluation.report; print([m for m in ('jax', 'matplotlib.pyplot') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_what_only_a_report_needs_is_imported_for_one(workdir):
+    code = "import sys; from slpo_jax.evaluation import report; heavy = ('jax', 'matplotlib', 'scipy.stats'); "
+    code += "print([m for m in heavy if m in sys.modules]); report.write_report(sys.argv[1]); "
+    code += "print([m for m in (*heavy, 'matplotlib.pyplot') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['matplotlib', 'scipy.stats']"]

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from eval_files import ROWS
 from scipy import stats
 
 from slpo_jax.evaluation import comparisons, statistics
@@ -250,10 +251,11 @@ def test_compare_rows_takes_the_better_fixed_row_by_metric():
 
         return {"imitate": records(imitate), "imitate_fixed_tmax": records(fixed), "slpo": records(slpo)}
 
-    entries, notes = comparisons.compare_rows([run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])], n_boot=100)
+    runs = [run([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0])]
+    entries, notes = comparisons.compare_rows(runs, {name: ROWS[name] for name in runs[0]}, n_boot=100)
     assert notes == []
     (acc,) = [e for e in entries if e["metric"] == "acc"]
-    assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "imitate_best_fixed", "imitate_fixed_tmax")
+    assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "best_fixed", "imitate_fixed_tmax")
     assert acc["difference"] == pytest.approx(0.25)
     assert not [e for e in entries if "latent" in e["metric"]]
 
@@ -268,7 +270,8 @@ def test_compare_rows_averages_over_sets_and_runs():
             "slpo": {"x": records(20 + gain_x), "y": records(40 + gain_y)},
         }
 
-    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], n_boot=4000)
+    rows = {name: ROWS[name] for name in ("cold_start", "slpo")}
+    entries, _ = comparisons.compare_rows([run(20, 10), run(40, 10)], rows, n_boot=4000)
     found = {e["set"]: e for e in entries if e["metric"] == "acc"}
     assert found["x"]["per_run"] == pytest.approx([0.2, 0.4])
     assert found["average"]["difference"] == pytest.approx((0.3 + 0.1) / 2)

@@ -222,8 +222,10 @@ def test_evaluation_alone(work, tmp_path, gate):
         "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr
-    row = "slpo" if gate else "imitate"
-    assert list(json.loads((folder / "alone" / "report.json").read_text())["eval"]) == [row]
+    out = json.loads((folder / "alone" / "report.json").read_text())
+    assert list(out["eval"]) == ["checkpoint"]
+    assert out["rows"]["checkpoint"]["label"] == "checkpoint work/checkpoints/slpo"
+    assert out["rows"]["checkpoint"]["gated"] == gate
     records = _records(folder / "alone" / "eval" / "real.jsonl")
     kept = np.load(folder / "alone" / "eval" / "real.latents.npz")
     assert kept["latents"].shape == (5, 3, 16)
@@ -244,7 +246,7 @@ def test_evaluation_alone(work, tmp_path, gate):
             "--config.evaluate.datasets=('real',)", "--config.evaluate.limit=5", folder=folder,
         )  # fmt: skip
         assert again.status == 0, again.stderr
-        records = _records(folder / "alone" / "eval" / "imitate" / "real.jsonl")
+        records = _records(folder / "alone" / "eval" / "checkpoint" / "real.jsonl")
         assert {record["latent_steps"] for record in records} == {2}
 
 

@@ -1,0 +1,118 @@
+"""What a row of the report says of itself: `eval/ROW/row.json`. No other file of this folder knows a row by name."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.workdir import Workdir
+
+BEST_FIXED = "best_fixed"
+"""Stands among a row's baselines for the best of the rows that are `fixed`, by the metric and on the set in question.
+That choice is made on the test set itself, so it is a harder baseline than one chosen on the validation split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the report: a checkpoint and how its rollouts end.
+
+    Attributes:
+        name: of the row and of its folder in eval/.
+        label: what tables and figures call it.
+        order: its place in the report, ascending; rows of the same place stand by name.
+        gated: whether a gate chooses the number of latents.
+        fixed: whether it is one of those whose best is `BEST_FIXED`.
+        baselines: names of the rows that it is compared with, as far as they are there, and `BEST_FIXED`.
+        stage: whose checkpoint it is; "" for `config.init`.
+        stopping: how rollouts end, "threshold" or "length".
+        rules: thresholds or numbers of latents to choose from on the validation split.
+        rule: the chosen one.
+        chosen_for: digest of what the choice depended on; "" where there was none.
+        checkpoint: digest of the parameters.
+        evaluation: settings that all its evaluations have in common, see `stamps.Stamp.model`.
+        settings: what the checkpoint was trained with, as it stands beside the checkpoint.
+        source: the workdir that the row was taken from; "" for a run's own.
+    """
+
+    name: str
+    label: str
+    order: int = 0
+    gated: bool = False
+    fixed: bool = False
+    baselines: tuple[str, ...] = ()
+    stage: str = ""
+    stopping: Literal["threshold", "length"] = "length"
+    rules: tuple[float | int, ...] = ()
+    rule: float | int | None = None
+    chosen_for: str = ""
+    checkpoint: str = ""
+    evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All but the name, as it comes back from JSON."""
+        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key != "name"}))
+
+
+Rows = dict[str, Row]
+"""By name, in the report's order."""
+
+_KINDS: dict[str, Any] = {
+    "label": str, "order": int, "gated": bool, "fixed": bool, "baselines": list, "stage": str, "stopping": str,
+    "rules": list, "rule": (int, float, type(None)), "chosen_for": str, "checkpoint": str, "evaluation": dict,
+    "settings": dict, "source": str,
+}  # fmt: skip
+
+
+def write_row(workdir: str | Path, row: Row) -> None:
+    """Writes `eval/ROW/row.json`."""
+    write_text(Workdir(Path(workdir)).row_facts(row.name), json.dumps(row.facts, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_row(workdir: str | Path, name: str) -> Row | None:
+    """Reads what `write_row` wrote; None where there is no such file.
+
+    Raises:
+        UserError: the file is malformed.
+    """
+    path = Workdir(Path(workdir)).row_facts(name)
+    if not path.exists():
+        return None
+    found: dict[str, Any] = read_json(path)
+    for key, kind in _KINDS.items():
+        if not isinstance(found.get(key), kind) or key not in found:
+            raise UserError(
+                f"{path}: '{key}' is missing or of the wrong type; delete the file and run the evaluate stage again"
+            )
+    facts: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in _KINDS
+    }
+    return Row(name, **facts)
+
+
+def read_rows(workdir: str | Path) -> Rows:
+    """The rows that a workdir has records of, in the report's order.
+
+    Raises:
+        UserError: a row doesn't say what it is, or `row.json` is malformed.
+    """
+    folder = Workdir(Path(workdir))
+    found = []
+    for name in dict.fromkeys(row for row, _ in folder.evaluated()):
+        row = read_row(workdir, name)
+        if row is None:
+            raise UserError(f"{folder.row_facts(name)}: missing; run the evaluate stage again, or delete its folder")
+        found.append(row)
+    return {row.name: row for row in sorted(found, key=lambda row: (row.order, row.name))}
+
+
+def baselines_of(row: Row, rows: Rows) -> dict[str, tuple[str, ...]]:
+    """The baselines of a row that are there, each with the rows that it is the best of."""
+    fixed = tuple(other.name for other in rows.values() if other.fixed and other.name != row.name)
+    found = {name: fixed if name == BEST_FIXED else (name,) for name in row.baselines}
+    return {name: members for name, members in found.items() if members and set(members) <= rows.keys()}

@@ -1,0 +1,88 @@
+"""What an evaluation depended on and what it wrote: `eval/ROW/SET.stamp`, by which stale or damaged results are known.
+
+A result is current if it was made by the same parameters, from the same problems, under the same settings, and its
+files are to the byte what was written then. All four are digests, so that neither a path nor a step stands for them.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slpo_jax.io.files import write_text
+from slpo_jax.io.workdir import SetFiles
+
+SAMPLING = ("evaluate.samples", "evaluate.seeds")
+"""Settings in which a row's sets may differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stamp:
+    """One row's evaluation on one data set.
+
+    Attributes:
+        checkpoint: digest of the parameters.
+        data: digest of the problems as loaded.
+        prompts: digest of their token ids.
+        problems: their number.
+        settings: what else the results depend on, by key of the config, and how rollouts ended.
+        files: digests of the files that were written, by name.
+    """
+
+    checkpoint: str
+    data: str
+    prompts: str
+    problems: int
+    settings: Mapping[str, Any]
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What the figures of a row must have in common on all sets: all settings but the number of samples."""
+        return {key: value for key, value in self.settings.items() if key not in SAMPLING}
+
+    def same_evaluation(self, other: "Stamp") -> bool:
+        """Whether both are of the same parameters, problems and settings, whatever was written."""
+        return dataclasses.replace(self, files={}) == dataclasses.replace(other, files={})
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal; "" where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_stamp(files: SetFiles, stamp: Stamp) -> None:
+    """Writes the stamp of records that lie there, with the digests of these very files."""
+    written = {path.name: file_digest(path) for path in (files.records, files.latents) if path.exists()}
+    text = json.dumps(dataclasses.asdict(stamp) | {"files": written}, indent=1, sort_keys=True) + "\n"
+    write_text(files.stamp, text)
+
+
+def read_stamp(files: SetFiles) -> Stamp | None:
+    """The stamp of a set's records; None where there is none that can be read, so that they are made again."""
+    try:
+        found = Stamp(**json.loads(files.stamp.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if isinstance(found.settings, dict) and isinstance(found.files, dict) else None
+
+
+def is_whole(files: SetFiles, stamp: Stamp, latents: bool = False) -> bool:
+    """Whether the files are to the byte what was written under the stamp.
+
+    Args:
+        latents: whether the latents must be there too.
+    """
+    wanted = {files.records.name} | ({files.latents.name} if latents else set())
+    written = stamp.files.items()
+    return wanted <= stamp.files.keys() and all(file_digest(files.folder / name) == value for name, value in written)

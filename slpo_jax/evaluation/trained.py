@@ -1,0 +1,68 @@
+"""The settings that the evaluated checkpoints were trained with, as far as a report names them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slpo_jax.evaluation.rows import Rows
+
+COMMON = ("seed", "init", "reasoner", "data.train", "data.valid", "max_latents", "dropout.rate")
+"""Keys that a report names once, where all checkpoints agree in them."""
+_OF_A_STAGE = frozenset({
+    "cot_steps", "stage_steps", "final_steps", "steps", "batch_size", "trajectories", "group", "passes", "advantage",
+    "pass_k", "estimator", "mixture_weight", "temperature", "learning_rate", "latent_reduction", "sigma",
+})  # fmt: skip
+"""Last parts of the keys that a report names for each checkpoint."""
+_IN_FULL = ("imitate.dropout",)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping by dotted key."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out
+
+
+def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
+    """What the checkpoints of some runs' rows were trained with, as far as all runs agree.
+
+    Args:
+        runs: the rows of each run.
+
+    Returns:
+        {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
+    """
+    by_stage: dict[str, list[dict[str, Any]]] = {}
+    for rows in runs:
+        for row in rows.values():
+            if row.settings:
+                by_stage.setdefault(row.stage or row.name, []).append(flatten(row.settings))
+    agreed = {stage: _agreed(found) for stage, found in by_stage.items()}
+    shared = _agreed([{key: found[key] for key in COMMON if key in found} for found in agreed.values()])
+    own = {stage: _shown(found, shared) for stage, found in agreed.items()}
+    return {"": shared} | own
+
+
+def differing_settings(runs: Sequence[Rows]) -> list[str]:
+    """Keys, other than the seed, in which the checkpoints of a row differ between runs."""
+    keys: set[str] = set()
+    for name in {name for rows in runs for name in rows}:
+        found = [flatten(rows[name].settings) for rows in runs if name in rows]
+        keys |= {key for one in found for key in one}.difference(_agreed(found), {"seed"})
+    return sorted(keys)
+
+
+def _agreed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries that are the same in all."""
+    if not found:
+        return {}
+    texts = [{key: json.dumps(value, sort_keys=True) for key, value in one.items()} for one in found]
+    return {key: value for key, value in found[0].items() if all(one.get(key) == texts[0][key] for one in texts)}
+
+
+def _shown(found: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings that a report names, except those that it shares with the others, or that aren't set."""
+    keys = [key for key in found if key in COMMON or ("." in key and key.rpartition(".")[2] in _OF_A_STAGE)]
+    keys += [key for key in _IN_FULL if key in found]
+    return {key: found[key] for key in keys if key not in shared and found[key] is not None}

@@ -1,0 +1,108 @@
+"""Digests of what an evaluation depends on: the checkpoint's parameters, the problems as loaded, the settings."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from slpo_jax.evaluation.stamps import digest
+from slpo_jax.interop.opening import locate
+from slpo_jax.io.files import write_text
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.run.experiment import Experiment
+from slpo_jax.text.batches import EncodedProblems
+
+_MATTER = ("seed", "reasoner", "max_latents", "dropout", "thinker")
+_SPEED = ("remat", "scan_layers")  # of config.model
+_FROM_FILES = ("init", "base", "lora_alpha", "tokenizer", "reasoner", "seed", "gate")  # what an import depends on
+
+
+def params_digest(params: Any) -> str:
+    """SHA-256 of parameters: names, types, shapes and bytes.
+
+    Not of the checkpoint's files, whose names and layout differ between two savings of the same numbers.
+    """
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any]) -> str:
+    """`params_digest` of a stage's checkpoint, or of `config.init`'s.
+
+    It is kept beside the checkpoints with the sizes and times of the files that it is of, so that what did not change
+    is not read again: seconds for billions of parameters.
+
+    Args:
+        experiment: the run.
+        stage: whose checkpoint, "" for `config.init`.
+        load: reads the parameters.
+    """
+    kept = experiment.workdir.checkpoints / f"{stage or 'init'}.digest.json"
+    state = _files(experiment, stage)
+    try:
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        if known["files"] == state:
+            return str(known["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # not kept yet, or damaged: it is made anew
+    found = params_digest(load())
+    write_text(kept, json.dumps({"digest": found, "files": state}, indent=1) + "\n")
+    return found
+
+
+def _files(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """Size and time of change of each file of a checkpoint's parameters; of an import, also how it is read."""
+    config, origin = experiment.config, experiment.origin
+    if stage:
+        folder, settings = _params_folder(experiment.workdir.stage(stage).path), {}
+    else:
+        folder = _params_folder(origin.orbax) if origin.orbax else locate(config.init, "config.init").absolute()
+        settings = plain({key: config[key] for key in _FROM_FILES})
+    files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+    states = {str(path.relative_to(folder.parent)): path.stat() for path in files}
+    return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()} | {"settings": settings}
+
+
+def _params_folder(checkpoint: Path) -> Path:
+    """The parameters of a stage's newest checkpoint, or of the one given."""
+    if (checkpoint / "params").is_dir():
+        return checkpoint / "params"
+    return checkpoint / str(StageFolder(checkpoint).steps[-1]) / "params"
+
+
+def problems_digest(problems: EncodedProblems, limit: int) -> tuple[str, str, int]:
+    """Digests of the first problems of a set as they were loaded, and of their prompts' token ids; their number.
+
+    Args:
+        problems: the set.
+        limit: how many are used; 0 is all.
+    """
+    count = min(limit or len(problems), len(problems))
+    texts = [[problem.question, problem.steps, problem.answer] for problem in problems.problems[:count]]
+    return digest(texts), digest([list(map(int, prompt)) for prompt in problems.prompts[:count]]), count
+
+
+def settings_of(config: ConfigDict) -> dict[str, Any]:
+    """What else the results of an evaluation depend on, by key; nothing that changes its speed alone."""
+    evaluate = config.evaluate
+    found = {key: config[key] for key in _MATTER if key in config}
+    found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
+    return plain(found) | {
+        "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,
+        "evaluate.samples": evaluate.samples,
+        "evaluate.seeds": evaluate.seeds if evaluate.samples else 0,
+    }
+
+
+def plain(tree: dict[str, Any]) -> dict[str, Any]:
+    """A config's values as they come back from JSON."""
+    return json.loads(ConfigDict(tree).to_json_best_effort())

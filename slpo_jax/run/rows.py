@@ -1,0 +1,82 @@
+"""Which rows a run's report has: one a finished stage, at each way of stopping that it is asked about."""
+
+from typing import Any
+
+from slpo_jax.config import own_latents
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import BEST_FIXED, Row
+from slpo_jax.io.files import read_json
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.run.experiment import Experiment
+
+_LABELS = {"slpo": "SLPO"}
+_FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
+
+
+def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
+    """The rows that the finished stages of a workdir allow, in the report's order; without any, `config.init`'s.
+
+    Args:
+        experiment: the run.
+        planned: also those of the stages that are still to be run.
+
+    Raises:
+        UserError: there is nothing to evaluate.
+    """
+    config, workdir = experiment.config, experiment.workdir
+    planned_stages = set(config.stages) if planned else set()
+    if "imitate" in planned_stages and config.imitate.control:
+        planned_stages.add("imitate_control")
+    stages = planned_stages.union(workdir.finished_stages())
+    own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
+    by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
+    if gated:
+        by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
+    found = []
+    if "imitate" in stages:
+        found += [
+            Row("imitate", "imitation, own length", 0, stage="imitate", rules=(own,), fixed=True),
+            Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, stage="imitate", rules=(total,), fixed=True),
+        ]
+    if "imitate_control" in stages:
+        rules = tuple(sorted({own, total}))
+        control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
+        found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
+    if "cold_start" in stages:
+        found.append(Row("cold_start", "cold gate", 3, stage="cold_start", baselines=(BEST_FIXED,), **by_gate))
+    objectives = _objectives(experiment, planned)
+    for place, name in enumerate(objectives):
+        baselines = (*objectives[:place], "cold_start", "imitate_control", BEST_FIXED)
+        label = _LABELS.get(name, name.replace("_", " "))
+        found.append(Row(name, label, _FIRST_OBJECTIVE + place, stage=name, baselines=baselines, **by_gate))
+    if not found and not config.init:
+        raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
+    return found or [Row("checkpoint", f"checkpoint {_short(config.init)}", _FIRST_OBJECTIVE, **by_gate)]
+
+
+def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """What a stage's checkpoint, or `config.init` for "", was trained with, as it stands beside the checkpoint."""
+    if stage:
+        return read_json(experiment.workdir.stage(stage).facts, default={})
+    orbax, init = experiment.origin.orbax, {"init": experiment.config.init}
+    return init if orbax is None else init | read_json(StageFolder.of(orbax).facts, default={})
+
+
+def _objectives(experiment: Experiment, planned: bool) -> list[str]:
+    """The checkpoints that the stage rl left (or will leave), in config's order, then any others by name."""
+    config, workdir = experiment.config, experiment.workdir
+    named = list(config.rl.objectives)
+    found = {name for name in workdir.finished_stages() if _is_objective(workdir.stage(name))}
+    if planned and "rl" in config.stages:
+        found.update(named)
+    return [name for name in named if name in found] + sorted(found.difference(named))
+
+
+def _is_objective(stage: StageFolder) -> bool:
+    return read_json(stage.facts, default={}).get("stage") == "rl"
+
+
+def _short(init: str) -> str:
+    """The end of a path that tells checkpoints apart, or a hub id as it is."""
+    parts = init.rstrip("/").split("/")
+    return "/".join(parts[-3:] if "checkpoints" in parts[-3:] else parts[-2:])

@@ -1,0 +1,319 @@
+"""What is evaluated again and what is kept, by stages whose models answer at once; and rows of another run."""
+
+import json
+import os
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_run import load_config, write_problems
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Completions, Evaluator
+from slpo_jax.io.orbax import save_params
+from slpo_jax.run import evaluate
+from slpo_jax.run.claims import claim
+from slpo_jax.run.digests import params_digest
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.training.state import replicate
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}
+ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
+SETS = ("real", "made")
+EVERYTHING = {f"{row} on {name}" for row in ROWS for name in SETS}
+
+
+def _params(value):
+    return {"reasoner": {"w": jnp.full(3, float(value))}, "gate": {"w": jnp.ones(2)}}
+
+
+class Run:
+    """A workdir whose checkpoints are one number each, which is how many latents they take."""
+
+    def __init__(self, folder, monkeypatch, stages=STAGES):
+        self.folder, self.work = folder, folder / "work"
+        folder.mkdir()
+        write_problems(folder)
+        monkeypatch.setattr(Experiment, "abstract_params", lambda self: replicate(_params(0), self.mesh))
+        for stage, value in stages.items():
+            self.train(stage, value)
+
+    def config(self, **changes):
+        config = load_config()
+        config.data.update(train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt"))
+        config.data.eval.real = str(self.folder / "real.json")
+        config.stages = ("evaluate",)
+        config.update_from_flattened_dict(changes)
+        return config
+
+    def train(self, stage, value, facts=None, **changes):
+        experiment = build(self.config(**changes), self.work)
+        folder = experiment.workdir.stage(stage)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        if facts:
+            folder.path.mkdir()
+            folder.facts.write_text(json.dumps(facts))
+        else:
+            claim(experiment, stage)
+        save_params(folder.path, _params(value))
+        folder.finished.write_text("5\n")
+        experiment.log.close()
+
+    def evaluate(self, monkeypatch, report=False, **changes):
+        """The labels of what was rolled out."""
+        seen = []
+
+        def roll_out(_, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label=""):
+            seen.append(label.partition(",")[0])
+            n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
+            latents = np.ones((n, 3, 1), np.float32) if keep_latents else None
+            return Completions(np.zeros((n, 4), np.int32), np.full(n, value, np.int32), latents)
+
+        experiment = build(self.config(**changes), self.work)
+        with monkeypatch.context() as patch:
+            patch.setattr(Evaluator, "run", roll_out)
+            if not report:
+                patch.setattr(evaluate, "write_report", lambda _: None)
+            evaluate.run_evaluate(experiment)
+        experiment.log.close()
+        return set(seen)
+
+    def records(self, row, name="real"):
+        return self.work / "eval" / row / f"{name}.jsonl"
+
+    def latents_of(self, row, name="real"):
+        return {json.loads(line)["latent_steps"] for line in self.records(row, name).read_text().splitlines()}
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    run = Run(tmp_path / "run", monkeypatch)
+    assert run.evaluate(monkeypatch) == EVERYTHING | {"validation"}
+    return run
+
+
+def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
+    def read(*_):
+        raise AssertionError("a checkpoint was read")
+
+    before = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
+    monkeypatch.setattr(evaluate, "stage_params", read)
+    assert finished.evaluate(monkeypatch) == set()
+    after = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
+    assert {path for path in after if after[path] != before.get(path) and "tensorboard" not in path.parts} == set()
+
+
+def test_a_stage_that_was_trained_again_is_evaluated_anew(finished, monkeypatch):
+    """With the same number of steps: nothing but the parameters tells."""
+    finished.train("slpo", 7, **{"slpo.optimizer.learning_rate": 0.5})
+    assert finished.evaluate(monkeypatch) == {"validation", "slpo on real", "slpo on made"}
+    assert finished.latents_of("slpo") == finished.latents_of("slpo", "made") == {7}
+    assert {json.loads(line)["latent_steps"] for line in finished.records("").read_text().splitlines()} == {7}
+    assert finished.latents_of("imitate") == {1}
+
+
+def test_the_same_parameters_saved_again_are_the_same_checkpoint(finished, monkeypatch):
+    finished.train("slpo", 4)
+    assert finished.evaluate(monkeypatch) == set()
+
+
+@pytest.mark.parametrize("damage", [None, "", '{"digest": "x"}', "[]"])
+def test_a_digest_that_is_lost_or_damaged_is_made_again(finished, monkeypatch, damage):
+    for path in (finished.work / "checkpoints").glob("*.digest.json"):
+        path.unlink()
+        if damage is not None:
+            path.write_text(damage)
+    assert finished.evaluate(monkeypatch) == set()
+    kept = json.loads((finished.work / "checkpoints" / "slpo.digest.json").read_text())
+    assert kept["digest"] == params_digest(_params(4))
+
+
+def test_every_part_of_the_parameters_counts():
+    tree = {"a": jnp.arange(4.0), "b": {"c": jnp.ones((2, 3), jnp.bfloat16)}}
+    others = [
+        tree | {"a": jnp.arange(4.0).at[3].add(1e-6)},
+        tree | {"a": jnp.arange(4)},
+        tree | {"a": jnp.arange(4.0).reshape(2, 2)},
+        tree | {"b": {"d": tree["b"]["c"]}},
+        tree | {"b": {"c": tree["b"]["c"].at[0, 0].set(2)}},
+    ]
+    assert len({params_digest(one) for one in [tree, *others]}) == len(others) + 1
+    assert params_digest(tree) == params_digest({"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)})
+
+
+def test_a_test_file_that_changed_is_evaluated_anew(finished, monkeypatch):
+    path = finished.folder / "real.json"
+    problems = json.loads(path.read_text())
+    os.utime(path, (1, 1))
+    assert finished.evaluate(monkeypatch) == set()
+    problems[2]["answer"] = "17"
+    path.write_text(json.dumps(problems))
+    assert finished.evaluate(monkeypatch) == {f"{row} on real" for row in ROWS}
+    assert json.loads(finished.records("slpo").read_text().splitlines()[2])["reference"] == "17"
+    problems[7]["answer"] = "18"  # beyond config.evaluate.limit
+    path.write_text(json.dumps(problems))
+    assert finished.evaluate(monkeypatch) == set()
+
+
+def test_a_validation_file_that_changed_is_chosen_on_anew(finished, monkeypatch):
+    path = finished.folder / "valid.txt"
+    path.write_text(path.read_text().replace("2", "1", 1))
+    assert finished.evaluate(monkeypatch) == {"validation"}
+    assert finished.evaluate(monkeypatch) == set()
+    (finished.work / "thresholds.json").unlink()
+    assert finished.evaluate(monkeypatch) == {"validation"}
+    assert {"imitate_control", "cold_start", "slpo"} == json.loads(
+        (finished.work / "thresholds.json").read_text()
+    ).keys()
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _edit(path):
+    path.write_text(path.read_text().replace('"correct": false', '"correct": true', 1))
+
+
+@pytest.mark.parametrize("damage", [os.unlink, _truncate, _edit])
+@pytest.mark.parametrize("ending", ["jsonl", "stamp"])
+def test_damaged_results_are_made_again(finished, monkeypatch, damage, ending):
+    whole = finished.records("cold_start").read_bytes()
+    damage(finished.work / "eval" / "cold_start" / f"real.{ending}")
+    done = finished.evaluate(monkeypatch)
+    if (damage, ending) != (_edit, "stamp"):  # which has no such text
+        assert done == {"cold_start on real"}
+    assert finished.records("cold_start").read_bytes() == whole
+    assert finished.evaluate(monkeypatch) == set()
+
+
+def test_lost_latents_are_made_again(finished, monkeypatch):
+    kept = {"evaluate.save_latents": True}
+    assert finished.evaluate(monkeypatch, **kept) == EVERYTHING
+    (finished.work / "eval" / "slpo" / "real.latents.npz").unlink()
+    assert finished.evaluate(monkeypatch, **kept) == {"slpo on real"}
+    assert finished.evaluate(monkeypatch) == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1}, {"dropout.rate": 0.2}, {"max_latents": 2}, {"evaluate.samples": 3}, {"evaluate.samples": 0},
+        {"evaluate.seeds": 1}, {"evaluate.limit": 5}, {"evaluate.max_answer_tokens": 3}, {"model.dtype": "bfloat16"},
+        {"model.dropout_sites": ("mlp",)},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_settings_that_matter(finished, monkeypatch, change):
+    assert finished.evaluate(monkeypatch, **change) >= EVERYTHING
+    assert finished.evaluate(monkeypatch, **change) == set()
+
+
+def test_settings_that_change_speed_alone(finished, monkeypatch):
+    change = {
+        "evaluate.batch_size": 8, "evaluate.prompt_multiple": 10, "prompt_slots": (20, 25), "model.remat": True,
+        "evaluate.datasets": ("made", "real"), "slpo.steps": 77777, "slpo.group": 2, "log_every": 3,
+    }  # fmt: skip
+    assert finished.evaluate(monkeypatch, **change) == set()
+
+
+def test_another_choice_of_thresholds(finished, monkeypatch):
+    gated = {f"{row} on {name}" for row in ("cold_start", "slpo") for name in SETS}
+    done = finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.7, 0.8)})
+    assert done == gated | {"validation"}
+    assert finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.7, 0.9)}) == {"validation"}  # 0.7 again
+
+
+def test_the_report_says_what_was_trained(finished, monkeypatch):
+    """Whatever the last command was given, and not what is not of this checkpoint any more."""
+    finished.train("slpo", 7, **{"slpo.optimizer.learning_rate": 0.25})
+    finished.evaluate(monkeypatch, report=True, **{"slpo.steps": 77777, "evaluate.datasets": ("real",)})
+    text = (finished.work / "report.md").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("- `slpo`: ")]
+    assert "`slpo.steps` = 6" in line
+    assert "`slpo.optimizer.learning_rate` = 0.25" in line
+    assert "77777" not in text + (finished.work / "report.json").read_text()
+    assert "slpo on made: left out, it is of another checkpoint" in text
+    report = json.loads((finished.work / "report.json").read_text())
+    assert list(report["eval"]["slpo"]) == ["real"]
+    assert set(report["eval"]["cold_start"]) == {"real", "made"}
+
+
+def test_objectives_are_found_by_what_they_say(finished, monkeypatch):
+    finished.train("pathwise", 6, facts={"stage": "rl"})
+    assert finished.evaluate(monkeypatch) == {"validation", "pathwise on real", "pathwise on made"}
+    row = json.loads((finished.work / "eval" / "pathwise" / "row.json").read_text())
+    assert row["baselines"] == ["slpo", "cold_start", "imitate_control", "best_fixed"]
+    assert (row["gated"], row["stage"], row["label"]) == (True, "pathwise", "pathwise")
+    assert (finished.work / "eval" / "real.jsonl").read_bytes() == finished.records("pathwise").read_bytes()
+
+
+@pytest.fixture
+def ablation(tmp_path, monkeypatch):
+    return Run(tmp_path / "ablation", monkeypatch, {"slpo": 8})
+
+
+def test_rows_of_another_run(finished, ablation, monkeypatch):
+    """All but those that the run has itself; as they are, and gone again where they are no longer asked for."""
+    shared = {"evaluate.rows_from": str(finished.work)}
+    shutil.copy(finished.folder / "real.json", ablation.folder)
+    assert ablation.evaluate(monkeypatch, report=True, **shared) == {"validation", "slpo on real", "slpo on made"}
+    report = json.loads((ablation.work / "report.json").read_text())
+    assert tuple(report["eval"]) == ROWS
+    assert {name: row["source"] for name, row in report["rows"].items() if row["source"]} == dict.fromkeys(
+        ROWS[:-1], str(finished.work)
+    )
+    assert {(e["a"], e["b"]) for e in report["differences"]} >= {("slpo", "cold_start"), ("slpo", "best_fixed")}
+    assert ablation.latents_of("slpo") == {8}
+    for row in ROWS[:-1]:
+        assert ablation.records(row).read_bytes() == finished.records(row).read_bytes()
+    assert f"Taken from {finished.work}: {', '.join(ROWS[:-1])}." in (ablation.work / "report.md").read_text()
+    assert ablation.evaluate(monkeypatch, **shared) == set()
+    assert ablation.evaluate(monkeypatch) == set()
+    assert [path.name for path in (ablation.work / "eval").iterdir() if path.is_dir()] == ["slpo"]
+
+
+def _other_problems(_, ablation):
+    (ablation.folder / "real.json").write_text((ablation.folder / "real.json").read_text().replace("3.0", "4.0"))
+
+
+def _damaged(finished, _):
+    _edit(finished.records("imitate"))
+
+
+def _not_evaluated(finished, _):
+    finished.records("imitate", "made").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "change", "expected"),
+    [
+        (_other_problems, {}, r"config\.data\.eval\.real: these 6 problems are not the 6 that .*row imitate was"),
+        (None, {"evaluate.limit": 5}, r"config\.data\.eval\.made: these 5 problems are not the 6"),
+        (None, {"evaluate.samples": 1}, r"config\.evaluate\.samples: is 1, but 2 in .*row imitate"),
+        (None, {"evaluate.seeds": 1}, r"config\.evaluate\.seeds: is 1, but 2 in"),
+        (None, {"evaluate.max_answer_tokens": 3}, r"config\.evaluate\.max_answer_tokens: is 3, but 4 in"),
+        (_damaged, {}, r"config\.evaluate\.rows_from: .*real\.jsonl is not what"),
+        (_not_evaluated, {}, r"config\.evaluate\.rows_from: .*row imitate was not evaluated on made"),
+        (None, {"evaluate.rows_from": "nowhere"}, r"config\.evaluate\.rows_from: nowhere has no eval/ROW/row\.json"),
+    ],
+)
+def test_rows_that_can_not_be_compared(finished, ablation, monkeypatch, spoil, change, expected):
+    """Known before the first stage, and nothing is rolled out."""
+    if spoil:
+        spoil(finished, ablation)
+    change = {"evaluate.rows_from": str(finished.work)} | change
+    experiment = build(ablation.config(**change), ablation.work)
+    monkeypatch.setattr(Evaluator, "run", None)
+    for look in (evaluate.check_evaluation, evaluate.run_evaluate):
+        with pytest.raises(UserError, match=expected) as caught:
+            look(experiment)
+        assert "\n" not in str(caught.value)
+    experiment.log.close()
+
+
+def test_a_run_takes_no_rows_from_itself(finished, monkeypatch):
+    with pytest.raises(UserError, match=r"config\.evaluate\.rows_from: .* is this run itself"):
+        finished.evaluate(monkeypatch, **{"evaluate.rows_from": str(finished.work)})
