@@ -6,22 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flag_errors import check_one_line
-from test_benchmarks import PROMPTS, TINY
+from test_step import PROMPTS, TINY
 
-from benchmarks import floor, rates
-from benchmarks.counts import (
+from benchmarks import floor
+from benchmarks.measure import rates
+from benchmarks.measure.counts import (
     Counts,
     Layout,
     Sizes,
     backward,
-    loops_once,
     position_counts,
     rollout_flops,
     sizes,
     total,
 )
-from benchmarks.workload import load_config
+from benchmarks.measure.workload import load_config
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut, codi
@@ -59,8 +58,6 @@ def test_counts_of_a_tiny_step_by_hand():
         "score trajectories": Counts(2 * 10, 2 * 10 * 14, transitions=2 * 6, gates=2 * 3, passes=1, keys=8),
         "score logits": Counts(logits=2 * 2 * 2, heads=1),
     }
-    once = loops_once(slots, LENGTHS, ANSWERS, LAYOUT)
-    assert (once.positions, once.pairs, once.logits) == (8 + 2 + 2, 32 + 2 * keys * 2, 2)
 
 
 def test_flops_and_bytes_of_a_tiny_step_by_hand():
@@ -233,18 +230,3 @@ def test_report_has_every_part_and_the_json_every_number(result):
         assert f"\n| {kind} |" in text
     assert result["profile"]["devices"] == result["layout"]["shards"]
     assert len(result["profile"]["heaviest"]) == 10
-
-
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (["--shapes", "llama"], "--shapes"),
-        (["--prompts", "0"], "--prompts: 0"),
-        (["--prompts", "some"], "--prompts"),
-        (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
-        (["--json", "."], "--json: ."),
-        (["--steps", "3"], "--steps"),
-    ],
-)
-def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    check_one_line(floor.main, flags, fault, capsys)

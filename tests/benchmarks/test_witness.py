@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, EOS, GATE, PAD, REASONER, ROLLOUT, both_params, compiled, keys_of, random_prompts, real_tokens
 
-from benchmarks.workload import ending_answers
+from benchmarks.measure.workload import ending_answers
 from slpo_jax.policy import objective as ours
 from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.prompted import PromptedBatch
@@ -19,8 +19,9 @@ from slpo_jax.training.optimizer import OptimizerConfig
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks import torch_model, torch_objective  # noqa: E402 - after the check that torch is there
-from benchmarks.torch_reference import Witness  # noqa: E402
+from benchmarks.witness import model as torch_model  # noqa: E402 - after the check that torch is there
+from benchmarks.witness import objective as torch_objective  # noqa: E402
+from benchmarks.witness.step import Witness  # noqa: E402
 
 PROMPTS = (4, 7, 2)  # lengths; 9 slots
 GROUP, PASSES, STEPS = 3, 2, ROLLOUT.max_latents
