@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slpo_jax.policy.objective import ObjectiveConfig
 from tiny import CONFIG, EOS, GATE, PAD, REASONER, ROLLOUT, both_params, compiled, keys_of, random_prompts, real_tokens
 
 from benchmarks.measure.workload import ending_answers
 from slpo_jax.policy import objective as ours
-from slpo_jax.policy.objective import ObjectiveConfig
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories, rollout
 from slpo_jax.training import slpo
