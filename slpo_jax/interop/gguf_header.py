@@ -24,7 +24,7 @@ NUMBERS = {
 
 
 class Stored(NamedTuple):
-    """One tensor as it's stored: shape in numpy's order (rows last), ggml's number of its type, place in bytes."""
+    """One tensor as it's stored: shape in numpy's order (rows last), ggml's number of its type, offset in bytes."""
 
     shape: tuple[int, ...]
     type: int
@@ -41,14 +41,12 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Reads a GGUF file's fields and its list of tensors, but none of their values.
+    """Read a GGUF file's fields and its list of tensors, but none of their values.
 
     Args:
         path: a GGUF file of version 2 or 3, little-endian.
-
     Returns:
-        The header. Numbers are Python's, arrays are lists.
-
+        the header. Numbers are Python's, arrays are lists.
     Raises:
         UserError: there's no such file, or it is not GGUF, of another version, truncated or corrupt.
     """
@@ -71,13 +69,13 @@ def read_header(path: Path) -> Header:
 
 
 class _Cursor:
-    """Reads one thing after another, and never past the end."""
+    """Read one thing after another, and never past the end."""
 
     def __init__(self, path: Path, data: mmap.mmap):
         self.path, self.data, self.offset = path, data, 0
 
     def take(self, size: int) -> int:
-        """Moves on by `size` bytes; gives where they start."""
+        """Move on by `size` bytes; gives where they start."""
         start, self.offset = self.offset, self.offset + size
         if self.offset > len(self.data):
             raise UserError(f"{self.path}: ends within its header, at byte {len(self.data)}; it is truncated or "

@@ -31,16 +31,14 @@ GPT2_NAMES = ("gpt-2", "default")
 
 
 def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Builds the tokenizer of a GGUF file.
+    """Build the tokenizer of a GGUF file.
 
     Args:
         header: of the file.
         vocab_size: rows of the model's embedding.
         max_length: positions of the model.
-
     Returns:
-        A fast tokenizer with the file's ids. Control tokens are special; user-defined ones are found whole.
-
+        a fast tokenizer with the file's ids. Control tokens are special; user-defined ones are found whole.
     Raises:
         UserError: it's no byte-level BPE, its pre-tokenizer is unknown, or its fields are missing or don't fit.
     """

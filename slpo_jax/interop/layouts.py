@@ -1,4 +1,4 @@
-"""The layouts in which latent reasoners are published, peeled down to plain Hugging Face names (SPEC section 6).
+"""The layouts in which latent reasoners are published, peeled down to plain Hugging Face names.
 
 COCONUT's original is a state dict of `base_causallm.*` and `embedding.weight`; CODI's original has the language model
 under `codi.`, with LoRA adapters beside the base weights, and its projector under `prj.`. In Hugging Face's layouts the
@@ -130,17 +130,17 @@ def _merge_lora(tensors: dict[str, Stored], alpha: float | None, source: str) ->
             "(config.lora_alpha, published: 32)"
         )
     out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
-    used = {f"{place}{suffix}" for place in adapted for suffix in (_LORA_A, _LORA_B)}
+    used = {f"{module}{suffix}" for module in adapted for suffix in (_LORA_A, _LORA_B)}
     for name in tensors:
         if ".lora_" in name and name not in used:
             raise UserError(f"{source}: tensor {name} is unexpected; only adapters named 'default' of rank r are known")
-    for place in adapted:
-        names = (f"{place}.base_layer.weight", place + _LORA_A, place + _LORA_B)
+    for module in adapted:
+        names = (f"{module}.base_layer.weight", module + _LORA_A, module + _LORA_B)
         for name in names:
             if name not in tensors:
-                raise UserError(f"{source}: tensor {name} is missing beside {place}'s adapter; give the whole file")
+                raise UserError(f"{source}: tensor {name} is missing beside {module}'s adapter; give the whole file")
         base, lora_a, lora_b = (tensors[name] for name in names)
-        out[f"{place}.weight"] = _merged(base, lora_a, lora_b, float(alpha or 0), source)
+        out[f"{module}.weight"] = _merged(base, lora_a, lora_b, float(alpha or 0), source)
     return out
 
 

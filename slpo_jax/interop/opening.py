@@ -102,7 +102,7 @@ def open_checkpoint(
     original = layout.kind in ("coconut", "codi")
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
     model_folder = folder if own and folder else _base(base, path)
-    with_tokenizer = next((place for place in (folder, model_folder) if place and _has_tokenizer(place)), None)
+    with_tokenizer = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
     if with_tokenizer is None and base:
         with_tokenizer = next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
     described = read_description(folder) if folder else None

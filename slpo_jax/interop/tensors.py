@@ -70,16 +70,14 @@ class Tensors(Mapping[str, np.ndarray]):
 
 
 def open_tensors(path: Path) -> Tensors:
-    """Opens a checkpoint's weights.
+    """Open a checkpoint's weights.
 
     Args:
         path: a safetensors file or a torch pickle, of any name; or a directory with model.safetensors or
             pytorch_model.bin, whole or in shards with an index. safetensors go before pickles. A state dict that a
             pickle holds under "state_dict", "model" or "model_state_dict" is taken from there.
-
     Returns:
-        The tensors, under their names in the file.
-
+        the tensors, under their names in the file.
     Raises:
         UserError: there's nothing there, it's no such file, it's truncated or corrupt, the index and its shards
             disagree, a pickle holds something else than tensors, or torch is needed and missing.

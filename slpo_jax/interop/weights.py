@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """One parameter: its place in our tree, and Hugging Face's name and shape of it (transposed for torch's Linear)."""
+    """One parameter: its path in our tree, and Hugging Face's name and shape of it (transposed for torch's Linear)."""
 
     path: Path
     name: str
@@ -59,12 +59,12 @@ def _gpt2(c: GPT2Config) -> list[Weight]:
         prefix = f"transformer.h.{layer}"
         norms += [((f"h_{layer}", name), f"{prefix}.{name}") for name in ("ln_1", "ln_2")]
         for (part, name), shape in shapes.items():
-            place: Path = (f"h_{layer}", part, name)
-            found.append(Weight((*place, "kernel"), f"{prefix}.{part}.{name}.weight", shape))
-            found.append(Weight((*place, "bias"), f"{prefix}.{part}.{name}.bias", shape[1:]))
-    for place, name in norms:
-        found.append(Weight((*place, "scale"), f"{name}.weight", (width,)))
-        found.append(Weight((*place, "bias"), f"{name}.bias", (width,)))
+            path: Path = (f"h_{layer}", part, name)
+            found.append(Weight((*path, "kernel"), f"{prefix}.{part}.{name}.weight", shape))
+            found.append(Weight((*path, "bias"), f"{prefix}.{part}.{name}.bias", shape[1:]))
+    for path, name in norms:
+        found.append(Weight((*path, "scale"), f"{name}.weight", (width,)))
+        found.append(Weight((*path, "bias"), f"{name}.bias", (width,)))
     return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
 
 

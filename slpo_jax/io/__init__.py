@@ -1,1 +1,1 @@
-"""Reading and writing, nothing else: files, the hub, Orbax."""
+"""Reading and writing, nothing else: files, the hub, Orbax, and where a run's files lie."""

@@ -10,7 +10,7 @@ from slpo_jax.errors import UserError
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a whole file or nothing: readers and interrupted runs never see half of it."""
+    """Write a whole file or nothing: readers and interrupted runs never see half of it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -27,7 +27,7 @@ def write_text(path: str | Path, text: str) -> None:
 def read_json(
     path: Path, remedy: str = "delete it and run the command again", default: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Read a JSON object.
 
     Args:
         remedy: what to do where there is none, for messages.

@@ -20,8 +20,8 @@ def hub_reachable() -> bool:
     """Whether asking the hub has a point; without a network the clients would retry for most of a minute.
 
     Returns:
-      False where HF_HUB_OFFLINE (or its older names) is set, or the hub's host has no address. A proxy resolves names
-      itself, so that behind one the answer is True.
+        False where HF_HUB_OFFLINE (or its older names) is set, or the hub's host has no address. A proxy resolves names
+        itself, so that behind one the answer is True.
     """
     if any(os.environ.get(name, "").upper() in _TRUE for name in _OFFLINE):
         return False

@@ -23,7 +23,7 @@ _MAX_EXPONENT = 1000
 
 
 def canonical_decimal(text: str) -> str:
-    """Writes a reference answer as its canonical decimal, exactly, whatever its length.
+    """Write a reference answer as its canonical decimal, exactly, whatever its length.
 
     The canonical decimal has no commas, no exponent, no `+`, no leading zeros but one before the point, no trailing
     zeros after it, and no sign on zero: two numbers are equal if and only if these strings are.
@@ -31,10 +31,8 @@ def canonical_decimal(text: str) -> str:
     Args:
         text: a number: optional sign, digits with optional thousands commas, optional fraction, optional exponent; one
             of the parts before and after the point may be empty. Surrounding ASCII whitespace is ignored.
-
     Returns:
-        The canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".
-
+        the canonical decimal, such as "72" for "072.0" and "0.00000201" for "2.01e-06".
     Raises:
         UserError: `text` is no number, or its exponent is beyond +-1000.
     """
@@ -54,7 +52,7 @@ def canonical_decimal(text: str) -> str:
 
 
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
-    r"""Reads the number that a completion gives as its answer.
+    r"""Read the number that a completion gives as its answer.
 
     NUMBER is `-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?` over ASCII.
 
@@ -65,10 +63,8 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             the longest at the first place where one starts, none overlapping (`re.finditer`). A minus belongs to the
             digits that it touches, whatever is before it: "5-3" ends with -3. A comma that doesn't start a group of
             three ends the number: "1,45" ends with 45, "1234,567" with 567, "1,2345" (1,234 then 5) with 5.
-
     Returns:
-        The canonical decimal, or None where there is no number.
-
+        the canonical decimal, or None where there is no number.
     Raises:
         UserError: unknown style.
     """
@@ -85,13 +81,12 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
 
 
 def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:
-    """Tells whether a completion's answer is the reference's number.
+    """Tell whether a completion's answer is the reference's number.
 
     Args:
         text: the completion, or None for one that didn't end within its budget (`completion_text`), which is wrong.
         reference_canonical: the reference as `canonical_decimal` writes it.
         style: how to read the completion, see `parse_completion`.
-
     Returns:
         True if both are the same decimal.
     """
@@ -99,15 +94,14 @@ def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -
 
 
 def completion_text(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_id: int) -> str | None:
-    """Writes out the tokens before the first end-of-text token.
+    """Write out the tokens before the first end-of-text token.
 
     Args:
         token_ids: generated ids. Ids outside the table, which a padded vocabulary can produce, write nothing.
         token_bytes: the bytes of each token; b"" for special tokens.
         eos_id: id of the end-of-text token.
-
     Returns:
-        The text, with U+FFFD for bytes that aren't UTF-8, or None if the end-of-text token is missing.
+        the text, with U+FFFD for bytes that aren't UTF-8, or None if the end-of-text token is missing.
     """
     pieces: list[bytes] = []
     for token_id in token_ids:
@@ -119,12 +113,12 @@ def completion_text(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_
 
 
 def _compose(negative: bool, whole: str, fraction: str) -> str:
-    """Joins the digits before and after the point into the canonical decimal."""
+    """Join the digits before and after the point into the canonical decimal."""
     whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
     canonical = f"{whole}.{fraction}" if fraction else whole
     return f"-{canonical}" if negative and canonical != "0" else canonical
 
 
 def _excerpt(text: str) -> str:
-    """Quotes user input on one line, shortened."""
+    """Quote user input on one line, shortened."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

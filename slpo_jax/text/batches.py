@@ -1,7 +1,4 @@
-"""Input order and padded batches in the slot layout of SPEC section 1, in numpy.
-
-`[ prompt, left-padded: P | latents: T | end marker + answer: A ]`
-"""
+"""Input order and padded batches in the slot layout of `slpo_jax`, in numpy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +16,9 @@ class PromptBatch(NamedTuple):
     """Left-padded prompts.
 
     Attributes:
-      tokens: int32 [B, P].
-      valid: bool [B, P], False where padded.
-      index: int32 [B], each row's place in its problem set; randomness is drawn by it.
+        tokens: int32 [B, P].
+        valid: bool [B, P], False where padded.
+        index: int32 [B], each row's index in its problem set; randomness is drawn by it.
     """
 
     tokens: np.ndarray
@@ -33,9 +30,9 @@ class SuffixBatch(NamedTuple):
     """Right-padded suffixes, as inputs and next-token targets.
 
     Attributes:
-      tokens: int32 [B, A], end marker, s_1, s_2, ... (eos is never an input).
-      targets: int32 [B, A], s_1, s_2, ..., eos.
-      weights: float32 [B, A], 1 where there's a target, 0 where padded.
+        tokens: int32 [B, A], end marker, s_1, s_2, ... (eos is never an input).
+        targets: int32 [B, A], s_1, s_2, ..., eos.
+        weights: float32 [B, A], 1 where there's a target, 0 where padded.
     """
 
     tokens: np.ndarray
@@ -48,11 +45,11 @@ class EncodedProblems:
     """A problem set with its token ids, all lists in the order of `problems`.
 
     Attributes:
-      problems: the set.
-      prompts: ids of each prompt, start marker included.
-      steps: ids of each problem's steps, one list a step.
-      answers: ids of each answer, without end marker and eos.
-      template: what made the ids.
+        problems: the set.
+        prompts: ids of each prompt, start marker included.
+        steps: ids of each problem's steps, one list a step.
+        answers: ids of each answer, without end marker and eos.
+        template: what made the ids.
     """
 
     problems: tuple[Problem, ...]
@@ -68,8 +65,8 @@ class EncodedProblems:
         """The largest number of tokens that the prompts of a part of a batch have in a run's steps; 0 without steps.
 
         Args:
-          seed, batch_size: of `batch_indices`.
-          parts: of equal size, that each batch is cut into.
+            seed, batch_size: of `batch_indices`.
+            parts: of equal size, that each batch is cut into.
         """
         lengths = np.array([len(prompt) for prompt in self.prompts])
         indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
@@ -96,17 +93,15 @@ class EncodedProblems:
 
 
 def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedProblems:
-    """Tokenises a set at once.
+    """Tokenise a set at once.
 
     Args:
-      template: the reasoner's texts, bound to its tokenizer.
-      problems: the set.
-
+        template: the reasoner's texts, bound to its tokenizer.
+        problems: the set.
     Returns:
-      The ids, to be cut into batches.
-
+        the ids, to be cut into batches.
     Raises:
-      UserError: a text has a word that the tokenizer doesn't know.
+        UserError: a text has a word that the tokenizer doesn't know.
     """
     return EncodedProblems(
         problems=tuple(problems),
@@ -124,13 +119,12 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     epochs: no example is left out, and none comes twice within an epoch.
 
     Args:
-      seed: non-negative; another seed gives another order.
-      step: training step, from 0.
-      n: number of examples, at least 1.
-      batch_size: B, may be larger than n.
-
+        seed: non-negative; another seed gives another order.
+        step: training step, from 0.
+        n: number of examples, at least 1.
+        batch_size: B, may be larger than n.
     Returns:
-      int64 [B].
+        int64 [B].
     """
     positions = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(positions, n)
@@ -151,25 +145,23 @@ def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
 def pad_prompts(
     prompts: Sequence[Ids], slots: Sequence[int], index: Sequence[int] | np.ndarray, pad_id: int = 0
 ) -> PromptBatch:
-    """Left-pads prompts to the smallest bucket that holds them all.
+    """Left-pad prompts to the smallest bucket that holds them all.
 
     Args:
-      prompts: B lists of ids.
-      slots: sizes of the buckets (`config.prompt_slots`).
-      index: each row's place in its problem set, [B].
-      pad_id: what padded slots hold; models mask them.
-
+        prompts: B lists of ids.
+        slots: sizes of the buckets (`config.prompt_slots`).
+        index: each row's index in its problem set, [B].
+        pad_id: what padded slots hold; models mask them.
     Returns:
-      A batch with P = the bucket.
-
+        a batch with P = the bucket.
     Raises:
-      UserError: a prompt is longer than the largest bucket.
+        UserError: a prompt is longer than the largest bucket.
     """
     largest = max(slots)
-    for row, place in zip(prompts, index, strict=True):
+    for row, number in zip(prompts, index, strict=True):
         if len(row) > largest:
             raise UserError(
-                f"config.prompt_slots: problem {int(place)} has a prompt of {len(row)} tokens, the most is {largest}; "
+                f"config.prompt_slots: problem {int(number)} has a prompt of {len(row)} tokens, the most is {largest}; "
                 "add a larger bucket or drop the problem"
             )
     longest = max(map(len, prompts))
@@ -183,33 +175,31 @@ def pad_prompts(
 
 
 def end_to_end(most: int, rows: int, slots: int) -> int:
-    """How many places a row has in which the prompts of a batch lie end to end (`Prompts.places`).
+    """How many slots the one row has in which the prompts of a batch lie end to end (`Prompts.places`).
 
     Args:
-      most: tokens of the prompts of any batch that is encoded at once, on one device.
-      rows: B, its prompts.
-      slots: P, what the prompts are padded to otherwise.
-
+        most: tokens of the prompts of any batch that is encoded at once, on one device.
+        rows: B, its prompts.
+        slots: P, what the prompts are padded to otherwise.
     Returns:
-      `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too little.
+        `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too
+            little.
     """
-    places = -(-most // (4 * rows)) * 4 * rows
-    return places if places <= 0.85 * rows * slots else 0
+    packed = -(-most // (4 * rows)) * 4 * rows
+    return packed if packed <= 0.85 * rows * slots else 0
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:
-    """Right-pads suffixes and shifts them into inputs and targets.
+    """Right-pad suffixes and shifts them into inputs and targets.
 
     Args:
-      suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
-      slots: A (`config.max_answer_tokens`).
-      pad_id: what padded slots hold.
-
+        suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
+        slots: A (`config.max_answer_tokens`).
+        pad_id: what padded slots hold.
     Returns:
-      The batch.
-
+        the batch.
     Raises:
-      UserError: a suffix needs more slots.
+        UserError: a suffix needs more slots.
     """
     tokens = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
     targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
@@ -228,14 +218,13 @@ def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> Suffix
 
 
 def padded_chunks(n: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cuts 0..n-1 into whole batches, the last one filled up with its last example.
+    """Cut 0..n-1 into whole batches, the last one filled up with its last example.
 
     Args:
-      n: number of examples.
-      batch_size: B.
-
+        n: number of examples.
+        batch_size: B.
     Yields:
-      (indices int64 [B], real bool [B]): real is False for the filling, which results must leave out.
+        (indices int64 [B], real bool [B]): real is False for the filling, which results must leave out.
     """
     for begin in range(0, n, batch_size):
         positions = np.arange(begin, begin + batch_size, dtype=np.int64)

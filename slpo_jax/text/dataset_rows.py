@@ -31,18 +31,16 @@ _PUBLISHED = {
 
 
 def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
-    """Reads a data set's rows.
+    """Read a data set's rows.
 
     Args:
-      source: PLACE, PLACE:CONFIG, PLACE@SPLIT or PLACE:CONFIG@SPLIT, with a directory or a hub id as PLACE, and
-        splits to read one after the other as SPLIT+SPLIT.
-      role: what it is for, which gives the split if `source` doesn't.
-
+        source: PLACE, PLACE:CONFIG, PLACE@SPLIT or PLACE:CONFIG@SPLIT, with a directory or a hub id as PLACE, and
+            splits to read one after the other as SPLIT+SPLIT.
+        role: what it is for, which gives the split if `source` doesn't.
     Yields:
-      (where, record), `where` being source, split and row, for messages.
-
+        (where, record), `where` being source, split and row, for messages.
     Raises:
-      UserError: the set isn't there, can't be reached or read, or has no such config or split.
+        UserError: the set isn't there, can't be reached or read, or has no such config or split.
     """
     place, config, splits = _parse(source, role)
     if place.is_file():

@@ -9,9 +9,9 @@ class Problem:
     """One problem.
 
     Attributes:
-      question: the text as it stands in the source, stray spaces included.
-      steps: one text a reasoning step, e.g. "<<48/2=24>>"; empty where the source has none.
-      answer: canonical decimal (`answers.canonical_decimal`).
+        question: the text as it stands in the source, stray spaces included.
+        steps: one text a reasoning step, e.g. "<<48/2=24>>"; empty where the source has none.
+        answer: canonical decimal (`answers.canonical_decimal`).
     """
 
     question: str
@@ -20,7 +20,7 @@ class Problem:
 
 
 def without(problems: Iterable[Problem], held_out: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Drops the problems whose question is also in `held_out`, where runs of white space count as one space.
+    """Drop the problems whose question is also in `held_out`, where runs of white space count as one space.
 
     GSM8K's training file holds all questions of the validation set: 7,473 problems become 6,973.
     """

@@ -27,7 +27,7 @@ SYNTHETIC_PREFIX = "synthetic:"
 
 
 def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role: Role = "train") -> tuple[Problem, ...]:
-    """Reads a set of problems.
+    """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source:
 
@@ -45,26 +45,25 @@ def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role:
     layout anywhere, they are left out, with a warning that counts them.
 
     Args:
-      source: one of
-        - a file: .json (a list of records), .jsonl (a record a line), .parquet, or .txt
-          ("question||steps #### answer" a line);
-        - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
-        - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
-        - "synthetic:NAME" for a generated set.
-        An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
-        "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test".
-      synthetic: how the generated sets are made; None for the defaults.
-      role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
-        ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
-        together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named train.
-        openai/gsm8k's config is main.
-
+        source: one of
+            - a file: .json (a list of records), .jsonl (a record a line), .parquet, or .txt
+              ("question||steps #### answer" a line);
+            - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
+            - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
+            - "synthetic:NAME" for a generated set.
+            An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
+            "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test".
+        synthetic: how the generated sets are made; None for the defaults.
+        role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
+            ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
+            together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
+            train. openai/gsm8k's config is main.
     Returns:
-      The problems in the order of the source.
-
+        the problems in the order of the source.
     Raises:
-      UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
-        record is malformed; the message has the file and the line (or record), or the data set, the split and the row.
+        UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
+            record is malformed; the message has the file and the line (or record), or the data set, the split and the
+            row.
     """
     if source.startswith(SYNTHETIC_PREFIX):
         # Imported here because the generator makes `Problem`s and so imports this module.

@@ -20,10 +20,10 @@ class RawProblem(NamedTuple):
     """A record's problem, its answer as written.
 
     Attributes:
-      question: the text as it stands.
-      steps: one text a reasoning step.
-      answer: what should be a number.
-      numeric: whether the layout promises numbers, so that another answer is a mistake in the record.
+        question: the text as it stands.
+        steps: one text a reasoning step.
+        answer: what should be a number.
+        numeric: whether the layout promises numbers, so that another answer is a mistake in the record.
     """
 
     question: str
@@ -33,18 +33,16 @@ class RawProblem(NamedTuple):
 
 
 def read_record(where: str, record: Record) -> RawProblem:
-    """Reads a record in the first of the layouts all of whose fields it has.
+    """Read a record in the first of the layouts all of whose fields it has.
 
     Args:
-      where: file and line, or data set, split and row, for messages.
-      record: fields by name. Numbers are texts, ints, floats (whose shortest decimal that reads back is taken) or
-        Decimals.
-
+        where: file and line, or data set, split and row, for messages.
+        record: fields by name. Numbers are texts, ints, floats (whose shortest decimal that reads back is taken) or
+            Decimals.
     Returns:
-      The problem.
-
+        the problem.
     Raises:
-      UserError: a field is missing or has the wrong type.
+        UserError: a field is missing or has the wrong type.
     """
     for fields, read in _LAYOUTS:
         if all(field in record for field in fields):

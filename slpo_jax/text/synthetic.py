@@ -48,16 +48,16 @@ class SyntheticConfig:
     """What the generated sets look like.
 
     Attributes:
-      max_value: every operand and every intermediate result is in 0..max_value.
-      max_steps: problems have 1..max_steps steps ("template": 2..max_steps).
-      train_size: number of training problems; a smaller set is the beginning of a larger one.
-      valid_size: number of validation problems.
-      test_size: number of problems in each of "test", "large" and "template".
-      small_share: share of problems whose operands are all at most max_value // 3; the others draw from the
-        whole range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
-      puzzle_share: share of problems in the second template.
-      long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
-      seed: seed of all sets.
+        max_value: every operand and every intermediate result is in 0..max_value.
+        max_steps: problems have 1..max_steps steps ("template": 2..max_steps).
+        train_size: number of training problems; a smaller set is the beginning of a larger one.
+        valid_size: number of validation problems.
+        test_size: number of problems in each of "test", "large" and "template".
+        small_share: share of problems whose operands are all at most max_value // 3; the others draw from the
+            whole range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
+        puzzle_share: share of problems in the second template.
+        long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
+        seed: seed of all sets.
     """
 
     max_value: int = 30
@@ -91,20 +91,18 @@ class _Step:
 
 @lru_cache(maxsize=16)
 def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...]:
-    """Generates one set; a pure function of its arguments.
+    """Generate one set; a pure function of its arguments.
 
     No question occurs twice, within a set or in two sets, so "train" excludes everything held out.
 
     Args:
-      name: "train", "valid", "test" (all three the same distribution), "large" (large operands only) or
-        "template" (the second template, 2..max_steps steps).
-      config: sizes, ranges and seed.
-
+        name: "train", "valid", "test" (all three the same distribution), "large" (large operands only) or
+            "template" (the second template, 2..max_steps steps).
+        config: sizes, ranges and seed.
     Returns:
-      The problems; steps read "5 + 3 = 8".
-
+        the problems; steps read "5 + 3 = 8".
     Raises:
-      UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
+        UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
     """
     if name not in NAMES:
         raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""How a reasoner writes its prompt and its answer (SPEC section 1). One constructor a reasoner; no `if` elsewhere."""
+"""How a reasoner writes its prompt and its answer: one constructor a reasoner; no `if` elsewhere."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -29,17 +29,17 @@ class Template:
     """The texts and marker tokens of one kind of reasoner, bound to a tokenizer.
 
     Attributes:
-      answer_style: name of the answer grammar that reads the completions (SPEC section 5).
-      start_id: ends the prompt; latents follow.
-      end_id: begins the suffix; the answer follows.
-      latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.
-      eos_id: ends the suffix.
-      pad_id: fills slots that no token has.
-      tokenizer: what the ids belong to.
-      question_text: question -> text of the prompt, before the start marker.
-      step_text: (reasoning step, whether it is the first) -> text.
-      answer_text: canonical answer -> text, before eos.
-      banned_ids: ids that are never generated.
+        answer_style: name of the answer grammar that reads the completions (`slpo_jax.text.answers`).
+        start_id: ends the prompt; latents follow.
+        end_id: begins the suffix; the answer follows.
+        latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.
+        eos_id: ends the suffix.
+        pad_id: fills slots that no token has.
+        tokenizer: what the ids belong to.
+        question_text: question -> text of the prompt, before the start marker.
+        step_text: (reasoning step, whether it is the first) -> text.
+        answer_text: canonical answer -> text, before eos.
+        banned_ids: ids that are never generated.
     """
 
     answer_style: AnswerStyle
@@ -62,7 +62,7 @@ class Template:
         """`prompt` for many questions, much faster than one by one.
 
         Raises:
-          UserError: a question has a word that a word-level tokenizer doesn't know.
+            UserError: a question has a word that a word-level tokenizer doesn't know.
         """
         texts = [self.question_text(question) for question in questions]
         # Special tokens that the tokenizer puts in front (Llama's begin-of-text) belong to the prompt.
@@ -89,12 +89,11 @@ class Template:
         """Where CODI's distillation compares hidden states: at the token just before the answer itself.
 
         Args:
-          ids: the answer's, from `answer_ids`.
-          answer: the canonical answer, with which its text ends.
-
+            ids: the answer's, from `answer_ids`.
+            answer: the canonical answer, with which its text ends.
         Returns:
-          The place in `ids` of the last token that holds none of the answer's characters: ":" for GPT-2, whose " 72"
-          is one token, the lone " " where digits are tokens of their own.
+            the index in `ids` of the last token that holds none of the answer's characters: ":" for GPT-2, whose " 72"
+            is one token, the lone " " where digits are tokens of their own.
         """
         ends = list(accumulate(len(self._bytes[token]) for token in ids))
         return sum(end <= ends[-1] - len(answer.encode()) for end in ends) - 1
@@ -125,11 +124,10 @@ def coconut_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = 
     """COCONUT: question + line break + start | latents | end + steps, a line each + "### 72" + eos.
 
     Args:
-      tokenizer: gets the latent tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
-      first_id: where they go.
-
+        tokenizer: gets the latent tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
+        first_id: where they go.
     Returns:
-      The template.
+        the template.
     """
     tokens = add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id)
     return _template(
@@ -146,13 +144,12 @@ def codi_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = Non
     """CODI: question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos.
 
     Args:
-      tokenizer: gets the latent tokens that it lacks, in place.
-      first_id: where they go.
-      tidy: as in CODI's own program, questions are stripped and two spaces become one, and the end marker can't be
-        generated; False is the protocol of CODI checkpoints in Hugging Face's layout.
-
+        tokenizer: gets the latent tokens that it lacks, in place.
+        first_id: where they go.
+        tidy: as in CODI's own program, questions are stripped and two spaces become one, and the end marker can't be
+            generated; False is the protocol of CODI checkpoints in Hugging Face's layout.
     Returns:
-      The template.
+        the template.
     """
     add_words(tokenizer, CODI_ANSWER)
     tokens = add_reasoner_tokens(tokenizer, CODI_TOKENS, first_id)

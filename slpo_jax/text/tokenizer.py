@@ -43,13 +43,11 @@ def arithmetic_tokenizer(max_value: int) -> PreTrainedTokenizerFast:
     spaces, so that it gives the text back up to white space.
 
     Args:
-      max_value: largest number that has a token.
-
+        max_value: largest number that has a token.
     Returns:
-      A fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
-
+        a fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
     Raises:
-      UserError: max_value is negative.
+        UserError: max_value is negative.
     """
     if max_value < 0:
         raise UserError(f"tokenizer synthetic:{max_value}: the largest number is negative; give 0 or more")
@@ -66,17 +64,15 @@ def arithmetic_tokenizer(max_value: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
-    """Loads a tokenizer.
+    """Load a tokenizer.
 
     Args:
-      source: "synthetic:N" (`arithmetic_tokenizer(N)`), a directory with tokenizer.json or with GPT-2's bare vocab.json
-        and merges.txt, or a Hugging Face hub id.
-
+        source: "synthetic:N" (`arithmetic_tokenizer(N)`), a directory with tokenizer.json or with GPT-2's bare
+            vocab.json and merges.txt, or a Hugging Face hub id.
     Returns:
-      A fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
-
+        a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
     Raises:
-      UserError: there's no such tokenizer, it can't be reached, or it isn't a fast one.
+        UserError: there's no such tokenizer, it can't be reached, or it isn't a fast one.
     """
     if source.startswith(synthetic_prefix := "synthetic:"):
         max_value = source.removeprefix(synthetic_prefix)
@@ -94,23 +90,21 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
 def add_reasoner_tokens(
     tokenizer: PreTrainedTokenizerFast, names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
 ) -> ReasonerTokens:
-    """Finds the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
+    """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
 
     So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
     and end (eot). All become special tokens, and a missing pad token becomes CODI's, or else eos. The tokenizer is
     changed in place; a second call changes nothing.
 
     Args:
-      tokenizer: the base model's or the reasoner's tokenizer.
-      names: in the order of their ids, `COCONUT_TOKENS` or `CODI_TOKENS`.
-      first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
-        has are filled); None for the first id that is free.
-
+        tokenizer: the base model's or the reasoner's tokenizer.
+        names: in the order of their ids, `COCONUT_TOKENS` or `CODI_TOKENS`.
+        first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
+            has are filled); None for the first id that is free.
     Returns:
-      The ids.
-
+        the ids.
     Raises:
-      UserError: the tokenizer has no eos token, or more tokens than the model.
+        UserError: the tokenizer has no eos token, or more tokens than the model.
     """
     if tokenizer.eos_token is None:
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
@@ -134,7 +128,7 @@ def add_reasoner_tokens(
 
 
 def add_words(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    """Gives a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them."""
+    """Give a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them."""
     if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
         words = [AddedToken(word, single_word=True, normalized=False) for word in text.split()]
         tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
@@ -149,13 +143,11 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
     tokens, and ids that no token has, are empty.
 
     Args:
-      tokenizer: a fast tokenizer, with all its tokens added.
-
+        tokenizer: a fast tokenizer, with all its tokens added.
     Returns:
-      A list with an entry for every id from 0 to the largest.
-
+        a list with an entry for every id from 0 to the largest.
     Raises:
-      UserError: the tokenizer's decoder isn't one of those two kinds.
+        UserError: the tokenizer's decoder isn't one of those two kinds.
     """
     backend = tokenizer.backend_tokenizer
     by_id = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}

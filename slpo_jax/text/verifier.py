@@ -32,17 +32,15 @@ class ByteTable(NamedTuple):
 
 
 def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
-    """Builds the table that `verify` reads tokens with.
+    """Build the table that `verify` reads tokens with.
 
     Bytes that the grammar can't tell apart are written as one and runs of them are shortened, which changes no
     verdict and keeps the table narrow: GPT-2 has tokens of 128 bytes.
 
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
-
     Returns:
-        The table, of numpy arrays.
-
+        the table, of numpy arrays.
     Raises:
         UserError: no tokens.
     """
@@ -55,7 +53,7 @@ def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
 
 
 def _compress(piece: bytes) -> bytes:
-    """Shortens a token's bytes to others over `0-9,.-# x` that lead to the same verdict in every context and style."""
+    """Shorten a token's bytes to others over `0-9,.-# x` that lead to the same verdict in every context and style."""
     piece = re.sub(rb"[ \t\n\r\v\f]+", b" ", piece)
     piece = re.sub(rb"[^0-9,.\-# ]", b"x", piece)
     # A # ends a number as any junk does, and the coconut style reads nothing of what is before it.
@@ -64,7 +62,7 @@ def _compress(piece: bytes) -> bytes:
 
 
 def _shorten_run(run: re.Match[bytes]) -> bytes:
-    """Shortens a run without digits.
+    """Shorten a run without digits.
 
     No coconut answer has two such bytes in a row, but blanks and a blank before the minus. The codi scan is back at
     its start after two, and has only to know whether the last is a minus.
@@ -75,20 +73,18 @@ def _shorten_run(run: re.Match[bytes]) -> bytes:
 
 
 def reference_width(canonicals: Sequence[str]) -> int:
-    """Gives the width that `encode_references` needs for these canonical decimals (at least 1)."""
+    """Give the width that `encode_references` needs for these canonical decimals (at least 1)."""
     return max(map(len, canonicals), default=1)
 
 
 def encode_references(canonicals: Sequence[str], width: int) -> np.ndarray:
-    """Writes canonical decimals as rows of ASCII bytes.
+    """Write canonical decimals as rows of ASCII bytes.
 
     Args:
         canonicals: B references, as `canonical_decimal` writes them.
         width: bytes a row, the same for every batch so that shapes stay put.
-
     Returns:
         uint8 [B, width], 0 after a reference's end. (A row of zeros, say for padding, is matched by no completion.)
-
     Raises:
         UserError: a reference is longer than `width` or not canonical.
     """
@@ -105,7 +101,7 @@ def encode_references(canonicals: Sequence[str], width: int) -> np.ndarray:
 def verify(
     table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
 ) -> jax.Array:
-    """Tells which completions give their reference's number: `is_correct(completion_text(...), ...)`, row by row.
+    """Tell which completions give their reference's number: `is_correct(completion_text(...), ...)`, row by row.
 
     Args:
         table: the vocabulary's `byte_table`. Ids outside it write nothing.
@@ -113,10 +109,8 @@ def verify(
         references_BR: uint8 [B, R] from `encode_references`.
         eos_id: id of the end-of-text token; a row without it is wrong.
         style: how to read the completion, see `answers.parse_completion`. Static.
-
     Returns:
         bool [B].
-
     Raises:
         UserError: unknown style (when traced).
     """
@@ -136,7 +130,7 @@ def verify(
 
 
 def _automaton() -> np.ndarray:
-    """Tabulates the left-to-right scan for NUMBERs: [state, symbol] -> 4 * next state + where a number starts.
+    """Tabulate the left-to-right scan for NUMBERs: [state, symbol] -> 4 * next state + where a number starts.
 
     The second part counts back from the byte just read: 0, 1 or 2 bytes before it; 3: no start is found here. Only a
     comma makes the scan look ahead: its group counts once there are three digits, and digits of a shorter one turn out
@@ -168,7 +162,7 @@ _AUTOMATON = _automaton()
 
 
 def _last_number_start(bytes_N: jax.Array) -> jax.Array:
-    """Finds the index of the first byte of the last NUMBER (any index, if there is none)."""
+    """Find the index of the first byte of the last NUMBER (any index, if there is none)."""
     symbols_N = jnp.full(bytes_N.shape, _OTHER, jnp.int32)
     for symbol, byte in ((_MINUS, b"-"), (_COMMA, b","), (_POINT, b"."), (_PAD, b"\0")):
         symbols_N = jnp.where(bytes_N == byte[0], symbol, symbols_N)
@@ -197,7 +191,7 @@ def _last_number_start(bytes_N: jax.Array) -> jax.Array:
 
 
 def _stands_alone(bytes_N: jax.Array, start: jax.Array) -> jax.Array:
-    """Tells whether there is nothing but blanks around the last NUMBER, back to the last # and up to the end."""
+    """Tell whether there is nothing but blanks around the last NUMBER, back to the last # and up to the end."""
     indices = jnp.arange(bytes_N.size)
     last_hash = jnp.where(bytes_N == ord("#"), indices, -1).max()
     last_digit = jnp.where(_is_digit(bytes_N), indices, -1).max()
@@ -206,7 +200,7 @@ def _stands_alone(bytes_N: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _equals(bytes_N: jax.Array, start: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Tells whether the NUMBER from `start` to the text's last digit is the reference.
+    """Tell whether the NUMBER from `start` to the text's last digit is the reference.
 
     A digit's place is its power of ten. The numbers are equal if each nonzero digit of the one is the other's digit
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
@@ -232,5 +226,5 @@ def _equals(bytes_N: jax.Array, start: jax.Array, reference_R: jax.Array) -> jax
 
 
 def _is_digit(bytes_: jax.Array) -> jax.Array:
-    """Marks the bytes `0` to `9`."""
+    """Mark the bytes `0` to `9`."""
     return (bytes_ >= ord("0")) & (bytes_ <= ord("9"))

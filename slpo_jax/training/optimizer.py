@@ -1,4 +1,4 @@
-"""Optimizers and learning rate schedules: Adafactor as the Hugging Face trainer's (SPEC 2.6), and AdamW."""
+"""Optimizers and learning rate schedules: Adafactor as the Hugging Face trainer's (paper, appendix A), and AdamW."""
 
 import math
 from dataclasses import dataclass
@@ -21,20 +21,19 @@ class OptimizerConfig:
 
     Attributes:
         name: "adafactor" (the paper's, for SLPO and the gate) or "adamw".
-        learning_rate: The rate after warm-up.
-        warmup_steps: Optimizer steps in which the rate climbs linearly from 0; the first of them has rate 0.
-        schedule: After warm-up, "constant", or down to `final_fraction * learning_rate` at `total_steps`, in a
+        learning_rate: the rate after warm-up.
+        warmup_steps: optimizer steps in which the rate climbs linearly from 0; the first of them has rate 0.
+        schedule: after warm-up, "constant", or down to `final_fraction * learning_rate` at `total_steps`, in a
             "linear" way or along half a "cosine".
-        total_steps: Optimizer steps of the whole run, warm-up included; the constant schedule doesn't read it.
-        final_fraction: What is left of the rate at the end of a falling schedule, and after it.
-        clip_norm: Largest global norm of the gradient; None leaves it unclipped.
-        weight_decay: Decoupled, multiplied by the scheduled rate, as torch's AdamW and transformers' Adafactor do.
-        decay_vectors: Also decay biases and norm scales, as an optimizer given all of a model's parameters does
+        total_steps: optimizer steps of the whole run, warm-up included; the constant schedule doesn't read it.
+        final_fraction: what is left of the rate at the end of a falling schedule, and after it.
+        clip_norm: largest global norm of the gradient; None leaves it unclipped.
+        weight_decay: decoupled, multiplied by the scheduled rate, as torch's AdamW and transformers' Adafactor do.
+        decay_vectors: also decay biases and norm scales, as an optimizer given all of a model's parameters does
             (COCONUT's own training); the Hugging Face trainer leaves them out, and so does False.
         b1: AdamW's decay of the first moment. Adafactor has none.
         b2: AdamW's decay of the second moment. Adafactor's is 1 - step^-0.8.
-        key: Where these values stand in the run's config, for error messages.
-
+        key: where these values stand in the run's config, for error messages.
     Raises:
         UserError: A value is out of its range; the message names the config key.
     """
@@ -80,10 +79,9 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     """Learning rate by optimizer step, as the Hugging Face trainer's "constant_with_warmup", "linear" and "cosine".
 
     Args:
-        config: What to build.
-
+        config: what to build.
     Returns:
-        A function from the number of optimizer steps already taken (an int or an int array, []) to the rate of the
+        a function from the number of optimizer steps already taken (an int or an int array, []) to the rate of the
         next one (float32 array, []): `step / warmup_steps * learning_rate` while step < warmup_steps.
     """
     warmup = config.warmup_steps
@@ -105,7 +103,7 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Global-norm clip, then Adafactor or AdamW under the config's schedule (SPEC 2.6).
+    """Global-norm clip, then Adafactor or AdamW under the config's schedule.
 
     Adafactor equals `transformers.Adafactor(scale_parameter=False, relative_step=False, clip_threshold=1.0,
     decay_rate=-0.8, beta1=None)`: second moments factored for every matrix, whatever its size, and whole for vectors
@@ -113,14 +111,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     layers stacked for a scan would share one RMS and have their biases factored.
 
     Args:
-        config: What to build.
-
+        config: what to build.
     Returns:
-        A transformation whose `update(gradients, state, params)` gives what `optax.apply_updates` adds to the
+        a transformation whose `update(gradients, state, params)` gives what `optax.apply_updates` adds to the
         parameters. The number of steps taken, which the schedule follows, is part of its state.
-
     Raises:
-        ValueError: On `init`, for Adafactor, when an array has more than two axes: optax factors the two longest axes
+        ValueError: on `init`, for Adafactor, when an array has more than two axes: optax factors the two longest axes
             and the reference the last two, so that the two would differ without a word.
     """
     mask = None if config.decay_vectors else _matrices

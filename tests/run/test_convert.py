@@ -103,6 +103,9 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
         origin.template.banned_ids,
     )
     convert.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "converted by slpo_jax from `exported`" in card
+    assert str(exported.parent) not in card
     for file in ("model.safetensors", "reasoner.safetensors"):
         first, second = load_file(exported / file), load_file(tmp_path / "again" / file)
         assert first.keys() == second.keys()

@@ -11,7 +11,7 @@ import pytest
 from small_run import checkpoint_of, load_config, rows_of
 
 from slpo_jax.errors import UserError
-from slpo_jax.run import cold_start, imitate, rl, select
+from slpo_jax.run import cold_start, imitate, rl
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.training.state import replicate
 
@@ -204,7 +204,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
 
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = select.validation_accuracy, []
+    accuracy, calls = cold_start.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)

@@ -1,0 +1,104 @@
+"""What a checkpoint is: ours and others', asked once."""
+
+import json
+
+import pytest
+from asked import RUN, T, workdir
+
+from slpo_jax import convert
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.origin import identify as identifying
+from slpo_jax.origin.identify import identify, newest_checkpoint
+from slpo_jax.origin.settings import config_of, stopping_of
+from slpo_jax.run.solver import load_solver
+
+
+@pytest.fixture(scope="module", params=list(RUN))
+def case(request, tmp_path_factory):
+    """(reasoner, its workdir, the export of its cold start)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    work = workdir(request.param, folder / "work")
+    convert.export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
+    return request.param, work, folder / "exported"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The foreign checkpoints that were opened."""
+    sources, really = [], identifying.open_checkpoint
+
+    def opening(source, *arguments):
+        sources.append(source)
+        return really(source, *arguments)
+
+    monkeypatch.setattr(identifying, "open_checkpoint", opening)
+    return sources
+
+
+def test_ours_and_the_run_around_it(case):
+    reasoner, work, _ = case
+    found = identify(newest_checkpoint(str(work)))
+    assert (found.reasoner, f"{found.kind}_{found.backbone}") == (reasoner, reasoner)
+    assert (found.workdir, found.stage) == (Workdir(work), Workdir(work).stage("cold_start"))
+    assert found.opened is None
+    assert (found.gate, found.gate_trained) == (0, True)
+    assert len(found.tokenizer()) == found.description.model.vocab_size
+    before = identify(str(work / "checkpoints" / "imitate"))
+    assert (before.gate, before.gate_trained) == (0, False)
+    assert identify(str(work / "checkpoints" / "imitate" / "0")).stage == before.stage
+
+
+def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
+    reasoner, _, exported = case
+    found = identify(str(exported))
+    assert (found.reasoner, found.gate_trained, found.orbax, found.workdir) == (reasoner, True, None, None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in exported.iterdir():
+        if not file.name.startswith("reasoner."):
+            (plain / file.name).write_bytes(file.read_bytes())
+    found = identify(str(plain))
+    assert (found.kind, found.reasoner, found.description) == ("plain", None, None)
+    assert found.backbone == reasoner.partition("_")[2]
+    assert convert.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
+
+
+def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
+    reasoner, _, exported = case
+    load_solver(str(exported))
+    assert opened == [str(exported)]
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = convert.guess_reasoner(identity)
+    convert.import_checkpoint(identity, tmp_path / "imported", config)
+    assert opened == [str(exported)] * 2
+    assert identify(str(tmp_path / "imported")).reasoner == reasoner
+    assert len(opened) == 2
+
+
+def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
+    _, _, exported = case
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = identity.reasoner
+    imported = tmp_path / "near" / "imported"
+    convert.import_checkpoint(identity, imported, config)
+    (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
+    (tmp_path / "thresholds.json").write_text(json.dumps({"imported": {"chosen": 0.75}}))
+    found = identify(str(imported))
+    assert (found.workdir, found.gate_trained) == (None, True)
+    config = config_of(found)
+    assert (config.max_latents, stopping_of(config, found)) == (6, ("threshold", 0.5))
+
+
+def test_a_checkpoint_that_lost_its_description(case, tmp_path):
+    _, _, exported = case
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = identity.reasoner
+    convert.import_checkpoint(identity, tmp_path / "imported", config)
+    (tmp_path / "imported" / "reasoner" / "reasoner.json").unlink()
+    with pytest.raises(UserError, match=r"has no reasoner\.json"):
+        identify(str(tmp_path / "imported"))
+    (tmp_path / "imported" / "reasoner").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"has no reasoner/ in or beside it"):
+        identify(str(tmp_path / "imported"))
