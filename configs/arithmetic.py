@@ -31,9 +31,9 @@ def get_config(variant: str = ""):
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
     config.cold_start.update(batch_size=32, micro_batches=1, steps=600, evaluate_every=100, patience=6)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.slpo.update(batch_size=32, steps=600, rooms=((0.625, 1.0), (1.0, 1.0)))
-    config.slpo.objective.latent_reduction = "mean"
-    config.slpo.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))
+    config.objective.slpo.latent_reduction = "mean"
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=24)
     config.log_every = 20
     config.checkpoint_every = 1000

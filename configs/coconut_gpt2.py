@@ -5,7 +5,7 @@ The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sh
 `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
 The published checkpoint brings its tokenizer; to start from another file without one, give
 `--config.init=FILE --config.base=openai-community/gpt2`. COCONUT's own training starts from GPT-2 itself:
-`--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','slpo','evaluate')"`.
+`--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','rl','evaluate')"`.
 """
 
 from slpo_jax.config import default_config

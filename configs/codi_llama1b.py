@@ -4,7 +4,7 @@ The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sh
 `--config=configs/codi_llama1b.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
 `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
 CODI's own training starts from the base model:
-`--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','slpo','evaluate')"`.
+`--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','rl','evaluate')"`.
 It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
 Activations are float32, in which tokens are those of the programs that wrote the checkpoints; to train on an
 accelerator, add `--config.model.dtype=bfloat16`.

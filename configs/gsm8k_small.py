@@ -24,9 +24,9 @@ def get_config(folder: str = "data"):
     config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
     config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.slpo.update(batch_size=8, steps=30)
-    config.slpo.objective.latent_reduction = "mean"
-    config.slpo.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
+    config.rl.update(batch_size=8, steps=30)
+    config.objective.slpo.latent_reduction = "mean"
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
     config.evaluate.update(batch_size=256, samples=8, seeds=1)
     config.checkpoint_every = 200
     return config

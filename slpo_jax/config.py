@@ -9,9 +9,12 @@ import numpy as np
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from slpo_jax.checked import section
 from slpo_jax.errors import UserError
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.training.objectives import OBJECTIVES
 
-STAGES = ("imitate", "cold_start", "slpo", "evaluate")
+STAGES = ("imitate", "cold_start", "rl", "evaluate")
 
 
 def _optimizer(name: str, learning_rate: float, warmup_steps: int = 0, schedule: str = "constant") -> ConfigDict:
@@ -65,6 +68,7 @@ def default_config() -> ConfigDict:
     config.prompt_slots = (128, 256)  # P: buckets, one compiled program each
     config.max_answer_tokens = 16  # A, the end-of-sequence token included
     config.dropout = ConfigDict(dict(rate=0.1, where="thought"))  # of rollouts and scoring; see `policy.noise`
+    config.thinker = ConfigDict({"name": "latent"} | {name: section(kind) for name, kind in THINKERS.items()})
     config.data = ConfigDict(
         dict(
             train="",
@@ -102,7 +106,7 @@ def default_config() -> ConfigDict:
             # compiled.
             suffix_slots=(),
             reset_optimizer=True,  # at the beginning of every stage
-            control=False,  # also imitate on for as many steps as slpo takes, as its control
+            control=False,  # also imitate on for as many steps as rl takes, as its control
             # CODI's losses beside the student's, and whether its teacher writes the last step: `training.distil`.
             teacher_factor=1.0,
             distil_factor=20.0,
@@ -126,33 +130,23 @@ def default_config() -> ConfigDict:
             optimizer=_optimizer("adafactor", 1e-4),
         )
     )
-    config.slpo = ConfigDict(
+    config.rl = ConfigDict(
         dict(
             batch_size=64,  # prompts, over all devices
             micro_batches=1,
-            steps=40_000,
+            steps=40_000,  # of each objective
+            objectives=("slpo",),  # names under config.objective; each is trained from the same start
             group=8,  # G
-            passes=4,  # K
-            advantage="rloo",  # or "grpo"
             temperature=0.0,  # of the answers in training rollouts; 0 is greedy
             stopping="sample",  # Bernoulli(rho_t), or "threshold" (at 0.5)
-            answer_passes="mean",  # log-likelihood of the answer: mean over the K passes, or one "clean" pass
-            # Shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
-            # pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
-            rooms=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
-            # `policy.objective.ObjectiveConfig`.
-            objective=dict(
-                latent_reduction="sum",
-                latent_weight=1.0,
-                answer_weight=1.0,
-                stop_weight=1.0,
-                detach_variance=False,
-                forced_stop=True,
-                epsilon=1e-6,
-            ),
+            # Shares of a prompt's latent and answer slots that scoring has capacity for, ascending to (1, 1): the
+            # smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
+            capacities=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
             optimizer=_optimizer("adafactor", 1e-6, warmup_steps=2_000),
         )
     )
+    # A further NAME = settings of an objective, with its `kind`: see `run.presets.objective_variant`.
+    config.objective = ConfigDict({name: section(settings) for name, settings in OBJECTIVES.items()})
     config.evaluate = ConfigDict(
         dict(
             datasets=placeholder(tuple),  # names under data.eval; None is all
@@ -175,6 +169,7 @@ def default_config() -> ConfigDict:
     config.cpu_devices = 1  # shards of the batch where there is no accelerator; the results don't depend on it
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
+    config.objective.unlock()
     return config
 
 
@@ -196,9 +191,13 @@ def check(config: ConfigDict) -> None:
 
     unknown = [stage for stage in config.stages if stage not in STAGES]
     need(config.stages and not unknown, f"stages: {unknown or 'none given'}; choose from {', '.join(STAGES)}")
-    need(config.max_latents >= 1, "max_latents: a latent reasoner needs at least 1")
+    need(config.max_latents >= 0, "max_latents: give a number of latents, or 0 for explicit text alone")
     need(
-        1 <= config.min_latents <= config.max_latents,
+        config.max_latents > 0 or not config.gate.enabled,
+        "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
+    )
+    need(
+        1 <= config.min_latents <= max(config.max_latents, 1),
         f"min_latents: {config.min_latents} is not within 1..max_latents ({config.max_latents}); lower it",
     )
     need(config.max_answer_tokens >= 1, "max_answer_tokens: give at least 1")
@@ -225,16 +224,17 @@ def check(config: ConfigDict) -> None:
         "imitate" not in config.stages or own <= config.max_latents,
         f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
     )
-    need(config.slpo.group >= 2, f"slpo.group: G = {config.slpo.group} gives no baseline; use 2 or more")
-    need(config.slpo.passes >= 1, "slpo.passes: K must be 1 or more")
-    need(config.slpo.advantage in ("rloo", "grpo"), "slpo.advantage: use rloo or grpo")
-    need(config.slpo.answer_passes in ("mean", "clean"), "slpo.answer_passes: use mean or clean")
+    need(config.rl.group >= 2, f"rl.group: G = {config.rl.group} gives no baseline; use 2 or more")
     need(
-        _ascends_to_one(config.slpo.rooms),
-        f"slpo.rooms: {config.slpo.rooms} are not pairs of shares that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))",
+        _ascends_to_one(config.rl.capacities),
+        f"rl.capacities: {config.rl.capacities} are not pairs of shares that ascend to (1, 1), e.g. "
+        "((0.5, 0.5), (1, 1))",
     )
-    need(config.slpo.stopping in ("sample", "threshold"), "slpo.stopping: use sample or threshold")
-    need(config.slpo.objective.latent_reduction in ("sum", "mean"), "slpo.objective.latent_reduction: use sum or mean")
+    need(config.rl.stopping in ("sample", "threshold"), "rl.stopping: use sample or threshold")
+    need(
+        config.thinker.name in THINKERS,
+        f"thinker.name: {config.thinker.name!r} is unknown; use one of {', '.join(THINKERS)}",
+    )
     need(
         config.gate.enabled or "cold_start" not in config.stages,
         "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",

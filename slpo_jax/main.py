@@ -18,9 +18,9 @@ from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.imitate import run_imitate
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.rl import run_slpo
+from slpo_jax.run.rl import run_rl
 
-RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "slpo": run_slpo, "evaluate": run_evaluate}
+RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")

@@ -68,7 +68,7 @@ def _short(token: str) -> str:
 def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
     """A vote for a terminal."""
     total = sum(count for _, count in found.counts)
-    lines = [f"vote of {total} rollouts with dropout {solver.setup.rollout.dropout_rate} (seed {seed})"]
+    lines = [f"vote of {total} rollouts with dropout {solver.setup.policy.config.dropout_rate} (seed {seed})"]
     for answer, count in found.counts:
         mark = "  <- majority" if answer is not None and answer == found.majority else ""
         lines.append(f"{count:6}  {'no answer' if answer is None else answer}{mark}")

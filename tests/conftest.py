@@ -62,12 +62,43 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
 
 
+class _SkippedTests:
+    """Writes which tests were skipped, and why, for .ci/run: a line "FILE<tab>REASON" for each.
+
+    One file for each of pytest-xdist's workers: the process that started them hears of a module that couldn't be
+    collected only if no other was skipped in the same line for the same reason.
+    """
+
+    def __init__(self, folder: Path):
+        self._path, self._lines = folder / os.environ.get("PYTEST_XDIST_WORKER", "main"), set()
+
+    def pytest_collectreport(self, report) -> None:
+        self._note(report)
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self._note(report)
+
+    def _note(self, report) -> None:
+        if report.skipped:
+            reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._lines.add(report.nodeid.split("::")[0] + "\t" + " ".join(reason.split()))
+
+    def pytest_sessionfinish(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text("".join(line + "\n" for line in sorted(self._lines)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if folder := os.environ.get("SLPO_TEST_SKIPPED"):
+        config.pluginmanager.register(_SkippedTests(Path(folder)))
+
+
 @pytest.fixture(autouse=True)
 def torch_seed() -> None:
     """The same global random numbers of torch in every order of the tests and share of a worker.
 
-    By itself torch begins at another seed in every process. Test modules that need it import it as they are collected;
-    its import takes too long for the others.
+    By itself torch begins at another seed in every process. Test modules whose outcome depends on them import it as
+    they are collected; its import takes too long for the others.
     """
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)

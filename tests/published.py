@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-peft = pytest.importorskip("peft")
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import safetensors.torch  # noqa: E402 - needs torch
 
 LATENTS, BUDGET, WIDTH = 6, 12, 16
 START, END, LATENT = "<|start-latent|>", "<|end-latent|>", "<|latent|>"
@@ -265,6 +264,7 @@ def codi_original(folder: Path, backbone: str, safe: bool = False, padding: int 
 
     Padded rows stay in this one.
     """
+    peft = pytest.importorskip("peft")
     texts = tokenizer(backbone)
     plain = len(texts) + padding
     model = random_model(backbone, plain, seed=33)

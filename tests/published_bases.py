@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import tiny_gguf
 from published import (
     BUDGET,
@@ -24,6 +23,7 @@ from published import (
     tokenizer,
     torch,
 )
+from safetensors.torch import save_file
 
 from slpo_jax.config import default_config
 from slpo_jax.run.experiment import build
@@ -62,7 +62,7 @@ def base_gpt2(folder: Path, hub: bool = False) -> Published:
     for layer in range(model.config.n_layer):
         state[f"h.{layer}.attn.bias"] = torch.ones(96, 96, dtype=(torch.float32, torch.bool)[layer]).tril()[None, None]
         state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
-    safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     backend = texts.backend_tokenizer
     backend.model.save(str(folder))
     vocabulary = json.loads((folder / "vocab.json").read_text()) | {"<|endoftext|>": len(texts) - 1}
@@ -84,12 +84,12 @@ def base_llama(folder: Path, tied: bool = False) -> Published:
 
 def base_gguf(folder: Path) -> Published:
     """A Llama file of llama.cpp's, in whose vocabulary "<<" is not one token."""
-    model = tiny_gguf.llama_model(max_position_embeddings=160)
+    config = tiny_gguf.llama_config(max_position_embeddings=160)
     path = folder / "tiny.gguf"
-    tiny_gguf.write_gguf(path, tiny_gguf.fields_of(model.config), tiny_gguf.tensors_of(model))
+    tiny_gguf.write_gguf(path, tiny_gguf.fields_of(config), tiny_gguf.tensors_of(config))
     texts = tiny_gguf.open_gguf(path).tokenizer()
     settings = {"init": str(path), "reasoner": "coconut_llama", "prompt_slots": (32, 120)}
-    return _reasoner(settings, model, texts)
+    return _reasoner(settings, tiny_gguf.llama_model(config), texts)
 
 
 @functools.cache

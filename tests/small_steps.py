@@ -1,8 +1,4 @@
-"""Train steps of the tiny reasoner, compiled once for all tests, and a plain GPT-2 as their oracle.
-
-The oracle runs one unpadded row through dense matrices in jax.numpy, so that jax.grad goes through it. It shares with
-the package the keys of the positions and the map from a key to a mask, which other tests establish.
-"""
+"""Train steps of the tiny reasoner, compiled once for all tests."""
 
 import dataclasses
 import functools
@@ -15,11 +11,12 @@ import optax
 import tiny
 from tiny import END, FAST, GATE, random_prompts
 
-from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.reasoner import coconut
-from slpo_jax.policy.objective import ObjectiveConfig
+from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.training import cold_start, imitate, slpo
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.training import cold_start, imitate, rl
+from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
 
 PROMPTS = (4, 7, 2, 6)  # lengths
@@ -52,15 +49,17 @@ def rigged_reward(tokens, references):
 
 
 # A floor of the variance that float32 has no trouble with.
-OBJECTIVE = ObjectiveConfig(epsilon=1e-2)
-SLPO = slpo.Slpo(REASONER, GATE, rigged_reward, ROLLOUT, OBJECTIVE, slpo.SlpoConfig(GROUP, PASSES))
+OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
+POLICY = Policy(
+    REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0))
+)
 COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
-IMITATION = dataclasses.replace(ROLLOUT, max_latents=3, dropout_rate=0.2)
+IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
 STAGES = {
-    "slpo": (lambda: slpo.make_loss(SLPO), ("reasoner", "gate")),
-    "cold_start": (lambda: cold_start.make_loss(REASONER, GATE, rigged_reward, ROLLOUT, COLD), ("gate",)),
-    "imitate": (lambda: imitate.make_loss(REASONER, GATE, IMITATION), ("reasoner",)),
+    "rl": (lambda: rl.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
+    "cold_start": (lambda: cold_start.make_loss(POLICY, rigged_reward, COLD), ("gate",)),
+    "imitate": (lambda: imitate.make_loss(IMITATION), ("reasoner",)),
 }
 
 
@@ -120,48 +119,3 @@ def difference(new, old):
         float(np.abs(np.asarray(a) - np.asarray(b)).max())
         for a, b in zip(*map(jax.tree.leaves, (new, old)), strict=True)
     )
-
-
-def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:
-    """What each site multiplies the positions of one row with, [L, D] by site."""
-    if dropout is None:
-        return {}
-    ones = jnp.ones((*dropout.keys_BL.shape, width))
-    return {site: drop(ones, dropout, site)[0] for site in range(3 * layers)}
-
-
-def _norm(params, x_LD):
-    centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
-    return centred / jnp.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5) * params["scale"] + params["bias"]
-
-
-def _dense(params, x):
-    return x @ params["kernel"] + params["bias"]
-
-
-def _attention(params, x_LD, heads: int):
-    length = len(x_LD)
-    q, k, v = jnp.split(_dense(params["c_attn"], x_LD), 3, axis=-1)
-    out = []
-    for q_, k_, v_ in zip(*(jnp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True):
-        scores = q_ @ k_.T / np.sqrt(q_.shape[-1])
-        out.append(jax.nn.softmax(jnp.where(np.tri(length, dtype=bool), scores, -jnp.inf)) @ v_)
-    return _dense(params["c_proj"], jnp.concatenate(out, axis=-1))
-
-
-def _gelu(x):
-    return 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def plain_hidden(params, inputs_LD, factors, heads: int = 2):
-    """Hidden states [L, D] of one row after the final norm: GPT-2 as its paper has it."""
-    backbone, length = params["backbone"], len(inputs_LD)
-    x = inputs_LD + backbone["wpe"][:length]
-    layer = 0
-    while (block := backbone.get(f"h_{layer}")) is not None:
-        noise = [factors[site_number(layer, name)][:length] if factors else 1.0 for name in ("attention", "mlp")]
-        x = x + noise[0] * _attention(block["attn"], _norm(block["ln_1"], x), heads)
-        hidden = _gelu(_dense(block["mlp"]["c_fc"], _norm(block["ln_2"], x)))
-        x = x + noise[1] * _dense(block["mlp"]["c_proj"], hidden)
-        layer += 1
-    return _norm(backbone["ln_f"], x)

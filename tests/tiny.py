@@ -1,9 +1,8 @@
-"""A tiny COCONUT with random weights, and a slow oracle of it on transformers' GPT-2.
+"""A tiny COCONUT with random weights, a slow oracle of it, and transformers' GPT-2 with the same weights.
 
-The oracle runs one row at a time, without padding, cache or batching: every step is a fresh full forward, and the
-noise of a position is multiplied in where transformers has its dropout layers. It shares nothing with the package but
-the keys of the positions and the map from a key to a mask (test_dropout.py tests both); where noise is on is said
-here again.
+The oracle runs one row at a time, without padding, cache or batching: every step is a fresh full forward. It shares
+nothing with the package but the keys of the positions and the map from a key to a mask (test_dropout.py tests both);
+where noise is on is said here again.
 """
 
 import dataclasses
@@ -13,13 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_gpt2 import dropout_factors, plain_hidden
 
-from slpo_jax.models.dropout import Dropout, drop, site_number
+from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout
+from slpo_jax.policy.policy import Policy, RolloutConfig
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.thinkers import THINKERS
 
 END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
@@ -37,7 +40,16 @@ def compiled(function, *bound, static=()):
     return jax.jit(functools.partial(function, *bound), static_argnames=static, compiler_options=FAST)
 
 
-run_rollout = compiled(rollout, REASONER, GATE, static=("config",))
+def policy_of(config: RolloutConfig = ROLLOUT, reasoner=REASONER, thinker="latent", **settings) -> Policy:
+    """A policy of the tiny reasoner, or of another one with latents as wide."""
+    return Policy(reasoner, THINKERS[thinker](**settings)(reasoner, GATE), config)
+
+
+def _rollout(params, prompts, keys, config: RolloutConfig = ROLLOUT, stop_rule=None):
+    return sample(policy_of(config), params, prompts, keys, stop_rule)
+
+
+run_rollout = compiled(_rollout, static=("config",))
 
 
 @functools.cache
@@ -138,53 +150,28 @@ def load_hf(params, config: GPT2Config = CONFIG):
 
 
 class SlowReasoner:
-    """COCONUT, one unpadded row at a time."""
+    """COCONUT on a plain GPT-2 in numpy's float64, one unpadded row at a time."""
 
     def __init__(self, params, config: GPT2Config = CONFIG):
-        self.torch = pytest.importorskip("torch")
+        assert config.tied
         self.config = config
-        self.hf = load_hf(params, config)
+        self.params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
         self.factors = {}
-        transformer = self.hf.transformer
-        for layer, block in enumerate(transformer.h):
-            if "attention" in config.dropout_sites:
-                block.attn.resid_dropout = self._noise_layer(site_number(layer, "attention"))
-            if "mlp" in config.dropout_sites:
-                block.mlp.dropout = self._noise_layer(site_number(layer, "mlp"))
-        if "embedding" in config.dropout_sites:
-            transformer.drop = self._noise_layer(site_number(0, "embedding"))
-
-    def _noise_layer(self, site):
-        slow = self
-
-        class Multiply(self.torch.nn.Module):
-            def forward(self, x):
-                return x * slow.factors[site][: x.shape[1]] if slow.factors else x
-
-        return Multiply()
 
     def embed(self, tokens) -> np.ndarray:
-        return self.hf.transformer.wte.weight.detach().numpy()[np.asarray(tokens, int)]
+        return self.params["backbone"]["wte"][np.asarray(tokens, int)]
 
     def set_noise(self, dropout: Dropout | None):
         """Fix the masks of the positions of one row (0, 1, 2, .. from the first real token)."""
-        self.factors = {}
-        if dropout is not None:
-            ones = jnp.ones((*dropout.keys_BL.shape, self.config.n_embd))
-            for site in range(3 * self.config.n_layer):
-                self.factors[site] = self.torch.tensor(np.asarray(drop(ones, dropout, site))[0])
-
-    def torch_hidden(self, inputs_LD):
-        """The same as `hidden`, from a torch tensor to one that autograd can go back through."""
-        return self.hf.transformer(inputs_embeds=inputs_LD[None]).last_hidden_state[0]
+        factors = dropout_factors(dropout, self.config.n_embd, self.config.n_layer)
+        self.factors = jax.tree.map(np.asarray, factors)
 
     def hidden(self, inputs_LD) -> np.ndarray:
         """Hidden states [L, D] after the final norm of a fresh full forward."""
-        with self.torch.no_grad():
-            return self.torch_hidden(self.torch.tensor(np.asarray(inputs_LD, np.float32))).numpy()
+        return plain_hidden(self.params, inputs_LD, self.factors, self.config.n_head, self.config.dropout_sites)
 
     def logits(self, hidden_LD) -> np.ndarray:
-        return hidden_LD @ self.hf.lm_head.weight.detach().numpy().T
+        return hidden_LD @ self.params["backbone"]["wte"].T
 
     def think(self, prompt, length: int) -> np.ndarray:
         """h_1 .. h_tau [tau, D] under the noise that was set."""
@@ -213,7 +200,7 @@ def slow_noise(prompt_key, key, prompt: int, length: int, config: RolloutConfig)
     steps, slots = jnp.arange(1, length + 1), jnp.arange(config.answer_slots)
     parts = (
         noise.prompt_dropout(prompt_key[None], jnp.ones((1, prompt), bool), rate, "thought"),
-        noise.latent_dropout(key[None], steps, jnp.ones((1, length), bool), rate),
+        noise.latent_dropout(key[None], steps, jnp.ones((1, length), bool), rate, "all"),
         noise.answer_dropout(key[None], slots, rate, "all"),
     )
     on = {

@@ -4,18 +4,15 @@ import functools
 import itertools
 import json
 
+import gguf
 import numpy as np
 import pytest
 import regex
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf import bundled_gguf, open_gguf
-
-gguf = pytest.importorskip("gguf")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [
@@ -99,25 +96,50 @@ class SlowBPE:
             parts[place : place + 2] = [parts[place] + parts[place + 1]]
 
 
-def llama_model(seed: int = 0, **changes):
-    """transformers' Llama with random weights; its rotary halves, heads and groups all differ in size."""
+def llama_config(**changes) -> transformers.LlamaConfig:
+    """Of a Llama whose rotary halves, heads and groups all differ in size."""
     sizes = dict(
         vocab_size=len(bpe()[0]), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.2,
         tie_word_embeddings=True,
     )  # fmt: skip
-    torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight += 0.3 * torch.randn_like(weight)
+    return transformers.LlamaConfig(**sizes | changes)
+
+
+def llama_state(config: transformers.LlamaConfig) -> dict[str, np.ndarray]:
+    """transformers' state dict with random weights, a tied head left out."""
+    rng, width, hidden = np.random.default_rng(0), config.hidden_size, config.intermediate_size
+    own, shared = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    shapes = {"model.embed_tokens.weight": (config.vocab_size, width)}
+    for layer in range(config.num_hidden_layers):
+        block = {
+            "self_attn.q_proj": (own, width), "self_attn.k_proj": (shared, width), "self_attn.v_proj": (shared, width),
+            "self_attn.o_proj": (width, own), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+            "mlp.down_proj": (width, hidden), "input_layernorm": (width,), "post_attention_layernorm": (width,),
+        }  # fmt: skip
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+    shapes["model.norm.weight"] = (width,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, width)
+    draws = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    draws = {name: 1 + 0.3 * draw if draw.ndim == 1 else 0.2 * draw for name, draw in draws.items()}
+    return {name: draw.astype(np.float32) for name, draw in draws.items()}
+
+
+def llama_model(config: transformers.LlamaConfig):
+    """transformers' Llama with these weights."""
+    torch = pytest.importorskip("torch")
+    state = {name: torch.tensor(weight) for name, weight in llama_state(config).items()}
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.load_state_dict(state)
     return model
 
 
 @functools.cache
-def tiny_model():
-    return llama_model()
+def tiny_tensors() -> dict[str, np.ndarray]:
+    return tensors_of(llama_config())
 
 
 def fields_of(config, pre: str = "smollm") -> dict:
@@ -159,7 +181,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def tensors_of(model) -> dict[str, np.ndarray]:
+def tensors_of(config: transformers.LlamaConfig) -> dict[str, np.ndarray]:
     """The model's tensors under the file's names and in its order of rows."""
     names = {
         "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -167,15 +189,14 @@ def tensors_of(model) -> dict[str, np.ndarray]:
         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     }  # fmt: skip
     out = {}
-    for name, tensor in model.state_dict().items():
-        weight, parts = tensor.numpy(), name.split(".")
+    for name, weight in llama_state(config).items():
+        parts = name.split(".")
         if name.startswith("model.layers."):
             if parts[4] in ("q_proj", "k_proj"):
-                config = model.config
                 heads = config.num_attention_heads if parts[4] == "q_proj" else config.num_key_value_heads
                 weight = interleaved(weight, heads)
             out[f"blk.{parts[2]}.{names['.'.join(parts[3:-1])]}.weight"] = weight
-        elif not (name == "lm_head.weight" and model.config.tie_word_embeddings):
+        else:
             out[{"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[parts[-2]] + ".weight"] = (
                 weight
             )
@@ -207,9 +228,9 @@ def write_gguf(path, fields, tensors, kinds=None, architecture: str = "llama"):
 
 def tiny_file(tmp_path, changes=None, tensors=None, **options):
     """The tiny model's file with changed fields (None leaves one out) and, if given, other tensors."""
-    fields = fields_of(tiny_model().config) | (changes or {})
+    fields = fields_of(llama_config()) | (changes or {})
     fields = {key: value for key, value in fields.items() if value is not None}
-    return write_gguf(tmp_path / "tiny.gguf", fields, tensors or tensors_of(tiny_model()), **options)
+    return write_gguf(tmp_path / "tiny.gguf", fields, tensors or tiny_tensors(), **options)
 
 
 def refused(path, *parts, tokenizer=False):

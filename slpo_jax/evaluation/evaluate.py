@@ -11,10 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
-from slpo_jax.models.gate import Gate
-from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import RolloutConfig, Stopping, rollout
+from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.policy.rollout import sample
 from slpo_jax.text.answers import completion_text, parse_completion
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
@@ -39,7 +38,7 @@ class Evaluator:
     """Jitted rollouts over whole problem sets; one compiled program a shape of `rollout_batches` and mode.
 
     Args:
-        config: slots, ids, dropout rate and sites of the sampled rollouts; stopping is "threshold" or "length".
+        policy: of the sampled rollouts, with their noise; its stopping rule is not used.
         mesh: rows are spread over its axis "data".
         batch_size: rollouts at a time, over all devices.
         prompt_slots: buckets.
@@ -48,15 +47,13 @@ class Evaluator:
 
     def __init__(
         self,
-        reasoner: Reasoner,
-        gate: Gate,
-        config: RolloutConfig,
+        policy: Policy,
         mesh: Mesh,
         batch_size: int,
         prompt_slots: Sequence[int],
         key: jax.Array,
     ):
-        self.reasoner, self.gate, self.config, self.mesh = reasoner, gate, config, mesh
+        self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
         self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
@@ -66,13 +63,13 @@ class Evaluator:
         mode = (noisy, stopping, keep_latents)
         if mode in self._programs:
             return self._programs[mode]
-        rate = self.config.dropout_rate if noisy else 0.0
-        config = dataclasses.replace(self.config, dropout_rate=rate, stopping=stopping)
+        policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             keys_N = noise.row_keys(key, index_N, sample_N)
-            out = rollout(self.reasoner, self.gate, params, prompts, keys_N, config, rule_N, real_N)
-            return out.tokens, out.lengths, out.latents.astype(jnp.float32) if keep_latents else None
+            out = sample(policy, params, prompts, keys_N, rule_N, real_N)
+            latents_NTD = policy.thinker.feed(params, out.actions).astype(jnp.float32) if keep_latents else None
+            return out.tokens, out.lengths, latents_NTD
 
         rows, everywhere = PartitionSpec("data"), PartitionSpec()
         self._programs[mode] = jax.jit(

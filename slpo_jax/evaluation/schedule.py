@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from slpo_jax.policy.rollout import Prompts
+from slpo_jax.policy.prompted import Prompts
 from slpo_jax.text.batches import EncodedProblems, end_to_end, pad_prompts
 
 
@@ -49,7 +49,7 @@ def rollout_batches(
         hands, real_HR = deal(items, rows, devices)
         index_HR = index_I[hands]
         kept_HR = np.where(real_HR, lengths[index_HR], 1)  # of what fills a batch up, one token
-        places = end_to_end(int(kept_HR.sum(axis=1).max()), rows, width)
+        capacity = end_to_end(int(kept_HR.sum(axis=1).max()), rows, width)
         for first in range(0, len(hands), devices):
             batch = slice(first, first + devices)
             index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_HR, kept_HR, real_HR))
@@ -57,7 +57,7 @@ def rollout_batches(
             padded = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
             sample_BE = offset_I[hands[batch]].reshape(-1, 1) + np.arange(each)
             yield RolloutBatch(
-                Prompts(padded.tokens, padded.valid, places),
+                Prompts(padded.tokens, padded.valid, capacity),
                 np.repeat(padded.index, each),
                 sample_BE.reshape(-1).astype(np.int32),
                 np.repeat(real_B, each),

@@ -161,8 +161,9 @@ class Backbone(nn.Module):
                 (and the prefix). None: a row is one sequence.
             last: how many of the last positions' hidden states are wanted, 0 for all; the others then cost nothing
                 beyond the last block's keys and values. Noise has to cover all positions.
-            packing: without a cache: B sequences of L slots laid end to end in one row of S places. Inputs, positions
-                and noise are then those of the places, [1, S]; `valid_BL` and all that is returned are the slots'.
+            packing: without a cache: B sequences of L slots laid end to end in one row of S packed slots. Inputs,
+                positions and noise are then those of the packed slots, [1, S]; `valid_BL` and all that is returned are
+                the sequences'.
                 Only attention works on slots. Needs `last`; without a prefix and owners.
         Returns:
             hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.

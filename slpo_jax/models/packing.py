@@ -1,9 +1,9 @@
 """Sequences laid end to end, so that no time is spent on slots that hold nothing.
 
 A rollout that stops at tau < T and answers in fewer than A tokens leaves slots unused: about half of them in practice.
-Of each prompt's G rollouts only the used slots are scored, in one row of S places a prompt. A padded batch of prompts
-is half padding too: all of them can be one row. Where a slot lies in the row changes nothing: positions, masks and
-noise belong to the slot, and a place sees its own sequence's places alone.
+Of each prompt's G rollouts only the used slots are scored, in one row of S packed slots a prompt. A padded batch
+of prompts is half padding too: all of them can be one row. Where a slot is packed changes nothing: positions, masks
+and noise belong to the slot, and a packed slot sees its own sequence's alone.
 """
 
 import jax
@@ -16,47 +16,52 @@ class Packing:
     """Where the used slots of each row's G sequences lie, sequence by sequence.
 
     Attributes:
-        source_BS: int in [0, G*X), the slot at each place, counted through the sequences.
-        used_BS: bool, whether the place holds a used slot.
-        place_BM: int [B, G*X], the place of each slot; means nothing for an unused one.
+        source_BS: int in [0, G*X), the slot that each packed slot holds, counted through the sequences.
+        used_BS: bool, whether the packed slot holds a used one.
+        packed_BM: int [B, G*X], where each slot is packed; means nothing for an unused one.
         used_BM: bool, which slots are used.
         slots: X, slots of one sequence.
     """
 
     source_BS: jax.Array
     used_BS: jax.Array
-    place_BM: jax.Array
+    packed_BM: jax.Array
     used_BM: jax.Array
     slots: int = struct.field(pytree_node=False)
 
     @property
+    def capacity(self) -> int:
+        """S, the packed slots of a row."""
+        return self.source_BS.shape[1]
+
+    @property
     def owner_BS(self) -> jax.Array:
-        """Which of its row's sequences a place belongs to."""
+        """Which of its row's sequences a packed slot belongs to."""
         return self.source_BS // self.slots
 
     def packed(self, x_NX: jax.Array) -> jax.Array:
         """[B*G, X, ..] -> [B, S, ..]."""
         x_BM = x_NX.reshape(self.source_BS.shape[0], -1, *x_NX.shape[2:])
-        return _move(x_BM, self.source_BS, self.place_BM, self.used_BM)
+        return _move(x_BM, self.source_BS, self.packed_BM, self.used_BM)
 
     def unpacked(self, x_BS: jax.Array) -> jax.Array:
         """[B, S, ..] -> [B*G, X, ..]; finite, but meaningless, at unused slots."""
-        x_BM = _move(x_BS, self.place_BM, self.source_BS, self.used_BS)
+        x_BM = _move(x_BS, self.packed_BM, self.source_BS, self.used_BS)
         return x_BM.reshape(-1, self.slots, *x_BS.shape[2:])
 
 
-def pack(used_NX: jax.Array, group: int, places: int) -> Packing:
+def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
     """Used slots first.
 
     Args:
         used_NX: bool, N = B*group sequences, a row's G in a row.
-        places: S; used slots beyond it are lost, see `most_used`.
+        capacity: S; used slots beyond it are lost, see `most_used`.
     """
     slots = used_NX.shape[1]
     used_BM = used_NX.reshape(-1, group * slots)
-    source_BS = jnp.argsort(~used_BM, axis=1, stable=True)[:, :places]
-    place_BM = jnp.clip(jnp.cumsum(used_BM, axis=1) - 1, 0, places - 1)
-    return Packing(source_BS, _rows_take(used_BM, source_BS), place_BM, used_BM, slots)
+    source_BS = jnp.argsort(~used_BM, axis=1, stable=True)[:, :capacity]
+    packed_BM = jnp.clip(jnp.cumsum(used_BM, axis=1) - 1, 0, capacity - 1)
+    return Packing(source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots)
 
 
 def most_used(used_NX: jax.Array, group: int) -> jax.Array:
@@ -69,7 +74,7 @@ def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.
     if not jnp.issubdtype(x_BI.dtype, jnp.floating):
         return _rows_take(x_BI, from_BO)
 
-    # What is used goes to one place only, so the gradient is a gather too: autodiff would make it a slow scatter.
+    # What is used goes to one packed slot only, so the gradient is a gather too: autodiff would make it a slow scatter.
     @jax.custom_vjp
     def move(x_BI, from_BO, back_BI, used_BI):
         return _rows_take(x_BI, from_BO)

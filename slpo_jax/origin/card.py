@@ -49,7 +49,7 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
 
 def _kind(stage: StageFolder) -> str:
     """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
-    return read_json(stage.facts, "mend the file").get("stage") or {"slpo": "rl"}.get(stage.name, stage.name)
+    return read_json(stage.facts, "mend the file").get("stage", stage.name)
 
 
 def _training(stage: StageFolder) -> str:

@@ -18,8 +18,7 @@ from slpo_jax.origin.recipes import name_of
 from slpo_jax.text.tokenizer import load_tokenizer
 
 Kind = Literal["coconut", "codi", "plain"]
-_NEWEST_FIRST = ("slpo", "cold_start", "imitate")
-_TRAIN_THE_GATE = {"cold_start", "slpo"}  # sections of a stage's config.json
+_TRAIN_THE_GATE = {"cold_start", "rl"}  # sections of a stage's config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,9 @@ def newest_checkpoint(source: str) -> str:
     workdir = Workdir(Path(source).expanduser())
     if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
         return source
-    for stage in _NEWEST_FIRST:
+    # Of several objectives the one that the run's config names last.
+    objectives = read_json(workdir.config, default={}).get("rl", {}).get("objectives", ())
+    for stage in (*reversed(objectives), "cold_start", "imitate"):
         if is_checkpoint(workdir.stage(stage).path):
             return str(workdir.stage(stage).path)
     raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")

@@ -9,7 +9,7 @@ from slpo_jax.config import default_config, own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 from slpo_jax.origin.identify import Identity
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Stopping
 
 PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.

@@ -16,8 +16,8 @@ DropoutWhere = Literal["thought", "latents", "all"]
 """Where dropout is on: every forward up to the one that produces the last latent ("thought", the default), the same
 without the prompt ("latents"), or every position ("all")."""
 
-STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "slpo", "evaluate"))}
-_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE = (kind << 20 for kind in range(6))
+STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "rl", "evaluate"))}
+_LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 
 def stream_key(key: jax.Array, stream: str, step: jax.Array | int) -> jax.Array:
@@ -54,11 +54,24 @@ def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: D
     return Dropout(_position_keys(keys_N, _PROMPT + jnp.arange(slots)[::-1]), valid_NP, rate)
 
 
-def latent_dropout(keys_N, steps_T, active_NT, rate: float) -> Dropout | None:
-    """The noise of the forwards of latents h_t, t in steps_T (counted from 1), where `active_NT`."""
+def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -> Dropout | None:
+    """The noise of the forwards of latents h_t, t in steps_T (counted from 1).
+
+    This is the law of what thought has noise on, for rollouts, scoring and the cold start's candidates alike: the last
+    latent h_tau, which makes no other, is fed without noise unless that is everywhere.
+
+    Args:
+        last_NT: bool, whether h_t is its row's last.
+    """
     if rate == 0.0:
         return None
+    active_NT = jnp.ones_like(last_NT) if where == "all" else ~last_NT
     return Dropout(_position_keys(keys_N, _LATENT + steps_T), active_NT, rate)
+
+
+def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:
+    """Keys [N, T] of the thinker's own noise in what it draws at steps t in steps_T (counted from 1)."""
+    return _position_keys(keys_N, _DRAW + steps_T)
 
 
 def gate_dropout(keys_N, steps_T, rate: float) -> Dropout | None:

@@ -1,106 +1,81 @@
-"""Sampling thought trajectories and their answers, in the slot layout of SPEC section 1.
+"""Sampling thought trajectories and their answers, in the project's slot layout.
 
-`[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the latent h_t is fed at latent slot t, the end
-marker at the first answer slot, whose output is the first answer token. All loops end when every row has ended.
+`[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the action that is drawn for step t is fed at latent
+slot t, the end marker at the first answer slot, whose output is the first answer token. All loops end when every row
+has ended.
 """
 
-import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache
-from slpo_jax.models.gate import Gate
 from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-
-Stopping = Literal["sample", "threshold", "length"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    """How to think and to answer.
-
-    Attributes:
-        max_latents: T.
-        answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
-        end_id, eos_id, pad_id: token ids.
-        dropout_rate: p; 0 is the deterministic pass.
-        dropout_where: see `noise.DropoutWhere`.
-        stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
-            "length" (a given number of latents a row).
-        temperature: of the answer tokens; 0 is greedy.
-        banned_ids: tokens that are never generated.
-    """
-
-    max_latents: int
-    answer_slots: int
-    end_id: int
-    eos_id: int
-    pad_id: int
-    dropout_rate: float = 0.1
-    dropout_where: noise.DropoutWhere = "thought"
-    stopping: Stopping = "sample"
-    temperature: float = 0.0
-    banned_ids: tuple[int, ...] = ()
-
-
-@struct.dataclass
-class Prompts:
-    """Left-padded prompts: tokens int [N, P], valid bool [N, P]; of numpy on the host, of jax inside jit.
-
-    Attributes:
-        places: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of so
-            many places, which have to be enough for all their tokens: see `end_to_end`.
-    """
-
-    tokens: Any
-    valid: Any
-    places: int = struct.field(pytree_node=False, default=0)
-
-    @property
-    def lengths(self) -> jax.Array:
-        """Real tokens of each row, int [N]."""
-        return self.valid.sum(axis=1)
+from slpo_jax.policy.policy import Policy, RolloutConfig
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.thinkers import Action
 
 
 @struct.dataclass
 class Trajectories:
-    """What N rollouts produced.
+    """What N rollouts produced, and what made them: enough to make them again.
 
     Attributes:
-        latents: [N, T, D]: h_1 .. h_tau, zeros after.
+        actions: leaves [N, T, ..], the actions of steps 1 .. tau, zeros after.
         lengths: int [N], tau.
         tokens: int [N, A], generated answer tokens up to and including eos, then pad.
+        keys: typed keys [N], of all the noise in a row.
     """
 
-    latents: jax.Array
+    actions: Action
     lengths: jax.Array
     tokens: jax.Array
+    keys: jax.Array
+
+
+@struct.dataclass
+class Replay:
+    """A finished thought once more, differentiably.
+
+    Attributes:
+        actions: leaves [N, T, ..].
+        prefix, cache: keys and values of prompts and of latents, with free slots for the answer from slot T on.
+        before: int [N], real positions before the end marker.
+    """
+
+    actions: Action
+    prefix: KVCache
+    cache: KVCache
+    before: jax.Array
 
 
 @struct.dataclass
 class _Thought:
-    """The loop's state before latent step t: `h` is the latent about to be fed."""
+    """The loop's state before latent step t: `action` [N, 1, ..] is about to be fed."""
 
     t: jax.Array
-    h_ND: jax.Array
+    action: Action
     cache: KVCache
-    latents_NTD: jax.Array
+    actions: Action
     lengths_N: jax.Array
     active_N: jax.Array
 
 
 def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
-    """Prefill: the first latent h_1 [N, D] and the prompts' cache."""
+    """Prefill: the hidden states [N, 1, D] of the last prompt positions and the prompts' cache.
+
+    Args:
+        params: the reasoner's.
+    """
     tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
-    if prompts.places:
-        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.places)
+    if prompts.capacity:
+        packing = pack(prompts.valid, prompts.valid.shape[0], prompts.capacity)
         tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
-    hidden_N1D, prefix = reasoner.forward(
+    return reasoner.forward(
         params,
         reasoner.embed(params, tokens),
         positions,
@@ -109,11 +84,10 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
         last=1,
         packing=packing,
     )
-    return reasoner.transition(params, hidden_N1D)[:, 0], prefix
 
 
 def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
-    """The first latents h_1 [N, D] of N/B rollouts a prompt, a prompt's in a row, and their prefix of B or N rows.
+    """`encode_prompts` for N/B rollouts a prompt, a prompt's in a row: hidden states of N rows, a prefix of B or N.
 
     Prompts without noise are encoded once for all their rollouts; else each rollout has masks of its own, and vmap lets
     them share what no noise has reached yet: embeddings and the first attention.
@@ -125,8 +99,8 @@ def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: Roll
         return encode_prompts(reasoner, params, prompts, dropout)
 
     if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
-        first_BD, prefix = encode(keys_N[:rows])
-        return repeat_to(first_BD, rollouts), prefix
+        hidden_B1D, prefix = encode(keys_N[:rows])
+        return repeat_to(hidden_B1D, rollouts), prefix
     encoded = jax.vmap(encode, in_axes=1, out_axes=1)(keys_N.reshape(rows, -1))
     return jax.tree.map(lambda x: x.reshape(rollouts, *x.shape[2:]), encoded)
 
@@ -136,23 +110,28 @@ def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
     return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
 
 
-def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: RolloutConfig, stop_rule, thought):
-    """Decide whether h_t is the last latent, feed it (without noise if it is), and move on to h_{t+1}."""
-    t = thought.t
-    rho_N = jax.nn.sigmoid(gate.logits(params["gate"], thought.h_ND[:, None])[:, 0])
+def _draw(policy: Policy, params, hidden_N1D, keys_N, step) -> Action:
+    """The action of one step, leaves [N, 1, ..]."""
+    keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.thinker_noise else None
+    return policy.thinker.draw(params, hidden_N1D, keys_N1)
+
+
+def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought: _Thought) -> _Thought:
+    """Decide whether step t is the last, feed its action (without noise if it is), and draw the next."""
+    config, t = policy.config, thought.t
+    rho_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, thought.action)[:, 0])
     if config.stopping == "sample":
         fires_N = noise.stop_uniforms(keys_N, t) < rho_N
     elif config.stopping == "threshold":
-        fires_N = rho_N >= stop_rule
+        fires_N = rho_N >= rule
     else:
-        fires_N = t >= stop_rule
+        fires_N = t >= rule
     stops_N = thought.active_N & (fires_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
-    noisy_N = goes_on_N | (config.dropout_where == "all")
-    dropout = noise.latent_dropout(keys_N, t[None], noisy_N[:, None], config.dropout_rate)
-    hidden_N1D, cache = reasoner.forward(
+    dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
+    hidden_N1D, cache = policy.reasoner.forward(
         params["reasoner"],
-        thought.h_ND[:, None],
+        policy.thinker.feed(params, thought.action),
         (before_N + t - 1)[:, None],
         thought.active_N[:, None],
         prefix=prefix,
@@ -160,36 +139,42 @@ def _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config: Rollo
         start=t - 1,
         dropout=dropout,
     )
-    h_ND = jnp.where(thought.active_N[:, None], thought.h_ND, 0.0).astype(thought.latents_NTD.dtype)
+
+    def keep(actions, action):
+        used = thought.active_N.reshape(-1, *(1,) * (action.ndim - 1))
+        kept = jnp.where(used, action, jnp.zeros_like(action)).astype(actions.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(actions, kept, t - 1, axis=1)
+
     return _Thought(
         t=t + 1,
-        h_ND=reasoner.transition(params["reasoner"], hidden_N1D)[:, 0],
+        action=_draw(policy, params, hidden_N1D, keys_N, t + 1),
         cache=cache,
-        latents_NTD=jax.lax.dynamic_update_slice_in_dim(thought.latents_NTD, h_ND[:, None], t - 1, axis=1),
+        actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),
         active_N=goes_on_N,
     )
 
 
 def think(
-    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, stop_rule=None, differentiable=False,
-    real_N=None,
-) -> tuple[_Thought, KVCache]:  # fmt: skip
-    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `rollout`."""
-    h_ND, prefix = encode_for_rollouts(reasoner, params["reasoner"], prompts, keys_N, config)
-    rows = h_ND.shape[0]
+    policy: Policy, params, prompts: Prompts, keys_N, rule=None, differentiable: bool = False, real_N=None
+) -> tuple[_Thought, KVCache]:
+    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`."""
+    config = policy.config
+    hidden_N1D, prefix = encode_for_rollouts(policy.reasoner, params["reasoner"], prompts, keys_N, config)
+    rows = hidden_N1D.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
+    first = _draw(policy, params, hidden_N1D, keys_N, jnp.int32(1))
     thought = _Thought(
         t=jnp.int32(1),
-        h_ND=h_ND,
-        cache=reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
-        latents_NTD=jnp.zeros((rows, config.max_latents, reasoner.width), h_ND.dtype),
+        action=first,
+        cache=policy.reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
+        actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[2:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0),
     )
 
     def step(thought):
-        return _latent_step(reasoner, gate, params, prefix, before_N, keys_N, config, stop_rule, thought)
+        return _latent_step(policy, params, prefix, before_N, keys_N, rule, thought)
 
     if config.max_latents == 0:
         return thought, prefix
@@ -201,11 +186,20 @@ def think(
 
 
 def decode_answers(
-    reasoner, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, config, real_N=None
-):
+    reasoner: Reasoner,
+    params,
+    prefix: KVCache,
+    cache: KVCache,
+    first_slot,
+    before_N,
+    keys_N,
+    config: RolloutConfig,
+    real_N=None,
+) -> jax.Array:
     """Generate answers after the end marker.
 
     Args:
+        params: the reasoner's.
         prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
@@ -249,46 +243,45 @@ def decode_answers(
     return jax.lax.while_loop(goes_on, body, start)[3]
 
 
-def rollout(
-    reasoner: Reasoner,
-    gate: Gate,
+def sample(
+    policy: Policy,
     params: Any,
     prompts: Prompts,
     keys_N: jax.Array,
-    config: RolloutConfig,
-    stop_rule: jax.Array | float | None = None,
+    rule: jax.Array | float | None = None,
     real_N: jax.Array | None = None,
 ) -> Trajectories:
     """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
 
     Args:
         params: {"reasoner": ..., "gate": ...}.
-        prompts: B prompts; with dropout off a row's result does not depend on the other rows or on the padding.
+        prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
-        stop_rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
+        rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
     Returns:
         `Trajectories` of N rows.
     """
-    thought, prefix = think(reasoner, gate, params, prompts, keys_N, config, stop_rule, real_N=real_N)
+    config = policy.config
+    thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(
-        reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config, real_N
+        policy.reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config, real_N
     )
-    return Trajectories(thought.latents_NTD, thought.lengths_N, tokens_NA)
+    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N)
 
 
-def replay_latents(reasoner, gate, params, prompts: Prompts, keys_N, lengths_N, config: RolloutConfig) -> jax.Array:
-    """The latents of a finished rollout once more, from the same keys, masks and lengths, differentiably.
+def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories) -> Replay:
+    """The thought of finished rollouts once more: the same keys, masks and lengths, differentiably.
 
-    A reward gradient that flows through the latents themselves (the pathwise gradient of dropout noise) starts here.
+    A rollout's actions are a deterministic function of parameters and keys, so a gradient of what follows goes back
+    through them: the pathwise gradient of the noise.
 
-    Args:
-        lengths_N: int, tau of each row of the rollout.
     Returns:
-        [N, T, D], equal to the rollout's latents.
+        `Replay`; its actions equal those of the trajectories.
     """
-    config = dataclasses.replace(config, stopping="length")
-    thought, _ = think(reasoner, gate, params, prompts, keys_N, config, lengths_N, differentiable=True)
-    return thought.latents_NTD
+    keys_N, lengths_N = trajectories.keys, trajectories.lengths
+    by_length = policy.having(stopping="length")
+    thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
+    return Replay(thought.actions, prefix, thought.cache, repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N)

@@ -1,6 +1,8 @@
-"""Teacher-forced passes over realised trajectories."""
+"""Teacher-forced passes over realised trajectories: what a thinker would have drawn, and the answer's likelihood."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,31 +13,39 @@ from flax import struct
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories, encode_prompts
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import Replay, Trajectories, encode_prompts
+from slpo_jax.policy.thinkers import Action
 
 
 @struct.dataclass
-class PassScores:
-    """What one stochastic pass says of N trajectories.
+class Scores:
+    """What one pass says of N trajectories.
 
     Attributes:
-        latents: z_1 .. z_T, [N, T, D]; z_t comes from the prefix h_<t.
+        actions: z_1 .. z_T, leaves [N, T, ..]: what the thinker draws here; z_t comes from the prefix of steps < t.
+        action_log_probs: float32 [N, T], of the trajectories' own actions; None where the thinker has no density
+            or T is 0.
         answer_log_prob: float32 [N], the sum of the answer tokens' log-probabilities, eos included.
     """
 
-    latents: jax.Array
+    actions: Action
+    action_log_probs: jax.Array | None
     answer_log_prob: jax.Array
 
 
-def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
-    """bool [N, A]: the generated tokens, up to and including eos."""
-    is_eos_NA = tokens_NA == eos_id
-    return jnp.cumsum(is_eos_NA, axis=1) - is_eos_NA == 0
+@struct.dataclass
+class PassKeys:
+    """Keys of a scoring pass (of K passes, with a leading axis): of the prompts [B] and of the trajectories [N]."""
+
+    prompts: jax.Array
+    trajectories: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
-    """How many places a prompt's row has in a scoring pass, for its G rollouts together; static.
+class Capacity:
+    """How many slots a prompt's row has in a scoring pass, for its G rollouts together; static.
 
     Attributes:
         latents: at most G*T.
@@ -46,99 +56,168 @@ class Room:
     answers: int
 
 
-def full_room(group: int, config: RolloutConfig) -> Room:
-    """Room for whatever G rollouts can be."""
-    return Room(group * config.max_latents, group * config.answer_slots)
+def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> PassKeys:
+    """`PassKeys` of K independent passes.
+
+    Args:
+        key: the step's scoring key.
+        index_B: int, see `PromptedBatch.index`: keys depend on it, not on places in the batch.
+        group: G.
+        passes: K.
+    """
+    index_N, rollout_N = jnp.repeat(index_B, group), jnp.tile(jnp.arange(group), index_B.shape[0])
+
+    def one(pass_key):
+        # The trajectories count from 1, so that no trajectory's key is its prompt's.
+        prompt_keys_B = noise.row_keys(pass_key, index_B, jnp.zeros_like(index_B))
+        return PassKeys(prompt_keys_B, noise.row_keys(pass_key, index_N, 1 + rollout_N))
+
+    return jax.vmap(one)(jax.random.split(key, passes))
 
 
-def used_slots(trajectories: Trajectories, eos_id: int) -> tuple[jax.Array, jax.Array]:
-    """bool [N, T] and bool [N, A]: the latents that were fed, and the generated tokens."""
-    steps_T = jnp.arange(1, trajectories.latents.shape[1] + 1)
-    return steps_T <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, eos_id)
+def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
+    """bool [N, A]: the generated tokens, up to and including eos."""
+    is_eos_NA = tokens_NA == eos_id
+    return jnp.cumsum(is_eos_NA, axis=1) - is_eos_NA == 0
 
 
-def smallest_room(rooms: Sequence[Room], trajectories: Trajectories, group: int, eos_id: int) -> jax.Array:
-    """int: the first of the ascending `rooms` that every prompt's G trajectories fit in; the last has to hold them."""
-    fed_NT, spoken_NA = used_slots(trajectories, eos_id)
+def full_capacity(policy: Policy, group: int) -> Capacity:
+    """Slots for whatever G rollouts can be."""
+    return Capacity(group * policy.config.max_latents, group * policy.config.answer_slots)
+
+
+def capacities(policy: Policy, group: int) -> list[Capacity]:
+    """`Policy.capacities` in slots."""
+    full = full_capacity(policy, group)
+    return [Capacity(math.ceil(latent * full.latents), math.ceil(answer * full.answers))
+            for latent, answer in policy.capacities]  # fmt: skip
+
+
+def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
+    """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens."""
+    steps_T = jnp.arange(1, policy.config.max_latents + 1)
+    return steps_T <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, policy.config.eos_id)
+
+
+def smallest_capacity(
+    policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int
+) -> jax.Array:
+    """int: the first of the ascending choices that every prompt's G trajectories fit in; the last has to hold them."""
+    fed_NT, spoken_NA = used_slots(policy, trajectories)
     latents, answers = most_used(fed_NT, group), most_used(spoken_NA, group)
-    limits = jnp.array([(room.latents, room.answers) for room in rooms[:-1]], jnp.int32).reshape(-1, 2)
+    limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
     return jnp.sum(jnp.any(limits < jnp.stack([latents, answers]), axis=1), dtype=jnp.int32)
 
 
-def score_pass(
-    reasoner: Reasoner,
+def score(
+    policy: Policy,
     params: Any,
     prompts: Prompts,
     trajectories: Trajectories,
-    prompt_keys_B: jax.Array,
-    keys_N: jax.Array,
-    config: RolloutConfig,
-    room: Room | None = None,
-) -> PassScores:
-    """One teacher-forced pass over realised trajectories with fresh dropout masks: all latent positions at once.
+    keys: PassKeys | None,
+    capacity: Capacity | None = None,
+    actions: Action | None = None,
+) -> Scores:
+    """One teacher-forced pass over realised trajectories with fresh noise: all latent positions at once.
 
     Each of the B prompts is encoded once and shared by its G trajectories, whose used slots lie side by side in one row
-    (`packing`): first the latents of all, then the answers of all. Dropout is on where the rollout had it, position by
+    (`packing`): first the latents of all, then the answers of all. Noise is on where the rollout had it, position by
     position.
 
     Args:
-        params: the reasoner's parameters.
-        trajectories: N = B*G rows, a prompt's G rows in a row; its latents are stop-gradient inputs and targets.
-        prompt_keys_B, keys_N: this pass's keys for the prompts and for the trajectories.
-        config: the rollout's.
-        room: None has room for every slot; what doesn't fit is lost.
+        params: {"reasoner": ..., "gate": ...}.
+        trajectories: N = B*G rows, a prompt's G rows in a row.
+        keys: this pass's; None is a pass without any noise.
+        capacity: None has a slot for everything; what doesn't fit is lost.
+        actions: what is fed; None is the trajectories' own, as constants. Replayed actions keep their gradient.
     Returns:
-        `PassScores` of N rows.
+        `Scores` of N rows.
     """
-    group = keys_N.shape[0] // prompt_keys_B.shape[0]
-    room = room or full_room(group, config)
-    noisy = noise.prompt_dropout(prompt_keys_B, prompts.valid, config.dropout_rate, config.dropout_where)
-    first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
-    thoughts, answers, inputs = _side_by_side(reasoner, params, prompts, trajectories, keys_N, config, room)
-    hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
-    later_NTD = thoughts.unpacked(reasoner.transition(params, hidden_BSD[:, : room.latents]))[:, :-1]
-    z_NTD = jnp.concatenate([jnp.repeat(first_BD, group, axis=0)[:, None], later_NTD], axis=1)
+    reasoner, thinker = policy.reasoner, policy.thinker
+    if keys is None:
+        policy = policy.without_noise()
+        unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
+        keys = PassKeys(unused_N[: prompts.tokens.shape[0]], unused_N)
+    config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
+    group = keys.trajectories.shape[0] // keys.prompts.shape[0]
+    capacity = capacity or full_capacity(policy, group)
+    actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
+    noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
+    hidden_B1D, prefix = encode_prompts(reasoner, params["reasoner"], prompts, noisy)
+    thoughts, answers, inputs = _side_by_side(policy, params, prompts, trajectories, keys, capacity, actions)
+    hidden_BSD, _ = reasoner.forward(params["reasoner"], prefix=prefix, **inputs)
+    # What comes after slot t is step t + 1's.
+    of_step = functools.partial(_of_step, thoughts, jnp.repeat(hidden_B1D, group, axis=0), hidden_BSD)
+    drawn, log_probs = trajectories.actions, None
+    if config.max_latents:
+        draws_NT = noise.draw_keys(keys.trajectories, steps_T) if config.thinker_noise else None
+        drawn = of_step(functools.partial(thinker.draw, params), draws_NT)
+    if thinker.log_prob is not None and config.max_latents:
+        log_probs = of_step(functools.partial(thinker.log_prob, params), jax.lax.stop_gradient(trajectories.actions))
     tokens_BS = answers.packed(trajectories.tokens)
-    log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params, hidden_BSD[:, room.latents :], tokens_BS))
+    hidden_answers = hidden_BSD[:, capacity.latents :]
+    log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
     spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
-    return PassScores(z_NTD, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+    return Scores(drawn, log_probs, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+
+
+def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, argument):
+    """function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
+
+    Args:
+        thoughts: how the latent slots are packed.
+        first_N1D: hidden states before step 1.
+        hidden_BSD: hidden states at the packed slots, the latents' first.
+        argument: leaves [N, T, ..], or None.
+    """
+    first = function(first_N1D, jax.tree.map(lambda x: x[:, :1], argument))
+    following = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), argument)
+    later = function(hidden_BSD[:, : thoughts.capacity], jax.tree.map(thoughts.packed, following))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
 
 
 def _side_by_side(
-    reasoner: Reasoner, params, prompts: Prompts, trajectories: Trajectories, keys_N, config: RolloutConfig, room: Room
+    policy: Policy, params, prompts: Prompts, trajectories: Trajectories, keys: PassKeys, capacity: Capacity, actions
 ) -> tuple[Packing, Packing, dict[str, Any]]:
     """Where latents and answers lie in their prompts' rows, and the arguments of the forward pass over those rows."""
-    group = keys_N.shape[0] // prompts.tokens.shape[0]
+    config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
-    fed_NT, spoken_NA = used_slots(trajectories, config.eos_id)
-    thoughts, answers = pack(fed_NT, group, room.latents), pack(spoken_NA, group, room.answers)
+    fed_NT, spoken_NA = used_slots(policy, trajectories)
+    thoughts, answers = pack(fed_NT, group, capacity.latents), pack(spoken_NA, group, capacity.answers)
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_A = jnp.arange(1, config.max_latents + 1), jnp.arange(config.answer_slots)
-    end_N1 = jnp.full_like(trajectories.tokens[:, :1], config.end_id)
-    fed_tokens_NA = jnp.concatenate([end_N1, trajectories.tokens[:, :-1]], axis=1)
-    noisy_NT = fed_NT if where == "all" else steps_T < lengths_N1
 
     def laid_out(x_NT, x_NA):
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NA)], axis=1)
 
+    latents_NTD = policy.thinker.feed(params, actions)
+    inputs_NAD = policy.reasoner.embed(params["reasoner"], fed_tokens(trajectories.tokens, config.end_id))
     return (
         thoughts,
         answers,
         {
-            "inputs_BLD": laid_out(jax.lax.stop_gradient(trajectories.latents), reasoner.embed(params, fed_tokens_NA)),
+            "inputs_BLD": laid_out(latents_NTD, inputs_NAD),
             "positions_BL": laid_out(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
             "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
             "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
             "dropout": noise.followed_by(
-                jax.tree.map(thoughts.packed, noise.latent_dropout(keys_N, steps_T, noisy_NT, rate)),
-                jax.tree.map(answers.packed, noise.answer_dropout(keys_N, slots_A, rate, where)),
+                jax.tree.map(
+                    thoughts.packed,
+                    noise.latent_dropout(keys.trajectories, steps_T, steps_T >= lengths_N1, rate, where),
+                ),
+                jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_A, rate, where)),
             ),
         },
     )
 
 
+def fed_tokens(tokens_NA: jax.Array, end_id: int) -> jax.Array:
+    """int [N, A]: what is fed so that the answer `tokens_NA` comes out: the end marker, then all but its last token."""
+    return jnp.concatenate([jnp.full_like(tokens_NA[:, :1], end_id), tokens_NA[:, :-1]], axis=1)
+
+
 def answer_log_probs(reasoner: Reasoner, params, hidden_BLD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-    """float32 [B, L]: log-probabilities of the given tokens after these hidden states."""
+    """float32 [B, L]: log-probabilities of the given tokens after these hidden states; `params` are the reasoner's."""
     return token_log_probs(reasoner.logits(params, hidden_BLD), tokens_BL)
 
 
@@ -148,43 +227,30 @@ def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
     return chosen_BL - jax.nn.logsumexp(logits_BLV, axis=-1)
 
 
-def score(
-    reasoner: Reasoner,
-    params: Any,
-    prompts: Prompts,
-    index_B: jax.Array,
-    trajectories: Trajectories,
-    key: jax.Array,
-    passes: int,
-    config: RolloutConfig,
-    room: Room | None = None,
-) -> PassScores:
-    """K independent passes, vmapped over their keys: `PassScores` with a leading axis K.
+def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: Trajectories, tokens_NA) -> jax.Array:
+    """log pi(answer | prompt, replayed thought): the gradient goes through the thought too.
+
+    The answer attends to the very keys and values that the rollout's own answer did.
 
     Args:
-        index_B: int, global example indices (the keys depend on them and not on places in the batch).
-        key: this step's scoring key.
-        passes: K.
-        room: see `score_pass`.
+        params: {"reasoner": ..., "gate": ...}.
+        replayed: of these trajectories.
+        tokens_NA: int, answers up to and including eos, then anything; not always the trajectories' own.
+    Returns:
+        float32 [N], sums over the answer's tokens.
     """
-    group = trajectories.lengths.shape[0] // index_B.shape[0]
-    index_N = jnp.repeat(index_B, group)
-    rollout_N = jnp.tile(jnp.arange(group), index_B.shape[0])
-
-    def one(pass_key):
-        # The trajectories count from 1, so that no trajectory's key is its prompt's.
-        prompt_keys_B = noise.row_keys(pass_key, index_B, jnp.zeros_like(index_B))
-        keys_N = noise.row_keys(pass_key, index_N, 1 + rollout_N)
-        return score_pass(reasoner, params, prompts, trajectories, prompt_keys_B, keys_N, config, room)
-
-    return jax.vmap(one)(jax.random.split(key, passes))
-
-
-def score_clean(
-    reasoner, params, prompts: Prompts, trajectories: Trajectories, config: RolloutConfig, room: Room | None = None
-) -> PassScores:
-    """One pass without any noise."""
-    keys_B = jnp.broadcast_to(jax.random.key(0), (prompts.tokens.shape[0],))
-    keys_N = jnp.broadcast_to(keys_B[0], trajectories.lengths.shape)
-    clean = dataclasses.replace(config, dropout_rate=0.0)
-    return score_pass(reasoner, params, prompts, trajectories, keys_B, keys_N, clean, room)
+    reasoner, config = policy.reasoner, policy.config
+    spoken_NA, slots_A = answer_mask(tokens_NA, config.eos_id), jnp.arange(tokens_NA.shape[1])
+    dropout = noise.answer_dropout(trajectories.keys, slots_A, config.dropout_rate, config.dropout_where)
+    hidden_NAD, _ = reasoner.forward(
+        params["reasoner"],
+        reasoner.embed(params["reasoner"], fed_tokens(tokens_NA, config.end_id)),
+        replayed.before[:, None] + slots_A,
+        spoken_NA,
+        prefix=replayed.prefix,
+        cache=replayed.cache,
+        start=config.max_latents,
+        dropout=dropout,
+    )
+    log_probs_NA = answer_log_probs(reasoner, params["reasoner"], hidden_NAD, tokens_NA)
+    return jnp.sum(log_probs_NA, axis=1, where=spoken_NA)

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, decode_answers, repeat_to, think
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import decode_answers, repeat_to, think
+from slpo_jax.policy.thinkers import Action
 
 
 def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
@@ -27,42 +30,41 @@ def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Ar
 
 
 def decode_candidates(
-    reasoner, gate, params, prompts: Prompts, keys_N, config: RolloutConfig, min_latents: int
-) -> tuple[jax.Array, jax.Array]:
+    policy: Policy, params, prompts: Prompts, keys_N, min_latents: int
+) -> tuple[Action, jax.Array]:
     """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one
-    batch: candidate t sees the noisy slots before t, and feeds h_t again, without noise (unless that is on everywhere),
-    as its last latent.
+    batch: candidate t sees the noisy slots before t, and feeds step t's action again as its last.
 
     Args:
-        prompts, keys_N: as in `rollout`.
-        config: dropout rate and sites of the trajectories; its stopping rule is not used.
+        policy: its stopping rule is not used.
+        prompts, keys_N: as in `rollout.sample`.
         min_latents: T_min.
     Returns:
-        latents [N, T, D] and answer tokens int32 [N, C, A].
+        actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
-    full = dataclasses.replace(config, stopping="length", answer_slots=0)
+    full, config = policy.having(stopping="length", answer_slots=0), policy.config
     steps = config.max_latents
-    thought, prompt_cache = think(reasoner, gate, params, prompts, keys_N, full, jnp.int32(steps))
+    thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
     candidates = lengths_C.shape[0]
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
-    last_h = thought.latents_NTD[:, min_latents - 1 :].reshape(rows * candidates, 1, -1)
+    inputs_NCD = policy.thinker.feed(params, thought.actions)[:, min_latents - 1 :]
     before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C).reshape(-1)
-    noisy_NC = jnp.full((rows, candidates), config.dropout_where == "all")
-    dropout = noise.latent_dropout(keys_N, lengths_C, noisy_NC, config.dropout_rate)
-    _, cache = reasoner.forward(
+    last_NC = jnp.ones((rows, candidates), bool)
+    dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
+    _, cache = policy.reasoner.forward(
         params["reasoner"],
-        last_h,
+        inputs_NCD.reshape(rows * candidates, 1, -1),
         before[:, None] - 1,
         jnp.ones((rows * candidates, 1), bool),
         prefix=shared,
-        cache=reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
+        cache=policy.reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
         start=0,
         dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )
     keys = jnp.repeat(keys_N, candidates)
-    tokens = decode_answers(reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
-    return thought.latents_NTD, tokens.reshape(rows, candidates, config.answer_slots)
+    tokens = decode_answers(policy.reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
+    return thought.actions, tokens.reshape(rows, candidates, config.answer_slots)

@@ -1,14 +1,13 @@
-"""The surrogate policy: K stochastic passes over realised trajectories, and a Gaussian (paper section 4.2)."""
+"""The surrogate policy: a Gaussian fitted to K stochastic passes over a realised trajectory (paper section 4.2)."""
 
 import math
+from typing import Literal
 
 import chex
 import jax
 import jax.numpy as jnp
 
 EPSILON = 1e-6
-
-
 
 
 def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.Array]:
@@ -42,3 +41,33 @@ def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: jax.Array) -> j
     h_D = h_D.astype(jnp.float32)
     width = h_D.shape[-1]
     return -0.5 * width * jnp.log(2 * math.pi * variance) - jnp.sum(jnp.square(h_D - mu_D)) / (2 * variance)
+
+
+def latent_log_likelihood(
+    h_TD,
+    z_KTD,
+    length,
+    epsilon: float = EPSILON,
+    reduction: Literal["sum", "mean"] = "sum",
+    detach_variance: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Sum over t <= tau of log pi~(h_t | x, h_<t) for one trajectory (paper section 4.2).
+
+    Args:
+        h_TD: realised latents, taken as constants.
+        z_KTD: the K passes' latents.
+        length: tau.
+        epsilon: floor of the variance.
+        reduction: over D, "sum" as printed in the paper or "mean".
+        detach_variance: keep the gradient from the variance path (Prop. 1's setting).
+    Returns:
+        the log-likelihood, and the mean of sigma^2 over t <= tau.
+    """
+    h_TD = jax.lax.stop_gradient(h_TD)
+    mu_TD, variance_T = jax.vmap(moments, in_axes=(1, None))(z_KTD, epsilon)
+    scored_T = jax.lax.stop_gradient(variance_T) if detach_variance else variance_T
+    log_probs_T = jax.vmap(gaussian_log_prob)(h_TD, mu_TD, scored_T)
+    if reduction == "mean":
+        log_probs_T = log_probs_T / h_TD.shape[-1]
+    seen_T = jnp.arange(1, h_TD.shape[0] + 1) <= length
+    return jnp.sum(log_probs_T, where=seen_T), jnp.mean(variance_T, where=seen_T)

@@ -14,7 +14,7 @@ ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they ar
 
 SHARED_KEYS = (
     "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
-    "max_answer_tokens", "prompt_slots", "dropout", "gate",
+    "max_answer_tokens", "prompt_slots", "dropout", "gate", "thinker",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
         return
     # A key that is younger than the checkpoint was at its default.
     known = _flat(_facts(default_config(), stage)) | _flat(read_json(folder.facts, "mend the file"))
-    changed = [key for key, value in _flat(facts).items() if value != known[key]]
+    changed = [key for key, value in _flat(facts).items() if value != known.get(key)]
     if changed:
         raise UserError(
             f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
@@ -47,11 +47,16 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
 
 def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
     """What a stage's result depends on."""
+    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS}
     section = stage.partition("_control")[0].partition("_adapter")[0]
-    facts = {key: config[key] for key in SHARED_KEYS} | {section: config[section]}
+    if section in config:
+        facts |= {"stage": section, section: config[section]}
+    else:  # an objective of the stage rl; the others beside it don't matter
+        others = {key: value for key, value in config.rl.items() if key != "objectives"}
+        facts |= {"stage": "rl", "rl": others, "objective": {stage: config.objective.get(stage, {})}}
     facts["data"] = {key: config.data[key] for key in ("train", "valid", "synthetic")}
     if stage == "imitate_control":
-        facts["slpo"] = {"steps": config.slpo.steps}
+        facts["rl"] = {"steps": config.rl.steps}
     return json.loads(ConfigDict(facts).to_json_best_effort())
 
 

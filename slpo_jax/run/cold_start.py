@@ -32,9 +32,7 @@ def run_cold_start(experiment: Experiment) -> None:
         config.train_backbone,
         config.forced_stop,
     )
-    loss_fn = cold_start.make_loss(
-        experiment.reasoner, experiment.gate, experiment.reward, experiment.rollout, settings
-    )
+    loss_fn = cold_start.make_loss(experiment.policy, experiment.reward, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)
     run, state, best = open_stage(experiment, stage, state, config.steps)
     batch, best_dir = prompted_batches(experiment, config), experiment.workdir.stage("cold_start_best").path

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.io.orbax import load_params, stored_params
@@ -18,8 +19,9 @@ from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
@@ -43,7 +45,7 @@ class Setup:
         config: as resolved; config.model holds the shapes of what was loaded.
         origin: what the run starts from.
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
-        rollout: slots, ids and dropout of training rollouts.
+        policy: reasoner, thinker, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: (tokens, references) -> right or not, inside jit.
     """
@@ -53,11 +55,15 @@ class Setup:
     key: jax.Array
     origin: Origin
     prompt_slots: tuple[int, ...]
-    reasoner: Reasoner
     gate: Gate
-    rollout: RolloutConfig
+    policy: Policy
     reward: RewardFn
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reasoner(self) -> Reasoner:
+        """The policy's."""
+        return self.policy.reasoner
 
     @property
     def template(self) -> Template:
@@ -106,7 +112,8 @@ class Setup:
         def missing():
             drawn = self._random_params()
             lacking = {name: tree for name, tree in drawn["reasoner"].items() if name not in found.get("reasoner", {})}
-            return {"reasoner": lacking} | ({} if "gate" in found else {"gate": drawn["gate"]})
+            others = {name: tree for name, tree in drawn.items() if name not in {"reasoner", *found}}
+            return {"reasoner": lacking} | others
 
         drawn = jax.jit(missing)()
         params = {**drawn, **found, "reasoner": {**drawn["reasoner"], **found.get("reasoner", {})}}
@@ -114,16 +121,18 @@ class Setup:
 
     def _random_params(self) -> dict[str, Any]:
         reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
-        return {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
+        thinker = self.policy.thinker.init(jax.random.fold_in(self.key, 1 << 28))
+        params = {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
+        return params | ({"thinker": thinker} if thinker else {})
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
         """Rollouts over whole sets, with the answer budget of evaluation."""
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
-        config = dataclasses.replace(self.rollout, answer_slots=answer_slots, temperature=0.0)
+        policy = self.policy.having(answer_slots=answer_slots, temperature=0.0)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
-        return Evaluator(self.reasoner, self.gate, config, self.mesh, evaluate.batch_size, sorted(slots), self.key)
+        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 
     @functools.cached_property
     def reader(self) -> Reader:
@@ -173,6 +182,10 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     _check_usable(config, origin, workdir)
     _resolve(config, model, origin)
     reasoner = origin.recipe.functions(model, origin.description.projector)
+    gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
+    name = config.thinker.name
+    make_thinker: Any = fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
+    thinker = make_thinker(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
@@ -181,9 +194,8 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         key=jax.random.key(config.seed),
         origin=origin,
         prompt_slots=prompt_slots,
-        reasoner=reasoner,
-        gate=stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached),
-        rollout=RolloutConfig(
+        gate=gate,
+        policy=Policy(reasoner, thinker, RolloutConfig(
             max_latents=config.max_latents,
             answer_slots=config.max_answer_tokens,
             end_id=template.end_id,
@@ -192,7 +204,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
             dropout_rate=config.dropout.rate,
             dropout_where=config.dropout.where,
             banned_ids=template.banned_ids,
-        ),
+        )),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
 

@@ -71,7 +71,7 @@ def run_imitate(experiment: Experiment) -> None:
         return
     claim(experiment, "imitate_control")
     if not experiment.workdir.stage("imitate_control").is_finished:
-        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.slpo.steps)
+        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.rl.steps)
 
 
 def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: list[Phase], until: int) -> None:
@@ -96,8 +96,8 @@ def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: lis
         if int(state.step) == phase.start and config.reset_optimizer:
             opt_state = optimizer.init({name: state.params[name] for name in trained})
             state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
-        layout = dataclasses.replace(experiment.rollout, max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        loss_fn = imitation.make_loss(experiment.reasoner, experiment.gate, layout)
+        policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
+        loss_fn = imitation.make_loss(policy)
         if rank:
             loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)

@@ -3,7 +3,7 @@
 from slpo_jax.run.claims import claim
 from slpo_jax.run.evaluate import check_evaluation
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.rl import make_slpo
+from slpo_jax.run.rl import make_objective, optimizer_config
 from slpo_jax.run.stage import check_batch
 
 
@@ -19,10 +19,13 @@ def check_stages(experiment: Experiment) -> None:
             check_evaluation(experiment)
             continue
         check_batch(experiment, stage)
-        claim(experiment, stage, write=False)
+        if stage != "rl":
+            claim(experiment, stage, write=False)
         if stage == "imitate" and config.imitate.control:
             claim(experiment, "imitate_control", write=False)
         if stage != "imitate":  # whose schedules are its phases'
             experiment.optimizer_config(stage, config[stage].steps)
-        if stage == "slpo":
-            make_slpo(experiment)
+        if stage == "rl":
+            for name in config.rl.objectives:
+                claim(experiment, name, write=False)
+                optimizer_config(experiment, make_objective(experiment, name))

@@ -1,8 +1,31 @@
 """What several files in configs/ have in common."""
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import section
+from slpo_jax.errors import UserError
+from slpo_jax.training.objectives import OBJECTIVES
+
 GSM8K_AUG = 385_620  # training problems
+
+
+def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any) -> None:
+    """A further entry under `config.objective`: an objective with other settings, trained under a name of its own.
+
+    Args:
+        name: of its checkpoint and its row; put it into `config.rl.objectives` too.
+        kind: a name in `training.objectives.OBJECTIVES`.
+    Raises:
+        UserError: unknown kind or setting.
+    """
+    if kind not in OBJECTIVES:
+        raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    node = section(OBJECTIVES[kind])
+    node.kind = kind
+    node.lock().update(settings)
+    config.objective[name] = node
 
 
 def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
@@ -26,7 +49,7 @@ def paper(config: ConfigDict, folder: str, cold_start_micro_batches: int, evalua
         cold_start_micro_batches: a device's gradient accumulation: 2 for GPT-2, 8 for Llama-3.2-1B.
         evaluation_batch: rollouts at a time; no figure depends on it.
     """
-    config.stages = ("cold_start", "slpo", "evaluate")
+    config.stages = ("cold_start", "rl", "evaluate")
     config.max_latents = 12
     config.min_latents = 3
     config.dropout.rate = 0.1
@@ -45,8 +68,9 @@ def paper(config: ConfigDict, folder: str, cold_start_micro_batches: int, evalua
     )
     config.cold_start.optimizer.update(name="adafactor", learning_rate=1e-4)
     # 16 prompts a device on 4 devices.
-    config.slpo.update(batch_size=64, group=8, passes=4, advantage="rloo", steps=40_000)
-    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=2_000)
+    config.rl.update(batch_size=64, group=8, steps=40_000)
+    config.objective.slpo.update(passes=4, advantage="rloo")
+    config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=2_000)
     config.evaluate.update(samples=16, seeds=3, batch_size=evaluation_batch)
 
 
@@ -92,8 +116,8 @@ def smollm2(config: ConfigDict, folder: str) -> None:
     config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
     config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.slpo.update(batch_size=8, steps=30)
-    config.slpo.objective.latent_reduction = "mean"
-    config.slpo.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
+    config.rl.update(batch_size=8, steps=30)
+    config.objective.slpo.latent_reduction = "mean"
+    config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
     config.evaluate.update(batch_size=64, samples=8, seeds=1)
     config.checkpoint_every = 100

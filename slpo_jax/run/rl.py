@@ -1,55 +1,96 @@
-"""The stage rl."""
+"""The stage rl: every objective of `config.rl.objectives`, each trained from the same start."""
 
 import dataclasses
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
-from slpo_jax.policy.objective import ObjectiveConfig
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
-from slpo_jax.training import slpo
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.rl import make_loss
 from slpo_jax.training.state import init_state, make_train_step
 
-
-def run_slpo(experiment: Experiment) -> None:
-    """Surrogate latent policy optimization of reasoner, answers and gate."""
-    claim(experiment, "slpo")
-    if experiment.workdir.stage("slpo").is_finished:
-        return
-    config, stage = experiment.config.slpo, "slpo"
-    check_batch(experiment, stage)
-    gated = experiment.config.gate.enabled
-    trained = ("reasoner", "gate") if gated else ("reasoner",)
-    optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
-    state = init_state(
-        starting_params(experiment, ("imitate", "cold_start")), trained, optimizer, experiment.key, experiment.mesh
-    )
-    step_fn = make_train_step(
-        slpo.make_loss(make_slpo(experiment)), optimizer, trained, experiment.mesh, stage, config.micro_batches
-    )
-    run, state, _ = open_stage(experiment, stage, state, config.steps)
-    state = run.advance(state, step_fn, prompted_batches(experiment, config), config.steps)
-    close_stage(experiment, stage, run, state)
+STAGE = "rl"
 
 
-def make_slpo(experiment: Experiment) -> slpo.Slpo:
-    """The parts of the SLPO step that the config describes."""
-    config, gated = experiment.config.slpo, experiment.config.gate.enabled
-    objective = ObjectiveConfig(**config.objective.to_dict())
-    if not gated:
-        objective = dataclasses.replace(objective, stop_weight=0.0)
-    if objective.latent_weight == objective.answer_weight == objective.stop_weight == 0.0:
-        raise UserError("config.slpo.objective: all three weights are 0, so there is nothing to train; set one")
+def run_rl(experiment: Experiment) -> None:
+    """Train each objective to its own checkpoint."""
+    for name in experiment.config.rl.objectives:
+        claim(experiment, name)
+        if not experiment.workdir.stage(name).is_finished:
+            train_objective(experiment, name)
+
+
+def train_objective(experiment: Experiment, name: str) -> None:
+    """Train one objective from where imitation and the cold start ended, with the same batches and keys as the others.
+
+    Args:
+        name: a name under `config.objective`.
+    """
+    config = experiment.config.rl
+    check_batch(experiment, STAGE)
+    objective = make_objective(experiment, name)
+    policy = training_policy(experiment, objective)
+    trained: tuple[str, ...] = ("reasoner", "gate") if policy.stops_itself else ("reasoner",)
+    optimizer = make_optimizer(optimizer_config(experiment, objective))
+    params = starting_params(experiment, ("imitate", "cold_start"))
+    trained += ("thinker",) if "thinker" in params else ()
+    state = init_state(params, trained, optimizer, experiment.key, experiment.mesh)
+    loss_fn = make_loss(policy, objective, experiment.reward, config.group)
+    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, STAGE, config.micro_batches)
+    run, state, _ = open_stage(experiment, name, state, config.steps)
+    state = run.advance(state, step_fn, prompted_batches(experiment, config, objective.needs_answers), config.steps)
+    close_stage(experiment, name, run, state)
+
+
+def make_objective(experiment: Experiment, name: str) -> Objective:
+    """The objective that `config.objective.NAME` describes, fit for the policy it is to train.
+
+    Raises:
+        UserError: unknown, a setting out of range, or not usable on this policy or these problems.
+    """
+    config, key = experiment.config, f"config.objective.{name}"
+    if name not in config.objective:
+        known = ", ".join(config.objective)
+        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    node = config.objective[name]
+    kind = node.get("kind", name)
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    objective: Objective = fill(OBJECTIVES[kind], node, key)
+    objective.check(key, training_policy(experiment, objective), config.rl.group)
+    if objective.needs_answers:
+        _check_answers(experiment, key)
+    return objective
+
+
+def _check_answers(experiment: Experiment, key: str) -> None:
+    """An objective that reads reference answers needs all of them to fit."""
+    problems, most = experiment.train, experiment.policy.config.answer_slots
+    needed = [len(problems.suffix(i, None)) - 1 for i in range(len(problems))]
+    if max(needed) > most:
+        raise UserError(
+            f"{key}.estimator: needs reference answers, and that of problem {needed.index(max(needed))} of "
+            f"config.data.train takes {max(needed)} tokens of config.max_answer_tokens ({most}); raise it, or use "
+            "estimator=reward"
+        )
+
+
+def training_policy(experiment: Experiment, objective: Objective) -> Policy:
+    """The policy as an objective's rollouts use it."""
+    config, gated = experiment.config.rl, experiment.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
-    # Without a gate all latents are used; rooms that differ in those alone are one.
-    rooms = config.rooms if gated else dict.fromkeys((1.0, said) for _, said in config.rooms)
-    return slpo.Slpo(
-        experiment.reasoner,
-        experiment.gate,
-        experiment.reward,
-        dataclasses.replace(experiment.rollout, stopping=stopping, temperature=config.temperature),
-        objective,
-        slpo.SlpoConfig(config.group, config.passes, config.advantage, config.answer_passes, tuple(map(tuple, rooms))),
-    )
+    temperature = config.temperature if objective.temperature is None else objective.temperature
+    # Without a gate all latents are used; capacities that differ in those alone are one.
+    shares = config.capacities if gated else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
+    policy = experiment.policy.having(stopping=stopping, temperature=temperature)
+    return dataclasses.replace(policy, capacities=tuple(map(tuple, shares)))
+
+
+def optimizer_config(experiment: Experiment, objective: Objective) -> OptimizerConfig:
+    """`config.rl.optimizer`, with the objective's learning rate if it has one."""
+    base = experiment.optimizer_config(STAGE, experiment.config.rl.steps)
+    return base if objective.learning_rate is None else dataclasses.replace(base, learning_rate=objective.learning_rate)

@@ -6,7 +6,7 @@ import numpy as np
 
 from slpo_jax.evaluation.evaluate import accuracy
 from slpo_jax.io.files import read_json, write_text
-from slpo_jax.policy.rollout import Stopping
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import Params
 

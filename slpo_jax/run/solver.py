@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.models.gate import Gate
-from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, Stopping, Trajectories, rollout
+from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.text.batches import pad_prompts, padded_chunks
 from slpo_jax.text.tokenizer import token_bytes
@@ -131,9 +131,7 @@ def solve(solver: Solver, question: str) -> Solution:
     """
     setup, prompts = solver.setup, _prompts(solver, question)
     out = _roll_out(solver, prompts, np.zeros(1, np.int32), 0, noisy=False)
-    stop_T, probability_TK, token_TK = _watch(
-        setup.reasoner, setup.gate, solver.params, prompts, out.latents, out.lengths
-    )
+    stop_T, probability_TK, token_TK = _watch(setup.policy, solver.params, prompts, out.actions, out.lengths)
     texts = _token_texts(setup)
     latents = []
     for t in range(int(out.lengths[0])):
@@ -165,7 +163,7 @@ def _prompts(solver: Solver, question: str) -> Prompts:
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     prompt = setup.template.prompt(question)
-    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.config.answer_slots
+    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.answer_slots
     if len(prompt) > most:
         raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
     slots = [slots for slots in setup.prompt_slots if slots >= len(prompt)] or [len(prompt)]
@@ -175,23 +173,21 @@ def _prompts(solver: Solver, question: str) -> Prompts:
 
 def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int, noisy: bool) -> Trajectories:
     setup = solver.setup
-    rate = setup.rollout.dropout_rate if noisy else 0.0
-    config = dataclasses.replace(setup.evaluator.config, dropout_rate=rate, stopping=solver.stopping)
+    policy = setup.evaluator.policy if noisy else setup.evaluator.policy.without_noise()
+    policy = policy.having(stopping=solver.stopping)
     key = noise.stream_key(setup.key, "evaluate", seed)
     rule_N = np.full(len(sample_N), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
-    return _rollout(setup.reasoner, setup.gate, config, solver.params, prompts, key, sample_N, rule_N)
+    return _sample(policy, solver.params, prompts, key, sample_N, rule_N)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _rollout(
-    reasoner: Reasoner, gate: Gate, config: RolloutConfig, params, prompts: Prompts, key, sample_N, rule_N
-) -> Trajectories:
+@functools.partial(jax.jit, static_argnums=0)
+def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> Trajectories:
     keys_N = noise.row_keys(key, jnp.zeros_like(sample_N), sample_N)
-    return rollout(reasoner, gate, params, prompts, keys_N, config, rule_N)
+    return sample(policy, params, prompts, keys_N, rule_N)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _watch(reasoner: Reasoner, gate: Gate, params, prompts: Prompts, latents_1TD, lengths_1):
+@functools.partial(jax.jit, static_argnums=0)
+def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_1):
     """What can be seen of a deterministic thought.
 
     The hidden states that made the latents come out of one pass over prompt and latents: h_t is the transition of the
@@ -200,13 +196,14 @@ def _watch(reasoner: Reasoner, gate: Gate, params, prompts: Prompts, latents_1TD
     Returns:
         rho_t [T], and the probabilities and ids [T, K] of the most probable tokens; rows from tau on mean nothing.
     """
+    reasoner, latents_1TD = policy.reasoner, policy.thinker.feed(params, actions)
     steps = latents_1TD.shape[1]
     inputs_1LD = jnp.concatenate([reasoner.embed(params["reasoner"], prompts.tokens), latents_1TD], axis=1)
     valid_1L = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_1[:, None]], axis=1)
     hidden_1LD, _ = reasoner.forward(params["reasoner"], inputs_1LD, jnp.cumsum(valid_1L, axis=1) - 1, valid_1L)
     logits_TV = reasoner.logits(params["reasoner"], hidden_1LD[:, -steps - 1 : -1])[0]
     probability_TK, token_TK = jax.lax.top_k(jax.nn.softmax(logits_TV), NEAREST)
-    return jax.nn.sigmoid(gate.logits(params["gate"], latents_1TD)[0]), probability_TK, token_TK
+    return jax.nn.sigmoid(policy.thinker.stop_logits(params, actions)[0]), probability_TK, token_TK
 
 
 def _token_texts(setup: Setup) -> list[str]:

@@ -51,8 +51,13 @@ def close_stage(
     write_text(experiment.workdir.stage(stage).finished, f"{int(state.step)}\n")
 
 
-def prompted_batches(experiment: Experiment, config):
-    """step -> the sharded batch of prompts and references; `config` is the stage's."""
+def prompted_batches(experiment: Experiment, config, answers: bool = False):
+    """step -> the sharded batch of prompts and references.
+
+    Args:
+        config: the stage's section.
+        answers: also the reference answers' tokens.
+    """
     seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
     most = experiment.train.most_tokens(seed, config.steps, config.batch_size, parts)
 
@@ -66,6 +71,7 @@ def prompted_batches(experiment: Experiment, config):
             experiment.reference_width,
             most,
             parts,
+            experiment.policy.config.answer_slots if answers else 0,
         )
         return shard_rows(made, experiment.mesh)
 

@@ -135,6 +135,25 @@ def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
     return indices
 
 
+def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
+    """What the randomness of a batch's rows is drawn by: an example's index, and n more each time that it comes again.
+
+    A batch that goes over the border of an epoch may hold an example twice, whose rollouts must not be equal.
+
+    Args:
+        indices: int [B], examples of one batch, each below n.
+        n: number of examples.
+    Returns:
+        int32 [B], all different.
+    """
+    seen: dict[int, int] = {}
+    numbers = np.empty(len(indices), np.int32)
+    for row, index in enumerate(indices.tolist()):
+        numbers[row] = index + n * seen.get(index, 0)
+        seen[index] = seen.get(index, 0) + 1
+    return numbers
+
+
 @lru_cache(maxsize=8)
 def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
     permutation = np.random.default_rng([seed, epoch]).permutation(n)
@@ -175,7 +194,7 @@ def pad_prompts(
 
 
 def end_to_end(most: int, rows: int, slots: int) -> int:
-    """How many slots the one row has in which the prompts of a batch lie end to end (`Prompts.places`).
+    """How many slots a row has in which the prompts of a batch lie end to end (`Prompts.capacity`).
 
     Args:
         most: tokens of the prompts of any batch that is encoded at once, on one device.
@@ -185,8 +204,8 @@ def end_to_end(most: int, rows: int, slots: int) -> int:
         `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too
             little.
     """
-    packed = -(-most // (4 * rows)) * 4 * rows
-    return packed if packed <= 0.85 * rows * slots else 0
+    capacity = -(-most // (4 * rows)) * 4 * rows
+    return capacity if capacity <= 0.85 * rows * slots else 0
 
 
 def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:

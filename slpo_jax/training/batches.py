@@ -1,13 +1,22 @@
 """The batches of the stages that roll out."""
 
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Prompts
-from slpo_jax.text.batches import EncodedProblems, batch_indices, end_to_end
+import numpy as np
+
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
 from slpo_jax.text.verifier import encode_references
 
 
 def make_batch(
-    problems: EncodedProblems, step: int, seed: int, batch_size: int, prompt_slots, width: int, most=0, parts=1
+    problems: EncodedProblems,
+    step: int,
+    seed: int,
+    batch_size: int,
+    prompt_slots,
+    width: int,
+    most: int = 0,
+    parts: int = 1,
+    answer_slots: int = 0,
 ) -> PromptedBatch:
     """The `PromptedBatch` of one step; a pure function of its arguments.
 
@@ -16,11 +25,22 @@ def make_batch(
         width: R, of the references.
         most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
             is much less than their slots; 0 leaves them padded.
-        parts: how many devices and micro-batches the prompts are shared out over.
+        parts: how many devices and micro-batches the prompts are sharded over.
+        answer_slots: A, of the reference answers' tokens; 0 leaves them out.
+    Raises:
+        ValueError: a part has more than `most` tokens, some of which would be lost.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     padded = problems.prompt_batch(indices, prompt_slots)
     references = encode_references([problems.problems[i].answer for i in indices], width)
-    places = end_to_end(most, batch_size // parts, padded.valid.shape[1]) if most else 0
-    assert not places or padded.valid.reshape(parts, -1).sum(axis=1).max() <= places, "most is too low"
-    return PromptedBatch(Prompts(padded.tokens, padded.valid, places), references, padded.index)
+    capacity = end_to_end(most, batch_size // parts, padded.valid.shape[1]) if most else 0
+    found = int(padded.valid.reshape(parts, -1).sum(axis=1).max())
+    if capacity and found > capacity:
+        raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {found} tokens")
+    answers = None
+    if answer_slots:
+        suffixes = [problems.suffix(i, None) for i in indices]
+        answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
+    return PromptedBatch(
+        Prompts(padded.tokens, padded.valid, capacity), references, draw_numbers(indices, len(problems)), answers
+    )

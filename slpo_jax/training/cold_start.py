@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.models.gate import Gate, stop_set_loss
-from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
-from slpo_jax.policy.rollout import RolloutConfig, replay_latents
+from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
 from slpo_jax.training.state import LossFn
 
@@ -33,15 +33,13 @@ class ColdStartConfig:
     forced_stop: bool = False
 
 
-def make_loss(
-    reasoner: Reasoner, gate: Gate, reward: RewardFn, rollout_config: RolloutConfig, config: ColdStartConfig
-) -> LossFn:
+def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
     """L_stop of section 4.1, summed over the trajectories that have a valid length; the others are left out.
 
     Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the mean reward over all
     candidate lengths; `expected_length`, the mean of tau under the gate's law.
     """
-    steps_T = jnp.arange(1, rollout_config.max_latents + 1)
+    steps_T = jnp.arange(1, policy.config.max_latents + 1)
 
     def loss_fn(params, batch: PromptedBatch, key):
         copies = config.trajectories
@@ -49,18 +47,17 @@ def make_loss(
         index_N, references = repeat_rows((batch.index, batch.references), copies)
         keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))
         frozen = jax.lax.stop_gradient(params)
-        latents_NTD, tokens_NCA = decode_candidates(
-            reasoner, gate, frozen, prompts, keys_N, rollout_config, config.min_latents
-        )
+        actions, tokens_NCA = decode_candidates(policy, frozen, prompts, keys_N, config.min_latents)
         rows, candidates, slots = tokens_NCA.shape
         right_NC = reward(tokens_NCA.reshape(-1, slots), jnp.repeat(references, candidates, axis=0))
         right_NC = right_NC.reshape(rows, candidates)
         in_set_NT = jnp.pad(right_NC, ((0, 0), (config.min_latents - 1, 0)))
         if config.train_backbone:
-            lengths_N = jnp.full(rows, rollout_config.max_latents)
-            latents_NTD = replay_latents(reasoner, gate, params, prompts, keys_N, lengths_N, rollout_config)
+            lengths_N = jnp.full(rows, policy.config.max_latents)
+            full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
+            actions = replay(policy, params, prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
-        logits_NT = gate.logits(params["gate"], latents_NTD, gate_noise)
+        logits_NT = policy.thinker.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss, in_axes=(0, 0, None))(logits_NT, in_set_NT, config.forced_stop)
         valid_N = in_set_NT.any(axis=1)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)

@@ -20,9 +20,9 @@ from flax import struct
 
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import token_log_probs
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training import imitate
 from slpo_jax.training.imitate import ImitationBatch, Phase
@@ -41,7 +41,7 @@ class DistilBatch:
     """One step's rows. Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
 
     Attributes:
-        index: int [B], the examples.
+        index: int [B], what randomness is drawn by.
         text: the teacher's `SuffixBatch` [B, L]: question, steps, answer and eos, right-padded; weights are 0 on
             targets that belong to the question.
         valid: bool [B, L], where the text has a token.
@@ -136,36 +136,37 @@ class Distillation:
         longest = max(map(len, texts)) - 1
         text = pad_suffixes(texts, next(s for s in slots.teacher if s >= longest), problems.template.pad_id)
         valid = text.weights > 0
-        of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's place
+        of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's position
         text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
         ids, answers = problems.answers, [problems.problems[i].answer for i in indices]
-        places = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
+        offsets = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
         # Before eos, a text ends with its answer.
         starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
-        at = np.add(starts, places).astype(np.int32)
-        batch = DistilBatch(indices.astype(np.int32), text, valid, at)
+        at = np.add(starts, offsets).astype(np.int32)
+        batch = DistilBatch(draw_numbers(indices, len(problems)), text, valid, at)
         if _teacher_alone(phase):
             return batch
         student = imitate.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots.student)
         student = dataclasses.replace(student, suffix=_scaled(student.suffix))
-        after_end_marker = np.array(places, np.int32) + 1
+        after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
 
-    def make_loss(self, reasoner: Reasoner, gate: Any, config: RolloutConfig) -> LossFn:
+    def make_loss(self, policy: Policy) -> LossFn:
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
         The gradient of the student and the distillation goes back through the latents.
 
         Args:
-            config: as in `imitate.make_loss`; dropout, if any, is on for the teacher too.
+            policy: as in `imitate.make_loss`; dropout, if any, is on for the teacher too.
         """
+        reasoner, dropout_rate = policy.reasoner, policy.config.dropout_rate
 
         def loss_fn(params, batch: DistilBatch, key):
             rows = jnp.float32(batch.index.shape[0])
-            teacher, teacher_BMD = _teacher(reasoner, params, batch, key, config.dropout_rate)
+            teacher, teacher_BMD = _teacher(reasoner, params, batch, key, dropout_rate)
             if batch.student is None:
                 return teacher, {"loss": (teacher, rows)}
-            student, right_B, student_BMD = _student(reasoner, gate, params, batch, key, config)
+            student, right_B, student_BMD = _student(policy, params, batch, key)
             distance = distillation(student_BMD, teacher_BMD).sum()
             loss = student + self.teacher_factor * teacher + self.distil_factor * distance
             parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
@@ -213,10 +214,10 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
     return _cross_entropy(reasoner, params, hidden_BLD, batch.text)[0], levels_BMD
 
 
-def _student(reasoner: Reasoner, gate, params, batch: DistilBatch, key, config: RolloutConfig):
+def _student(policy: Policy, params, batch: DistilBatch, key):
     """The cross-entropy of the answers after the latents, the rows that are right, and the levels [B, M, D]."""
     student, keys_B = batch.student, noise.row_keys(key, batch.index)
     assert student is not None
-    inputs = imitate.after_latents(reasoner, gate, params, student, keys_B, config)
-    hidden_BAD, _, levels_BMD = reasoner.trace(params["reasoner"], at_B=batch.student_at, **inputs)
-    return *_cross_entropy(reasoner, params, hidden_BAD, student.suffix), levels_BMD
+    inputs = imitate.after_latents(policy, params, student, keys_B)
+    hidden_BAD, _, levels_BMD = policy.reasoner.trace(params["reasoner"], at_B=batch.student_at, **inputs)
+    return *_cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD

@@ -13,11 +13,12 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.models import lora
-from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, think
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import think
 from slpo_jax.policy.score import token_log_probs
-from slpo_jax.text.batches import EncodedProblems, batch_indices, pad_suffixes
+from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training.state import LossFn
 
@@ -44,7 +45,7 @@ class Phase:
 
 @struct.dataclass
 class ImitationBatch:
-    """Prompts, the number of latents int [B] after each, a `SuffixBatch`, and global example indices int [B]."""
+    """Prompts, the number of latents int [B] after each, a `SuffixBatch`, and int [B] what randomness is drawn by."""
 
     prompts: Prompts
     latents: Any
@@ -67,7 +68,7 @@ class Imitation(Protocol):
     def make_batch(self, problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int,
                    prompt_slots: Sequence[int], slots: Any) -> Any: ...  # fmt: skip
 
-    def make_loss(self, reasoner: Reasoner, gate: Any, config: RolloutConfig) -> LossFn: ...
+    def make_loss(self, policy: Policy) -> LossFn: ...
 
 
 def phases(
@@ -145,22 +146,23 @@ def make_batch(
     suffixes = [problems.suffix(i, phase.dropped) for i in indices]
     longest = max(map(len, suffixes)) - 1
     suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
-    return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, prompts.index)
+    index = draw_numbers(indices, len(problems))
+    return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, index)
 
 
-def after_latents(reasoner: Reasoner, gate, params, batch: ImitationBatch, keys_B, config: RolloutConfig) -> dict:
+def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> dict[str, Any]:
     """Think, differentiably; then what `Reasoner.forward` or `trace` over the suffixes is called with.
 
     Args:
+        policy: as in `make_loss`.
         keys_B: the rows' keys.
-        config: as in `make_loss`.
     """
-    slots_A = jnp.arange(batch.suffix.tokens.shape[1])
-    layout = dataclasses.replace(config, stopping="length", dropout_where="all", answer_slots=len(slots_A))
-    thought, prefix = think(reasoner, gate, params, batch.prompts, keys_B, layout, batch.latents, differentiable=True)
+    slots_A, config = jnp.arange(batch.suffix.tokens.shape[1]), policy.config
+    layout = policy.having(stopping="length", dropout_where="all", thinker_noise=False, answer_slots=len(slots_A))
+    thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True)
     before_B = batch.prompts.lengths + thought.lengths_N
     return dict(
-        inputs_BLD=reasoner.embed(params["reasoner"], batch.suffix.tokens),
+        inputs_BLD=policy.reasoner.embed(params["reasoner"], batch.suffix.tokens),
         positions_BL=before_B[:, None] + slots_A,
         valid_BL=batch.suffix.weights > 0,
         prefix=prefix,
@@ -170,16 +172,18 @@ def after_latents(reasoner: Reasoner, gate, params, batch: ImitationBatch, keys_
     )
 
 
-def make_loss(reasoner: Reasoner, gate, config: RolloutConfig) -> LossFn:
+def make_loss(policy: Policy) -> LossFn:
     """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     Args:
-        config: `max_latents` is the phase's latent slots; dropout, if any, is on at every position.
+        policy: `max_latents` is the phase's latent slots; dropout, if any, is on at every position, the thinker's own
+            noise nowhere.
     """
+    reasoner = policy.reasoner
 
     def loss_fn(params, batch: ImitationBatch, key):
         keys_B = noise.row_keys(key, batch.index)
-        inputs = after_latents(reasoner, gate, params, batch, keys_B, config)
+        inputs = after_latents(policy, params, batch, keys_B)
         hidden_BAD, _ = reasoner.forward(params["reasoner"], **inputs)
         logits_BAV = reasoner.logits(params["reasoner"], hidden_BAD)
         weights_BA = batch.suffix.weights

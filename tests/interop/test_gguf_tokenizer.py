@@ -2,8 +2,10 @@
 
 import json
 
+import gguf
 import pytest
-from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, gguf, real_file, refused, tiny_file, transformers
+import transformers
+from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, real_file, refused, tiny_file
 
 from slpo_jax.interop.gguf import open_gguf
 from slpo_jax.text.tokenizer import add_reasoner_tokens, token_bytes

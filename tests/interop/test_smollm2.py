@@ -1,5 +1,6 @@
 """The real pretrained SmolLM2-135M out of its GGUF file, against transformers on the same file."""
 
+import dataclasses
 import functools
 import importlib.util
 
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.slow
 from slpo_jax.config import default_config  # noqa: E402 - after the skips
 from slpo_jax.interop.gguf import bundled_gguf  # noqa: E402
 from slpo_jax.policy import noise  # noqa: E402
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, rollout  # noqa: E402
+from slpo_jax.policy.policy import RolloutConfig  # noqa: E402
+from slpo_jax.policy.prompted import Prompts  # noqa: E402
+from slpo_jax.policy.rollout import sample  # noqa: E402
 from slpo_jax.run.experiment import assemble  # noqa: E402
 
 NEW = 20  # tokens
@@ -104,7 +107,8 @@ def test_greedy_texts_are_transformers(ours, theirs, ids):
     eos, pad = setup.template.eos_id, setup.template.pad_id
     config = RolloutConfig(0, NEW, last, eos, pad, dropout_rate=0.0, stopping="length", banned_ids=(eos,))
     keys = noise.row_keys(jax.random.key(0), np.arange(len(ids)))
-    run = jax.jit(functools.partial(rollout, setup.reasoner, setup.gate, config=config, stop_rule=0))
+    policy = dataclasses.replace(setup.policy, config=config)
+    run = jax.jit(functools.partial(sample, policy, rule=0))
     found = np.asarray(run(params, _padded([row[:-1] for row in ids]), keys).tokens)
     batch = _padded(ids)
     with torch.no_grad():

@@ -1,9 +1,11 @@
-"""What GPT-2 alone has: its shapes. test_backbones.py compares it with transformers' GPT2LMHeadModel."""
+"""What GPT-2 alone has: its shapes, and a plain one. test_backbones.py compares it with transformers' model."""
 
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
+from tiny import CONFIG, SlowReasoner, load_hf, random_params
 
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut
@@ -30,3 +32,14 @@ def test_an_option_of_the_pass_is_no_parameter():
     plain = jax.eval_shape(coconut(GPT2Config()).init, jax.random.key(0))
     changed = dataclasses.replace(GPT2Config(), remat=True, dropout_sites=())
     assert jax.eval_shape(coconut(changed).init, jax.random.key(0)) == plain
+
+
+def test_the_plain_one_is_transformers():
+    """The oracle of the tests that do without torch."""
+    model, slow = load_hf(random_params()), SlowReasoner(random_params())
+    torch = pytest.importorskip("torch")
+    inputs = np.random.default_rng(0).normal(size=(9, CONFIG.n_embd)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(inputs_embeds=torch.tensor(inputs)[None]).logits[0].numpy()
+    assert np.abs(expected).max() > 2
+    np.testing.assert_allclose(slow.logits(slow.hidden(inputs)), expected, rtol=0, atol=1e-4)

@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_steps import SLPO, prompted_batch, small_params
+from small_steps import GROUP, OBJECTIVE, POLICY, prompted_batch, rigged_reward, small_params
 from tiny import EOS, FAST, PAD, keys_of
 
 from slpo_jax.models.packing import most_used, pack
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import Room, smallest_room
-from slpo_jax.training import slpo
-from slpo_jax.training.slpo import loss_of_trajectories, scoring_rooms, switch_with_gradient
+from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
+from slpo_jax.training.objectives.objective import switch_with_gradient
+from slpo_jax.training.rl import roll_out
 
 USED = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]], bool)  # two prompts of two rollouts
 
 
 def test_used_slots_come_first_in_their_order():
-    packing = pack(jnp.asarray(USED), 2, places=4)
+    packing = pack(jnp.asarray(USED), 2, capacity=4)
     assert packing.source_BS[:, :2].tolist() == [[0, 1], [0, 3]]
     assert packing.source_BS[1].tolist() == [0, 3, 4, 5]
     assert packing.used_BS.tolist() == [[True, True, False, False], [True] * 4]
@@ -30,7 +30,7 @@ def test_used_slots_come_first_in_their_order():
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_packing_and_unpacking_gives_used_slots_back(shape):
     x = np.random.default_rng(0).normal(size=(4, 3, *shape))
-    packing = pack(jnp.asarray(USED), 2, places=5)
+    packing = pack(jnp.asarray(USED), 2, capacity=5)
     back = packing.unpacked(packing.packed(jnp.asarray(x)))
     assert back.shape == x.shape
     np.testing.assert_array_equal(np.asarray(back)[USED], x.astype(np.float32)[USED])
@@ -38,19 +38,19 @@ def test_packing_and_unpacking_gives_used_slots_back(shape):
 
 def test_typed_keys_can_be_packed():
     keys = keys_of(12).reshape(4, 3)
-    packed = pack(jnp.asarray(USED), 2, places=4).packed(keys)
+    packed = pack(jnp.asarray(USED), 2, capacity=4).packed(keys)
     assert (packed[1] == keys[jnp.array([2, 3, 3, 3]), jnp.array([0, 0, 1, 2])]).all()
 
 
 def test_a_move_has_the_gradient_of_the_gather_it_is():
-    """Of used slots and places, which are all that may have one."""
+    """Of used slots and packed slots, which are all that may have one."""
     rng = np.random.default_rng(1)
-    packing = pack(jnp.asarray(USED), 2, places=5)
+    packing = pack(jnp.asarray(USED), 2, capacity=5)
     x, back = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, 3, 2), (2, 5, 2)))
     rows = jnp.arange(2)[:, None]
     for ours, plain, given, used in (
         (packing.packed, lambda x: x.reshape(2, 6, 2)[rows, packing.source_BS], x, packing.used_BS),
-        (packing.unpacked, lambda x: x[rows, packing.place_BM].reshape(4, 3, 2), back, jnp.asarray(USED)),
+        (packing.unpacked, lambda x: x[rows, packing.packed_BM].reshape(4, 3, 2), back, jnp.asarray(USED)),
     ):
         out, pull = jax.vjp(ours, given)
         expected, plain_pull = jax.vjp(plain, given)
@@ -64,11 +64,13 @@ def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
     tokens = np.where(np.arange(width) < np.array(answers)[:, None], 1, PAD)
     for row, answer in enumerate(answers):
         tokens[row, answer - 1] = EOS
-    return Trajectories(jnp.zeros((len(lengths), steps, 2)), jnp.array(lengths), jnp.asarray(tokens))
+    return Trajectories(
+        jnp.zeros((len(lengths), steps, 2)), jnp.array(lengths), jnp.asarray(tokens), keys_of(len(lengths))
+    )
 
 
 @pytest.mark.parametrize(
-    ("lengths", "answers", "room"),
+    ("lengths", "answers", "choice"),
     [
         ([2, 3, 1, 1], [1, 1, 1, 1], 0),
         ([2, 3, 1, 1], [2, 2, 1, 2], 0),  # both just fit
@@ -78,10 +80,12 @@ def _trajectories(lengths, answers, slots=(5, 4)) -> Trajectories:
         ([5, 5, 5, 5], [4, 4, 4, 4], 2),
     ],
 )
-def test_smallest_room_that_fits(lengths, answers, room):
-    rooms = [Room(5, 4), Room(7, 6), Room(10, 8)]
-    assert int(smallest_room(rooms, _trajectories(lengths, answers), 2, EOS)) == room
-    assert int(smallest_room(rooms[-1:], _trajectories(lengths, answers), 2, EOS)) == 0
+def test_smallest_capacity_that_is_enough(lengths, answers, choice):
+    policy = POLICY.having(max_latents=5, answer_slots=4)
+    choices = [Capacity(5, 4), Capacity(7, 6), Capacity(10, 8)]
+    trajectories = _trajectories(lengths, answers)
+    assert int(smallest_capacity(policy, choices, trajectories, 2)) == choice
+    assert int(smallest_capacity(policy, choices[-1:], trajectories, 2)) == 0
 
 
 def test_switch_gives_the_chosen_branchs_gradient():
@@ -110,12 +114,13 @@ def batch():
 
 
 def sampled(batch):
-    return jax.jit(lambda p: slpo.sample(SLPO, p, batch, KEY), compiler_options=FAST)(small_params())[0]
+    run = jax.jit(lambda p: roll_out(POLICY, p, batch, rigged_reward, GROUP, KEY), compiler_options=FAST)
+    return run(small_params())[0]
 
 
-def graded(parts, batch, trajectories):
+def graded(policy, batch, trajectories):
     def loss(params):
-        return loss_of_trajectories(parts, params, batch, trajectories, REWARDS, KEY)
+        return OBJECTIVE(policy, params, batch, trajectories, REWARDS, KEY)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)(small_params())
 
@@ -133,26 +138,26 @@ def check_same(ours, expected):
 
 
 def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch):
-    """All of a batch's prompts in one row, with places to spare."""
-    together = dataclasses.replace(batch, prompts=batch.prompts.replace(places=int(batch.prompts.valid.sum()) + 2))
+    """All of a batch's prompts in one row, with slots to spare."""
+    together = dataclasses.replace(batch, prompts=batch.prompts.replace(capacity=int(batch.prompts.valid.sum()) + 2))
     trajectories, again = sampled(batch), sampled(together)
     np.testing.assert_array_equal(again.tokens, trajectories.tokens)
     np.testing.assert_array_equal(again.lengths, trajectories.lengths)
-    np.testing.assert_allclose(again.latents, trajectories.latents, atol=1e-5)
+    np.testing.assert_allclose(again.actions, trajectories.actions, atol=1e-5)
     assert len(set(trajectories.lengths.tolist())) > 1
-    check_same(graded(SLPO, together, trajectories), graded(SLPO, batch, trajectories))
+    check_same(graded(POLICY, together, trajectories), graded(POLICY, batch, trajectories))
 
 
-def test_room_changes_neither_loss_nor_gradient(batch):
-    """The same trajectories in the smallest room and in the one for everything."""
+def test_capacity_changes_neither_loss_nor_gradient(batch):
+    """The same trajectories in the smallest capacity and in the one for everything."""
     trajectories = sampled(batch)
     lengths = jnp.minimum(trajectories.lengths, jnp.array([1, 3, 2] * 4))
     tokens = trajectories.tokens.at[:, 2].set(EOS).at[:, 3:].set(PAD)
     trajectories = trajectories.replace(lengths=lengths, tokens=tokens)
 
-    def in_rooms(*rooms):
-        parts = dataclasses.replace(SLPO, config=dataclasses.replace(SLPO.config, rooms=rooms))
-        assert int(smallest_room(scoring_rooms(parts), trajectories, SLPO.config.group, EOS)) == 0
-        return graded(parts, batch, trajectories)
+    def having(*shares):
+        policy = dataclasses.replace(POLICY, capacities=shares)
+        assert int(smallest_capacity(policy, capacities(policy, GROUP), trajectories, GROUP)) == 0
+        return graded(policy, batch, trajectories)
 
-    check_same(in_rooms((0.5, 0.5), (1.0, 1.0)), in_rooms((1.0, 1.0)))
+    check_same(having((0.5, 0.5), (1.0, 1.0)), having((1.0, 1.0)))

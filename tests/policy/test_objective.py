@@ -7,27 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
-from tiny import CONFIG, GATE, PAD, ROLLOUT, compiled, random_gate, random_params, random_prompts
+from tiny import CONFIG, GATE, PAD, ROLLOUT, compiled, keys_of, policy_of, random_gate, random_params, random_prompts
 
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
-from slpo_jax.policy.objective import (
-    ObjectiveConfig,
-    ScoreTerms,
-    latent_log_likelihood,
-    stop_log_likelihood,
-    surrogate_loss,
-    trajectory_scores,
-)
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import score_pass
-from slpo_jax.policy.surrogate import gaussian_log_prob, moments
+from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.policy.surrogate import gaussian_log_prob, latent_log_likelihood, moments
+from slpo_jax.training.objectives.objective import policy_gradient_loss, stop_log_likelihood
 
-DETACHED = ObjectiveConfig(detach_variance=True)
 K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
 SHALLOW = coconut(dataclasses.replace(CONFIG, n_layer=1))
 
-log_likelihood = compiled(latent_log_likelihood, static=("config",))
+log_likelihood = compiled(latent_log_likelihood, static=("reduction",))
 
 
 def _example(seed=0, width=5):
@@ -47,20 +39,20 @@ def test_proposition_1_on_a_function(advantage):
     """-A grad log pi~(h) = A / sigma^2 (mu - h)^T grad mu, where the variance is held fixed."""
     theta, h = jnp.array([0.4, -0.2, 0.1, 0.3]), jnp.array([[0.5, -0.1, 0.3, 0.8, -0.6]])
 
-    def loss(theta, config):
-        return -advantage * latent_log_likelihood(h, _toy(theta, 1)[:, None], 1, config)[0]
+    def loss(theta, detach_variance):
+        return -advantage * latent_log_likelihood(h, _toy(theta, 1)[:, None], 1, detach_variance=detach_variance)[0]
 
     mu, variance = moments(_toy(theta, 1))
     to_mu = compiled(jax.jacobian(lambda theta: _toy(theta, 1).mean(axis=0)))(theta)
     mean_path = advantage / variance * (mu - h[0]) @ to_mu
-    gradient = compiled(jax.grad(loss), static=("config",))
-    np.testing.assert_allclose(gradient(theta, config=DETACHED), mean_path, rtol=1e-4, atol=1e-5)
+    gradient = compiled(jax.grad(loss), static=("detach_variance",))
+    np.testing.assert_allclose(gradient(theta, detach_variance=True), mean_path, rtol=1e-4, atol=1e-5)
 
     # With the variance differentiated its path comes on top: d/dv of d/2 log v + |h - mu|^2 / (2 v).
     to_variance = compiled(jax.jacobian(lambda theta: jnp.var(_toy(theta, 1), axis=0).mean()))(theta)
     slope = 5 / (2 * variance) - jnp.sum((h[0] - mu) ** 2) / (2 * variance**2)
     whole = mean_path + advantage * slope * to_variance
-    np.testing.assert_allclose(gradient(theta, config=ObjectiveConfig()), whole, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient(theta, detach_variance=False), whole, rtol=1e-4, atol=1e-5)
     assert np.abs(whole - mean_path).max() > 0.1
 
 
@@ -70,18 +62,18 @@ def test_proposition_1_through_the_model():
     tau, advantage = 3, 0.7
     prompts = random_prompts((4,), 7)
     latents = jnp.asarray(rng.normal(size=(1, T, D)), jnp.float32)
-    realised = Trajectories(latents, jnp.array([tau]), jnp.full((1, ROLLOUT.answer_slots), PAD))
-    pass_keys = jax.random.split(jax.random.key(1), K)
+    realised = Trajectories(latents, jnp.array([tau]), jnp.full((1, ROLLOUT.answer_slots), PAD), keys_of(1))
+    pass_keys, policy = jax.random.split(jax.random.key(1), K), policy_of(ROLLOUT, SHALLOW)
 
     def sample(params):  # [K, T, D]
         def one(key):
             keys = noise.row_keys(key, jnp.arange(2))
-            return score_pass(SHALLOW, params, prompts, realised, keys[:1], keys[1:], ROLLOUT).latents[0]
+            return score(policy, {"reasoner": params}, prompts, realised, PassKeys(keys[:1], keys[1:])).actions[0]
 
         return jax.vmap(one)(pass_keys)  # one layer is enough, and compiles in half the time
 
     def ours(params):
-        return -advantage * latent_log_likelihood(latents[0], sample(params), tau, DETACHED)[0]
+        return -advantage * latent_log_likelihood(latents[0], sample(params), tau, detach_variance=True)[0]
 
     def both(params):
         mu, pullback, z = jax.vjp(lambda p: (lambda z: (z.mean(axis=0), z))(sample(p)), params, has_aux=True)
@@ -98,7 +90,7 @@ def test_proposition_1_through_the_model():
 
 def test_proposition_1_pulls_towards_good_latents_and_away_from_bad_ones():
     h, z = _example()
-    gradient = compiled(jax.grad(lambda z, sign: -sign * latent_log_likelihood(h, z, T, DETACHED)[0]))
+    gradient = compiled(jax.grad(lambda z, sign: -sign * latent_log_likelihood(h, z, T, detach_variance=True)[0]))
     for sign in (1.0, -1.0):
         step = gradient(z, sign)
         mu = z.mean(axis=0)
@@ -141,7 +133,7 @@ def test_proposition_5_optimum_is_unique_and_lies_on_the_floor():
 @pytest.mark.parametrize("length", [1, 3, T])
 def test_latent_term_is_the_sum_over_the_steps_taken(length):
     h, z = _example()
-    ours, variance = log_likelihood(h, z, length, config=ObjectiveConfig(epsilon=0.1))
+    ours, variance = log_likelihood(h, z, length, epsilon=0.1)
     expected, variances = 0.0, []
     for t in range(length):
         sample = np.asarray(z[:, t], np.float64)
@@ -153,14 +145,14 @@ def test_latent_term_is_the_sum_over_the_steps_taken(length):
 
 def test_mean_over_the_width_is_the_sum_divided():
     h, z = _example()
-    total, _ = log_likelihood(h, z, 3, config=ObjectiveConfig())
-    mean, _ = log_likelihood(h, z, 3, config=ObjectiveConfig(latent_reduction="mean"))
+    total, _ = log_likelihood(h, z, 3)
+    mean, _ = log_likelihood(h, z, 3, reduction="mean")
     np.testing.assert_allclose(mean, total / 5, rtol=1e-5)
 
 
 def test_realised_latents_are_constants_and_later_samples_do_not_count():
     h, z = _example()
-    value = compiled(jax.grad(lambda h, z: latent_log_likelihood(h, z, 2, ObjectiveConfig())[0], argnums=(0, 1)))
+    value = compiled(jax.grad(lambda h, z: latent_log_likelihood(h, z, 2)[0], argnums=(0, 1)))
     to_h, to_z = value(h, z)
     np.testing.assert_array_equal(to_h, jnp.zeros_like(h))
     np.testing.assert_array_equal(to_z[:, 2:], jnp.zeros((K, T - 2, 5)))
@@ -176,49 +168,37 @@ def test_stop_term(forced):
         assert stop_log_likelihood(logits, length, forced) == pytest.approx(np.log(probability), rel=1e-4)
 
 
-def test_trajectory_scores_row_by_row():
-    rng = np.random.default_rng(0)
-    h, z, gate = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, T, D), (K, 4, T, D), (4, T)))
-    lengths, answers = jnp.array([1, 5, 3, 2]), jnp.array([-1.0, -2.0, -3.0, -4.0])
-    config = ObjectiveConfig(latent_reduction="mean", forced_stop=False)
-    terms = compiled(trajectory_scores, static=("config",))(h, z, lengths, answers, gate, config=config)
-    for row in range(4):
-        latent, variance = log_likelihood(h[row], z[:, row], lengths[row], config=config)
-        stop = stop_log_likelihood(gate[row], lengths[row], False)
-        expected = (latent, answers[row], stop, variance)
-        ours = (terms.latent[row], terms.answer[row], terms.stop[row], terms.variance[row])
-        np.testing.assert_allclose(ours, expected, rtol=1e-5)
+def _terms() -> list[jnp.ndarray]:
+    return [jnp.array(x) for x in ([1.0, 2, 3, 4], [-1.0, 0, 1, 2], [0.5, 0.5, -1, 1])]
 
 
-def _terms() -> ScoreTerms:
-    return ScoreTerms(*(jnp.array(x) for x in ([1.0, 2, 3, 4], [-1.0, 0, 1, 2], [0.5, 0.5, -1, 1], [9.0, 9, 9, 9])))
+def _loss(terms, advantages, weights=(1.0, 1.0, 1.0)):
+    return policy_gradient_loss(list(zip(weights, terms, strict=True)), advantages)
 
 
 def test_loss_by_hand():
     advantages = jnp.array([[1.0, -1.0], [0.5, -0.5]])
     # (1 - 1 + .5) - (2 + 0 + .5) = -2; .5 (3 + 1 - 1) - .5 (4 + 2 + 1) = -2; -(1/G) of the sum over both prompts.
-    assert surrogate_loss(_terms(), advantages, ObjectiveConfig()) == pytest.approx(2.0)
-    weighted = ObjectiveConfig(latent_weight=0.1, answer_weight=2.0, stop_weight=10.0)
+    assert _loss(_terms(), advantages) == pytest.approx(2.0)
+    weights = (0.1, 2.0, 10.0)
     # .1 * (1 - 2) + 2 * (-1 - 0) + 10 * 0 = -2.1; .5 (.1 * -1 + 2 * -1 + 10 * -2) = -11.05
-    assert surrogate_loss(_terms(), advantages, weighted) == pytest.approx(13.15 / 2)
-    gradient = jax.grad(surrogate_loss)(_terms(), advantages, weighted)
-    np.testing.assert_allclose(gradient.latent, -0.1 / 2 * advantages.reshape(-1), rtol=1e-6)
-    np.testing.assert_allclose(gradient.stop, -10 / 2 * advantages.reshape(-1), rtol=1e-6)
-    np.testing.assert_array_equal(gradient.variance, np.zeros(4))
+    assert _loss(_terms(), advantages, weights) == pytest.approx(13.15 / 2)
+    latent, _, stop = jax.grad(_loss)(_terms(), advantages, weights)
+    np.testing.assert_allclose(latent, -0.1 / 2 * advantages.reshape(-1), rtol=1e-6)
+    np.testing.assert_allclose(stop, -10 / 2 * advantages.reshape(-1), rtol=1e-6)
+    assert policy_gradient_loss([None, (1.0, _terms()[0]), None], advantages) == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("name", ["latent", "answer", "stop"])
-def test_a_term_of_weight_zero_is_left_out(name):
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_term_of_weight_zero_is_left_out(place):
     """Its gradient is zero and not even its NaNs come through; the others are what they were."""
     advantages = jnp.array([[1.0, -1.0], [0.5, -0.5]])
-    off = dataclasses.replace(ObjectiveConfig(), **{f"{name}_weight": 0.0})
-    terms = _terms().replace(**{name: jnp.full(4, jnp.nan)})
-    gradient = jax.grad(surrogate_loss)(terms, advantages, off)
-    whole = jax.grad(surrogate_loss)(_terms(), advantages, ObjectiveConfig())
-    assert np.isfinite(surrogate_loss(terms, advantages, off))
-    np.testing.assert_array_equal(getattr(gradient, name), np.zeros(4))
-    for other in {"latent", "answer", "stop"} - {name}:
-        np.testing.assert_array_equal(getattr(gradient, other), getattr(whole, other))
+    weights, terms = [1.0, 1.0, 1.0], _terms()
+    weights[place], terms[place] = 0.0, jnp.full(4, jnp.nan)
+    assert np.isfinite(_loss(terms, advantages, weights))
+    gradient, whole = jax.grad(_loss)(terms, advantages, weights), jax.grad(_loss)(_terms(), advantages)
+    for number, (ours, all_on) in enumerate(zip(gradient, whole, strict=True)):
+        np.testing.assert_array_equal(ours, np.zeros(4) if number == place else all_on)
 
 
 def test_stop_term_reaches_the_gate_alone():

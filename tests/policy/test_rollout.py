@@ -1,4 +1,4 @@
-"""Rollouts against a slow loop on transformers' GPT-2, their independence of padding, replays, candidates and stops."""
+"""Rollouts against a slow loop on a plain GPT-2, their independence of padding, replays, candidates and stops."""
 
 import dataclasses
 
@@ -10,15 +10,14 @@ from scipy import special, stats
 from tiny import (
     CONFIG,
     EOS,
-    GATE,
     PAD,
-    REASONER,
     ROLLOUT,
     SlowReasoner,
     both_params,
     compiled,
     keys_of,
     pad_left,
+    policy_of,
     random_prompts,
     real_tokens,
     run_rollout,
@@ -26,7 +25,7 @@ from tiny import (
     take_rows,
 )
 
-from slpo_jax.policy.rollout import replay_latents
+from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
 
 LENGTHS = (4, 7, 2, 6, 3, 7)  # of the prompts
@@ -34,8 +33,19 @@ THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)
 ROWS, SLOTS, T = len(LENGTHS), max(LENGTHS), ROLLOUT.max_latents
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
-candidates = compiled(decode_candidates, REASONER, GATE, static=("config", "min_latents"))
-replay = compiled(replay_latents, REASONER, GATE, static=("config",))
+
+
+def _candidates(params, prompts, keys, config, min_latents):
+    return decode_candidates(policy_of(config), params, prompts, keys, min_latents)
+
+
+def _replayed(params, prompts, keys, lengths, config):
+    made = Trajectories(None, lengths, None, keys)
+    return replay(policy_of(config), params, prompts, made).actions
+
+
+candidates = compiled(_candidates, static=("config", "min_latents"))
+replayed_actions = compiled(_replayed, static=("config",))
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +70,10 @@ def _clean(config):
 def _assert_same_rows(ours, theirs, atol=1e-5):
     """Two `Trajectories`, whose numbers of slots may differ."""
     np.testing.assert_array_equal(ours.lengths, theirs.lengths)
-    steps = min(ours.latents.shape[1], theirs.latents.shape[1])
-    np.testing.assert_allclose(ours.latents[:, :steps], theirs.latents[:, :steps], rtol=0, atol=atol)
-    assert not np.any(ours.latents[:, steps:])
-    assert not np.any(theirs.latents[:, steps:])
+    steps = min(ours.actions.shape[1], theirs.actions.shape[1])
+    np.testing.assert_allclose(ours.actions[:, :steps], theirs.actions[:, :steps], rtol=0, atol=atol)
+    assert not np.any(ours.actions[:, steps:])
+    assert not np.any(theirs.actions[:, steps:])
     slots = min(ours.tokens.shape[1], theirs.tokens.shape[1])
     np.testing.assert_array_equal(ours.tokens[:, :slots], theirs.tokens[:, :slots])
 
@@ -83,8 +93,8 @@ def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
         prompt = real_tokens(prompts, row)
         slow.set_noise(slow_noise(keys[row], keys[row], len(prompt), int(length), config))
         latents = slow.think(prompt, length)
-        np.testing.assert_allclose(result.latents[row, :length], latents, rtol=0, atol=1e-4)
-        assert not np.any(result.latents[row, length:])
+        np.testing.assert_allclose(result.actions[row, :length], latents, rtol=0, atol=1e-4)
+        assert not np.any(result.actions[row, length:])
         np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, latents, config))
     ended = (np.asarray(result.tokens) == EOS).any(axis=1)
     assert 0 < ended.sum() < ROWS, "the answers must end both ways"
@@ -140,13 +150,13 @@ def test_rollouts_of_a_prompt_differ_and_are_reproducible(params, prompts):
     one = take_rows(prompts, [1] * ROWS)
     keys = keys_of(ROWS)
     first, again = (run_rollout(params, one, keys, config=ROLLOUT, stop_rule=THOUGHTS) for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    latents = np.asarray(first.latents)
+    jax.tree.map(np.testing.assert_array_equal, first.replace(keys=None), again.replace(keys=None))
+    latents = np.asarray(first.actions)
     for i in range(ROWS):
         for j in range(i):
             assert np.abs(latents[i, 0] - latents[j, 0]).max() > 1e-2, "rollouts must not share masks"
     prompt_clean = dataclasses.replace(BY_LENGTH, dropout_where="latents")
-    latents = run_rollout(params, one, keys, config=prompt_clean, stop_rule=np.full(ROWS, T, np.int32)).latents
+    latents = run_rollout(params, one, keys, config=prompt_clean, stop_rule=np.full(ROWS, T, np.int32)).actions
     np.testing.assert_allclose(latents[:, 0], latents[:1, 0].repeat(ROWS, 0), atol=1e-6)
     assert np.abs(latents[1:, 1] - latents[:1, 1]).max(axis=1).min() > 1e-2
 
@@ -155,7 +165,7 @@ def test_no_latents_at_all(params, prompts, slow):
     """max_latents 0: the end marker follows the question (the no-thought setting)."""
     config = dataclasses.replace(_clean(BY_LENGTH), max_latents=0)
     result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.zeros(ROWS, np.int32))
-    assert result.latents.shape == (ROWS, 0, CONFIG.n_embd)
+    assert result.actions.shape == (ROWS, 0, CONFIG.n_embd)
     assert not np.any(result.lengths)
     slow.set_noise(None)
     for row in range(ROWS):
@@ -186,8 +196,9 @@ def test_replay_is_the_rollout_s(params, prompts, where):
     config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)
     result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
-    replayed = replay(params, prompts, keys, result.lengths, config=dataclasses.replace(config, stopping="sample"))
-    np.testing.assert_allclose(replayed, result.latents, rtol=0, atol=2e-6)
+    config = dataclasses.replace(config, stopping="sample")
+    again = replayed_actions(params, prompts, keys, result.lengths, config=config)
+    np.testing.assert_allclose(again, result.actions, rtol=0, atol=2e-6)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +208,7 @@ def weighted(params, prompts):
 
     def value(reasoner, weights):
         both = {**params, "reasoner": reasoner}
-        return jnp.sum(weights * replay_latents(REASONER, GATE, both, prompts, keys, lengths, ROLLOUT))
+        return jnp.sum(weights * _replayed(both, prompts, keys, lengths, ROLLOUT))
 
     return compiled(value), compiled(jax.grad(value))
 
@@ -244,7 +255,7 @@ def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rat
     for i, length in enumerate(range(shortest, T + 1)):
         rule = np.full(ROWS, length, np.int32)
         alone = run_rollout(params, prompts, keys, config=stop, stop_rule=rule)
-        np.testing.assert_allclose(latents[:, :length], alone.latents[:, :length], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(latents[:, :length], alone.actions[:, :length], rtol=0, atol=1e-5)
         np.testing.assert_array_equal(tokens[:, i], alone.tokens)
     assert (np.asarray(tokens[:, 0]) != np.asarray(tokens[:, -1])).any(axis=1).sum() >= 3, "lengths must matter"
     assert (np.asarray(tokens) == PAD).any()
@@ -258,7 +269,7 @@ def test_sampled_stops_follow_the_first_stop_law(params, prompts):
     stops = np.asarray(run_rollout(params, many, keys_of(rows), config=config).lengths)
     by_length = dataclasses.replace(config, stopping="length")
     full = run_rollout(params, many, keys_of(rows), config=by_length, stop_rule=np.full(rows, T, np.int32))
-    rho = _stop_probabilities(params, np.asarray(full.latents, np.float64))
+    rho = _stop_probabilities(params, np.asarray(full.actions, np.float64))
     before = np.concatenate([np.ones((rows, 1)), np.cumprod(1 - rho, axis=1)[:, :-1]], axis=1)
     law = before * rho
     law[:, -1] = before[:, -1]  # no decision at T

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_gpt2 import dropout_factors, plain_hidden
 from scipy import special, stats
 from tiny import (
     CONFIG,
@@ -19,6 +20,7 @@ from tiny import (
     both_params,
     compiled,
     keys_of,
+    policy_of,
     random_params,
     random_prompts,
     real_tokens,
@@ -29,16 +31,33 @@ from tiny import (
 
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
-from slpo_jax.policy.score import answer_mask, score, score_clean, score_pass, token_log_probs
+from slpo_jax.policy.score import PassKeys, answer_mask, pass_keys, score, token_log_probs
 from slpo_jax.policy.surrogate import gaussian_log_prob, moments
 
 GROUP, PASSES, T, D = 2, 3, ROLLOUT.max_latents, CONFIG.n_embd
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
 THOUGHTS = np.array([1, 5, 3, 2, 4, 5], np.int32)
 ROWS = len(THOUGHTS)
-one_pass = compiled(score_pass, REASONER, static=("config",))
-many_passes = compiled(score, REASONER, static=("config", "passes"))
-clean_pass = compiled(score_clean, REASONER, static=("config",))
+
+
+def _pass(reasoner, params, prompts, trajectories, prompt_keys, keys, config):
+    policy = policy_of(config, reasoner)
+    return score(policy, {"reasoner": params}, prompts, trajectories, PassKeys(prompt_keys, keys))
+
+
+def _passes(params, prompts, index, trajectories, key, config, passes):
+    keys_K = pass_keys(key, index, GROUP, passes)
+    policy = policy_of(config)
+    return jax.vmap(lambda keys: score(policy, {"reasoner": params}, prompts, trajectories, keys))(keys_K)
+
+
+def _clean(params, prompts, trajectories, config):
+    return score(policy_of(config), {"reasoner": params}, prompts, trajectories, None)
+
+
+one_pass = compiled(_pass, REASONER, static=("config",))
+many_passes = compiled(_passes, static=("config", "passes"))
+clean_pass = compiled(_clean, static=("config",))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +91,7 @@ def _keys(pass_number):
 def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
     """z_1 .. z_tau, each from a forward of its own, and the answer's log-probability, of one trajectory."""
     prompt, tau = real_tokens(prompts, row // GROUP), int(trajectories.lengths[row])
-    latents = np.asarray(trajectories.latents[row, :tau])
+    latents = np.asarray(trajectories.actions[row, :tau])
     slow.set_noise(slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, config))
     prefixes = [np.concatenate([slow.embed(prompt), latents[:t]]) for t in range(tau)]
     z = np.stack([slow.hidden(prefix)[-1] for prefix in prefixes])
@@ -90,53 +109,57 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
     gpt2 = dataclasses.replace(CONFIG, dropout_sites=sites)
     slow, config = SlowReasoner(params, gpt2), dataclasses.replace(ROLLOUT, dropout_where=where)
-    fast = one_pass if gpt2 == CONFIG else compiled(score_pass, coconut(gpt2), static=("config",))
+    fast = one_pass if gpt2 == CONFIG else compiled(_pass, coconut(gpt2), static=("config",))
     for k in range(2):
         prompt_keys, keys = _keys(k)
         scores = fast(params, prompts, trajectories, prompt_keys, keys, config=config)
         for row in range(ROWS):
             z, log_prob = _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row)
-            np.testing.assert_allclose(scores.latents[row, : len(z)], z, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(scores.actions[row, : len(z)], z, rtol=0, atol=1e-4)
             np.testing.assert_allclose(scores.answer_log_prob[row], log_prob, rtol=1e-5, atol=2e-4)
-            h = np.asarray(trajectories.latents[row, : len(z)])
+            h = np.asarray(trajectories.actions[row, : len(z)])
             assert where == "latents" or np.abs(h - z).max() > 1e-2, "the pass must have masks of its own"
 
 
 def test_one_pass_s_gradient_is_the_slow_loop_s(params, prompts, trajectories):
-    """torch's autograd through the step-by-step loop, masks included; the realised latents are constants."""
+    """jax.grad of the step-by-step loop on a plain GPT-2, masks included; the realised latents are constants."""
     row, (prompt_keys, keys) = 4, _keys(0)
     weights = np.random.default_rng(0).normal(size=(T, D)).astype(np.float32)
 
     def value(params, latents):
-        realised = trajectories.replace(latents=latents)
-        scores = score_pass(REASONER, params, prompts, realised, prompt_keys, keys, ROLLOUT)
+        realised = trajectories.replace(actions=latents)
+        scores = _pass(REASONER, params, prompts, realised, prompt_keys, keys, ROLLOUT)
         seen = jnp.arange(T)[:, None] < trajectories.lengths[row]
-        return jnp.sum(scores.latents[row] * weights * seen) + scores.answer_log_prob[row]
+        return jnp.sum(scores.actions[row] * weights * seen) + scores.answer_log_prob[row]
 
-    gradient, to_latents = compiled(jax.grad(value, argnums=(0, 1)))(params, trajectories.latents)
+    gradient, to_latents = compiled(jax.grad(value, argnums=(0, 1)))(params, trajectories.actions)
     np.testing.assert_array_equal(to_latents, jnp.zeros_like(to_latents))
 
-    slow, tau = SlowReasoner(params), int(trajectories.lengths[row])
-    torch, tokens = slow.torch, np.asarray(trajectories.tokens[row])
+    prompt, tau = real_tokens(prompts, row // GROUP), int(trajectories.lengths[row])
+    tokens = np.asarray(trajectories.tokens[row])
     spoken = tokens[: (tokens == EOS).argmax() + 1]
-    prompt = real_tokens(prompts, row // GROUP)
-    slow.set_noise(slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, ROLLOUT))
-    wte, latents = slow.hf.transformer.wte.weight, torch.tensor(np.asarray(trajectories.latents[row, :tau]))
-    question, end = wte[torch.tensor(prompt)], wte[torch.tensor([END, *spoken[:-1]])]
-    loss = sum(slow.torch_hidden(torch.cat([question, latents[:t]]))[-1] @ torch.tensor(weights[t]) for t in range(tau))
-    logits = slow.torch_hidden(torch.cat([question, latents, end]))[-len(spoken) :] @ wte.T
-    loss = loss + torch.log_softmax(logits, -1)[range(len(spoken)), spoken.tolist()].sum()
-    loss.backward()
-    ours, theirs = gradient["backbone"], slow.hf.transformer
-    pairs = [(ours["wte"], theirs.wte), (ours["wpe"], theirs.wpe), (ours["ln_f"]["scale"], theirs.ln_f)]
-    for layer, block in enumerate(theirs.h):
-        mine = ours[f"h_{layer}"]
-        pairs += [(mine["attn"][n]["kernel"], getattr(block.attn, n)) for n in ("c_attn", "c_proj")]
-        pairs += [(mine["mlp"][n]["kernel"], getattr(block.mlp, n)) for n in ("c_fc", "c_proj")]
-    for mine, module in pairs:
-        expected = module.weight.grad.numpy()
-        assert np.abs(expected).max() > 0.1
-        np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    dropout = slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, ROLLOUT)
+    factors = dropout_factors(dropout, D, CONFIG.n_layer)
+
+    def slow_value(params):
+        wte, latents = params["backbone"]["wte"], trajectories.actions[row, :tau]
+        prefixes = [jnp.concatenate([wte[prompt], latents[:t]]) for t in range(tau)]
+        z = jnp.stack([plain_hidden(params, prefix, factors)[-1] for prefix in prefixes])
+        inputs = jnp.concatenate([wte[prompt], latents, wte[np.array([END, *spoken[:-1]])]])
+        logits = plain_hidden(params, inputs, factors)[-len(spoken) :] @ wte.T
+        answer = jax.nn.log_softmax(logits)[np.arange(len(spoken)), spoken].sum()
+        return jnp.sum(z * weights[:tau]) + answer
+
+    expected = compiled(jax.grad(slow_value))(params)
+
+    def assert_close(path, mine, theirs):
+        # A key's bias moves all scores of a query alike.
+        if path[-2:] == (jax.tree_util.DictKey("c_attn"), jax.tree_util.DictKey("bias")):
+            mine, theirs = (np.delete(x, np.s_[D : 2 * D]) for x in (mine, theirs))
+        assert np.abs(theirs).max() > 0.1
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
+
+    jax.tree_util.tree_map_with_path(assert_close, gradient, expected)
 
 
 def test_shared_prompts_score_as_prompts_encoded_for_each(params, prompts, trajectories):
@@ -145,7 +168,7 @@ def test_shared_prompts_score_as_prompts_encoded_for_each(params, prompts, traje
     each = np.repeat(np.arange(3), GROUP)
     apart = one_pass(params, take_rows(prompts, each), trajectories, prompt_keys[each], keys, config=ROLLOUT)
     for row, length in enumerate(THOUGHTS):
-        np.testing.assert_allclose(shared.latents[row, :length], apart.latents[row, :length], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(shared.actions[row, :length], apart.actions[row, :length], rtol=0, atol=1e-5)
     np.testing.assert_allclose(shared.answer_log_prob, apart.answer_log_prob, rtol=1e-5, atol=1e-4)
 
 
@@ -153,13 +176,13 @@ def test_what_lies_after_the_end_does_not_matter(params, prompts, trajectories):
     prompt_keys, keys = _keys(0)
     rng = np.random.default_rng(1)
     after = np.arange(T)[None] >= np.asarray(trajectories.lengths)[:, None]
-    latents = np.where(after[..., None], rng.normal(size=(ROWS, T, D)), trajectories.latents).astype(np.float32)
+    latents = np.where(after[..., None], rng.normal(size=(ROWS, T, D)), trajectories.actions).astype(np.float32)
     tokens = np.array(trajectories.tokens)
     tokens[1, 1:], tokens[4, 4:] = 5, 9
-    garbage = trajectories.replace(latents=jnp.asarray(latents), tokens=jnp.asarray(tokens))
+    garbage = trajectories.replace(actions=jnp.asarray(latents), tokens=jnp.asarray(tokens))
     ours, theirs = (one_pass(params, prompts, x, prompt_keys, keys, config=ROLLOUT) for x in (trajectories, garbage))
     np.testing.assert_allclose(ours.answer_log_prob, theirs.answer_log_prob, rtol=1e-6)
-    np.testing.assert_allclose(ours.latents[~after], theirs.latents[~after], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours.actions[~after], theirs.actions[~after], rtol=0, atol=1e-6)
 
 
 def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts):
@@ -171,7 +194,7 @@ def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts
         config = dataclasses.replace(ROLLOUT, dropout_where=where)
         scores = one_pass(params, rows, result, keys_of(ROWS), keys_of(ROWS), config=config)
         for row, length in enumerate(THOUGHTS):
-            np.testing.assert_allclose(scores.latents[row, :length], result.latents[row, :length], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(scores.actions[row, :length], result.actions[row, :length], rtol=0, atol=1e-5)
 
 
 def test_passes_have_masks_of_their_own(params, prompts, trajectories):
@@ -179,7 +202,7 @@ def test_passes_have_masks_of_their_own(params, prompts, trajectories):
     same = jax.tree.map(lambda x: jnp.repeat(x[1:2], ROWS, axis=0), trajectories)  # tau = T
     twins = take_rows(prompts, [1, 1, 1])
     key, index = jax.random.key(3), jnp.array([4, 9, 2])
-    z = np.asarray(many_passes(params, twins, index, same, key, config=ROLLOUT, passes=PASSES).latents)
+    z = np.asarray(many_passes(params, twins, index, same, key, config=ROLLOUT, passes=PASSES).actions)
     rows = np.arange(ROWS)
     for t in range(T):
         flat = z[:, :, t].reshape(PASSES * ROWS, D)
@@ -189,7 +212,7 @@ def test_passes_have_masks_of_their_own(params, prompts, trajectories):
         equal = together if t == 0 else np.eye(PASSES * ROWS, dtype=bool)
         assert (distance[equal] < 1e-6).all()
         assert (distance[~equal] > 1e-3).all()
-    first = np.asarray(same.latents[0, 0])
+    first = np.asarray(same.actions[0, 0])
     assert np.abs(z[:, :, 0] - first).max(axis=-1).min() > 1e-3, "the realised latent is none of the K"
 
 
@@ -209,7 +232,7 @@ def test_scores_depend_on_the_example_s_index_and_not_on_its_place(params, promp
     )
     np.testing.assert_allclose(moved.answer_log_prob, scores.answer_log_prob[:, rows], rtol=1e-5, atol=1e-4)
     seen = np.arange(T)[None] < np.asarray(trajectories.lengths)[rows, None]
-    np.testing.assert_allclose(moved.latents[:, seen], scores.latents[:, rows][:, seen], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(moved.actions[:, seen], scores.actions[:, rows][:, seen], rtol=0, atol=1e-5)
 
 
 def test_without_dropout_the_passes_are_the_clean_one(params, prompts, trajectories):
@@ -220,11 +243,11 @@ def test_without_dropout_the_passes_are_the_clean_one(params, prompts, trajector
     slow, (prompt_keys, keys) = SlowReasoner(params), _keys(0)
     for row, length in enumerate(THOUGHTS):
         z, log_prob = _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row)
-        np.testing.assert_allclose(clean.latents[row, :length], z, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(clean.actions[row, :length], z, rtol=0, atol=1e-4)
         np.testing.assert_allclose(clean.answer_log_prob[row], log_prob, rtol=1e-5, atol=2e-4)
         for k in range(PASSES):
-            np.testing.assert_allclose(scores.latents[k, row, :length], z, rtol=0, atol=1e-4)
-    variance = compiled(jax.vmap(jax.vmap(moments, in_axes=1), in_axes=1))(scores.latents)[1]
+            np.testing.assert_allclose(scores.actions[k, row, :length], z, rtol=0, atol=1e-4)
+    variance = compiled(jax.vmap(jax.vmap(moments, in_axes=1), in_axes=1))(scores.actions)[1]
     np.testing.assert_array_equal(variance, np.full((ROWS, T), np.float32(1e-6)))
 
 

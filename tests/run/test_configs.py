@@ -20,13 +20,14 @@ STARTS = {
 }
 PAPER = {
     "max_latents": 12, "min_latents": 3, "dropout.rate": 0.1, "dropout.where": "thought", "gate.dropout": 0.1,
-    "stages": ("cold_start", "slpo", "evaluate"), "tokenizer": "",
+    "stages": ("cold_start", "rl", "evaluate"), "tokenizer": "",
     "cold_start.trajectories": 4, "cold_start.batch_size": 256, "cold_start.steps": -(-15 * 385_620 // 256),
     "cold_start.evaluate_every": 500, "cold_start.patience": 20, "cold_start.train_backbone": False,
     "cold_start.optimizer.name": "adafactor", "cold_start.optimizer.learning_rate": 1e-4,
-    "slpo.group": 8, "slpo.passes": 4, "slpo.advantage": "rloo", "slpo.batch_size": 64, "slpo.steps": 40_000,
-    "slpo.optimizer.name": "adafactor", "slpo.optimizer.learning_rate": 1e-6, "slpo.optimizer.warmup_steps": 2_000,
-    "slpo.optimizer.schedule": "constant", "evaluate.samples": 16, "evaluate.seeds": 3,
+    "rl.group": 8, "objective.slpo.passes": 4, "objective.slpo.advantage": "rloo", "rl.batch_size": 64,
+    "rl.steps": 40_000, "rl.objectives": ("slpo",),
+    "rl.optimizer.name": "adafactor", "rl.optimizer.learning_rate": 1e-6, "rl.optimizer.warmup_steps": 2_000,
+    "rl.optimizer.schedule": "constant", "evaluate.samples": 16, "evaluate.seeds": 3,
 }  # fmt: skip
 EPOCH = -(-385_620 // 128)
 COCONUT = {
@@ -83,7 +84,7 @@ def test_every_config_can_be_run(path):
     config = _load(path)
     check(config)
     assert config.reasoner in REASONERS
-    for stage in ("imitate", "cold_start", "slpo"):
+    for stage in ("imitate", "cold_start", "rl"):
         OptimizerConfig(**config[stage].optimizer.to_dict(), total_steps=config[stage].get("steps", 1 << 20))
     assert (config.data.train, config.data.valid) != ("", "")
 
@@ -99,8 +100,8 @@ def test_the_paper_s_settings(name):
     assert (config.model.dtype, config.model.remat) == ("float32", not small)
     assert config.data.train == "here/train.txt"
     assert set(config.data.eval) == {"gsm8k", "gsm_hard", "multiarith"}
-    objective = default_config().slpo.objective
-    assert config.slpo.objective == objective
+    objective = default_config().objective
+    assert config.objective == objective
 
 
 @pytest.mark.parametrize("name", STARTS)
@@ -114,17 +115,18 @@ def test_published_imitation(name):
 def test_smollm2_s_are_one_run_of_two_reasoners():
     coconut, codi = (_load(path) for path in FILES if path.stem.endswith("smollm2"))
     assert (coconut.reasoner, codi.reasoner) == ("coconut_llama", "codi_llama")
-    for key in ("init", "data", "max_latents", "slpo", "cold_start"):
+    for key in ("init", "data", "max_latents", "rl", "objective", "cold_start"):
         assert coconut[key] == codi[key]
     assert coconut.imitate.lora.rank == codi.imitate.lora.rank == 0
 
 
 @pytest.mark.parametrize(
-    "rooms", [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)]
+    "capacities",
+    [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)],
 )
-def test_rooms_are_pairs_that_ascend_to_everything(rooms):
+def test_capacities_are_pairs_that_ascend_to_everything(capacities):
     config = default_config()
     with config.unlocked():
-        config.slpo.rooms = rooms
-    with pytest.raises(UserError, match=r"config\.slpo\.rooms: .* ascend to \(1, 1\)"):
+        config.rl.capacities = capacities
+    with pytest.raises(UserError, match=r"config\.rl\.capacities: .* ascend to \(1, 1\)"):
         check(config)

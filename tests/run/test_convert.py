@@ -58,7 +58,7 @@ def there(request, tmp_path_factory):
     checkpoint = folder / "checkpoints" / "slpo"
     save_params(checkpoint, params)
     origin.write(checkpoint.parent / "reasoner")
-    (checkpoint / "config.json").write_text(json.dumps({"slpo": {}}))
+    (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
     convert.export_checkpoint(checkpoint, folder / "exported")
     return origin, reasoner, params, checkpoint, folder / "exported"
 

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
         "unknown.jsonl": GOOD.replace("pens", "zebras"),
         "pens.csv": "question,answer\n",
         "typo.py": "from small import get_config as small\n\n\ndef get_config():\n    config = small()\n"
-        "    config.slpo.stepz = 3\n    return config\n",
+        "    config.rl.stepz = 3\n    return config\n",
         "syntax.py": "def get_config(:\n",
         "raises.py": "def get_config():\n    raise ValueError('no more')\n",
         "unread.py": "def get_config():\n    return open('not_there.txt')\n",
@@ -48,16 +48,16 @@ def _error_of(done) -> str:
 
 FLAGS = {
     "unknown key": (["--config.nosuch=1"], "config.nosuch: unknown config key", "stages"),
-    "unknown nested key": (["--config.slpo.stepz=1"], "config.slpo.stepz: unknown config key", "steps"),
+    "unknown nested key": (["--config.rl.stepz=1"], "config.rl.stepz: unknown config key", "steps"),
     "unknown section": (["--config.none.steps=1"], "config.none.steps: unknown config key", ""),
     "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
-    "a word for a number": (["--config.slpo.group=many"], "config.slpo.group", "many"),
-    "G": (["--config.slpo.group=1"], "config.slpo.group: G = 1", "use 2 or more"),
-    "rooms": (["--config.slpo.rooms=((0.5, 0.5), (0.4, 1.0))"], "config.slpo.rooms", "ascend to (1, 1)"),
-    "K": (["--config.slpo.passes=0"], "config.slpo.passes", "1 or more"),
+    "a word for a number": (["--config.rl.group=many"], "config.rl.group", "many"),
+    "G": (["--config.rl.group=1"], "config.rl.group: G = 1", "use 2 or more"),
+    "capacities": (["--config.rl.capacities=((0.5, 0.5), (0.4, 1.0))"], "config.rl.capacities", "ascend to (1, 1)"),
+    "K": (["--config.objective.slpo.passes=0"], "config.objective.slpo.passes", "1 or more"),
     "T_min > T_max": (["--config.min_latents=4"], "config.min_latents: 4", "max_latents (3)"),
     "T": (["--config.max_latents=0"], "config.max_latents", "at least 1"),
-    "a stage": (["--config.stages=('imitate','rl')"], "config.stages: ['rl']", "imitate, cold_start, slpo, evaluate"),
+    "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ['slpo']", "imitate, cold_start, rl, evaluate"),
     "no stage": (["--config.stages=()"], "config.stages", "imitate"),
     "a set to evaluate": (
         ["--config.evaluate.datasets=('real','svamp')"],
@@ -71,17 +71,17 @@ FLAGS = {
     "a batch of nothing": (["--config.cold_start.batch_size=0"], "config.cold_start.batch_size", "at least 1"),
     "no threshold": (["--config.evaluate.thresholds=()"], "config.evaluate.thresholds", "(0.5,)"),
     "dropout": (["--config.dropout.rate=1.0"], "config.dropout.rate: 1.0", "[0, 1)"),
-    "a term": (["--config.slpo.advantage=ppo"], "config.slpo.advantage", "rloo or grpo"),
+    "a term": (["--config.objective.slpo.advantage=ppo"], "config.objective.slpo.advantage", "rloo or grpo"),
     "reasoner": (["--config.reasoner=gpt5"], "config.reasoner: 'gpt5'", "coconut_gpt2"),
     "tokenizer": (["--config.tokenizer=./nowhere"], "tokenizer ./nowhere", "synthetic:N"),
     "positions": (["--config.model.n_positions=26"], "config.model.n_positions: 26 is less than the 27", "raise it"),
     "heads": (["--config.model.n_head=3"], "config.model.n_embd", "n_head"),
-    "no devices to share a batch": (["--config.slpo.batch_size=5"], "config.slpo.batch_size: 5", "2 devices"),
+    "no devices to share a batch": (["--config.rl.batch_size=5"], "config.rl.batch_size: 5", "2 devices"),
     "micro-batches": (["--config.imitate.micro_batches=3"], "config.imitate.batch_size: 8", "3 micro-batches"),
-    "an optimizer": (["--config.slpo.optimizer.name=sgd"], "config.slpo.optimizer.name: 'sgd'", "adafactor, adamw"),
+    "an optimizer": (["--config.rl.optimizer.name=sgd"], "config.rl.optimizer.name: 'sgd'", "adafactor, adamw"),
     "nothing to train": (
-        [f"--config.slpo.objective.{name}_weight=0.0" for name in ("latent", "answer", "stop")],
-        "config.slpo.objective",
+        [f"--config.objective.slpo.{name}_weight=0.0" for name in ("latent", "answer", "stop")],
+        "config.objective.slpo",
         "set one",
     ),
     "nothing to evaluate": (["--config.stages=('evaluate',)"], "config.init", "give a checkpoint"),
@@ -173,10 +173,10 @@ def test_long_problem_of_an_evaluation_set(folder):
 
 
 def test_debug_shows_where(folder):
-    done = run("--config=small.py", "--workdir=work/debug", "--config.slpo.group=1", "--debug", folder=folder)
+    done = run("--config=small.py", "--workdir=work/debug", "--config.rl.group=1", "--debug", folder=folder)
     assert done.status != 0
     assert "Traceback" in done.stderr
-    assert "config.slpo.group" in done.stderr
+    assert "config.rl.group" in done.stderr
 
 
 def test_a_failed_run_binds_nobody(folder):

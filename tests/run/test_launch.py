@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "launch" / "one_machine.sh"
 SLURM = ROOT / "launch" / "slurm.sbatch"
-ARGUMENTS = ["--config=configs/coconut_gpt2.py", "--workdir=runs/a b", "--config.slpo.steps=3"]
+ARGUMENTS = ["--config=configs/coconut_gpt2.py", "--workdir=runs/a b", "--config.rl.steps=3"]
 
 
 def _run(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -30,7 +30,7 @@ def test_script_parses(script):
 def test_dry_run_prints_the_command(script, tmp_path):
     result = _run(script, *ARGUMENTS, DRY_RUN="1", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"), PYTHON="python")
     assert result.returncode == 0, result.stderr
-    expected = r"python -m slpo_jax.main --config=configs/coconut_gpt2.py --workdir=runs/a\ b --config.slpo.steps=3"
+    expected = r"python -m slpo_jax.main --config=configs/coconut_gpt2.py --workdir=runs/a\ b --config.rl.steps=3"
     assert result.stdout.strip().endswith(expected)
     assert f"JAX_COMPILATION_CACHE_DIR={tmp_path / 'xla'} " in result.stdout
     assert not (tmp_path / "xla").exists()

@@ -32,10 +32,10 @@ def test_it_says_where_the_report_is(work):
 
 def test_config_is_as_resolved(work):
     config = json.loads((work / "config.json").read_text())
-    assert config["slpo"]["group"] == 4
-    assert config["slpo"]["advantage"] == "rloo"  # a default
+    assert config["rl"]["group"] == 4
+    assert config["objective"]["slpo"]["advantage"] == "rloo"  # a default
     assert config["data"]["eval"]["made"] == "synthetic:test"
-    assert config["stages"] == ["imitate", "cold_start", "slpo", "evaluate"]
+    assert config["stages"] == ["imitate", "cold_start", "rl", "evaluate"]
 
 
 def test_metrics_have_a_row_a_step_with_every_scalar(work):

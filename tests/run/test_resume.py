@@ -90,7 +90,7 @@ def _run(workdir, config=None):
     try:
         imitate.run_imitate(experiment)
         cold_start.run_cold_start(experiment)
-        rl.run_slpo(experiment)
+        rl.run_rl(experiment)
     finally:
         experiment.log.close()
 
@@ -230,7 +230,7 @@ def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("slpo.optimizer.clip_norm", 0.5)]
+    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("rl.optimizer.clip_norm", 0.5)]
 )
 def test_another_config_on_the_same_workdir(fake, whole, whole_workdir, key, value):
     config = _config()

@@ -1,4 +1,4 @@
-"""Asking a checkpoint: against a slow oracle on torch, and against the evaluation's samples."""
+"""Asking a checkpoint: against a slow oracle, and against the evaluation's samples."""
 
 import json
 from collections import Counter
@@ -40,7 +40,7 @@ class _Slow:
 
 
 def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
-    """One unpadded row, every step a fresh full forward of transformers' GPT-2; projector and gate by numpy."""
+    """One unpadded row, every step a fresh full forward of a plain GPT-2, projector and gate in numpy."""
     parts, params = assembled(reasoner), run_params(reasoner)
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)

@@ -21,11 +21,11 @@ from small_steps import (
     small_params,
     take_steps,
 )
-from tiny import GATE, compiled
+from tiny import compiled, policy_of
 
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.policy.prompted import repeat_rows
-from slpo_jax.policy.rollout import rollout
+from slpo_jax.policy.rollout import sample
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)
@@ -44,13 +44,12 @@ def decoded(keys):
     """Latents [B*N, T, D] of the full trajectories, and rewards [B*N, C] of each length decoded on its own."""
     batch = prompted_batch()
     prompts, references = repeat_rows((batch.prompts, batch.references), N)
-    run = compiled(rollout, REASONER, GATE, static=("config",))
-    config = dataclasses.replace(ROLLOUT, stopping="length")
+    run = compiled(sample, policy_of(dataclasses.replace(ROLLOUT, stopping="length"), REASONER))
     rewards = []
     for length in CANDIDATES:
-        result = run(small_params(), prompts, keys, config=config, stop_rule=jnp.full(BATCH * N, length))
+        result = run(small_params(), prompts, keys, jnp.full(BATCH * N, length))
         rewards.append(rigged_reward(result.tokens, references))
-    return np.array(result.latents), np.stack(rewards, axis=1)
+    return np.array(result.actions), np.stack(rewards, axis=1)
 
 
 def _rho(latents, keys):

@@ -11,13 +11,14 @@ import pytest
 import tiny
 import tiny_llama
 from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
-from small_steps import difference, dropout_factors, plain_hidden
-from tiny import FAST, GATE, compiled, load_hf
+from plain_gpt2 import dropout_factors, plain_hidden
+from small_steps import difference
+from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import RolloutConfig
+from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.templates import codi_template
 from slpo_jax.training import imitate
@@ -44,10 +45,9 @@ def case(request, tmp_path_factory):
     problems = encode_problems(template, PROBLEMS)
     batch = WAY.make_batch(problems, PHASE, 0, 1, 4, (24,), WAY.suffix_slots(problems, PHASE))
     assert len(set(batch.student.latents)) > 1
-    hf = (load_hf if request.param == "gpt2" else load_hf_llama)(params["reasoner"], config)
     digits = request.param == "llama"
     return SimpleNamespace(
-        reasoner=reasoner, params=params, problems=problems, batch=batch, hf=hf, digits=digits, template=template
+        reasoner=reasoner, params=params, problems=problems, batch=batch, digits=digits, template=template
     )
 
 
@@ -56,7 +56,8 @@ class _Oracle:
 
     def __init__(self, case):
         self.torch = torch = pytest.importorskip("torch")
-        self.case, self.hf, self.tokenizer = case, case.hf, case.template.tokenizer
+        self.case, self.tokenizer = case, case.template.tokenizer
+        self.hf = (load_hf_llama if case.digits else load_hf)(case.params["reasoner"], case.reasoner.config)
         ours = case.params["reasoner"]["projector"]
         nn, width = torch.nn, case.reasoner.width
         self.projector = nn.Sequential(
@@ -111,7 +112,7 @@ class _Oracle:
 @pytest.fixture(scope="module")
 def ours(case):
     """Our loss and gradient."""
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
 
     def loss(params):
         total, sums = loss_fn(params, case.batch, jax.random.key(0))
@@ -146,14 +147,14 @@ def _torch_gradients(case, oracle):
         ("projector", "norm", "scale"): oracle.projector[3].weight.grad,
     }
     if case.digits:
-        model = case.hf.model
+        model = oracle.hf.model
         found |= {
             ("backbone", "embed_tokens"): model.embed_tokens.weight.grad,
             ("backbone", "layers_0", "self_attn", "v_proj", "kernel"): model.layers[0].self_attn.v_proj.weight.grad.T,
             ("backbone", "norm", "scale"): model.norm.weight.grad,
         }
     else:
-        model = case.hf.transformer
+        model = oracle.hf.transformer
         found |= {
             ("backbone", "wte"): model.wte.weight.grad,
             ("backbone", "wpe"): model.wpe.weight.grad,
@@ -171,7 +172,7 @@ def test_padding_changes_nothing(case, ours):
     assert longer.student.suffix.tokens.shape == (4, 17)
     spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)
     longer = longer.replace(text=longer.text._replace(tokens=spoilt))
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
     _, sums = compiled(loss_fn)(case.params, longer, jax.random.key(0))
     for name, (total, count) in sums.items():
         assert float(total / count) == pytest.approx(float(ours[0][name]), rel=2e-5, abs=1e-6), name
@@ -181,7 +182,7 @@ def test_padding_changes_nothing(case, ours):
 def test_steps_do_not_know_devices_and_micro_batches(case, ours):
     if case.digits:
         pytest.skip("one kind of model is enough")
-    loss_fn = WAY.make_loss(case.reasoner, GATE, _rollout(case.template, 3))
+    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
     optimizer = optax.chain(optax.trace(0.0), optax.sgd(0.1))
     for devices, micro_batches in ((1, 2), (4, 1)):
         mesh = data_mesh(jax.devices("cpu")[:devices])
@@ -235,7 +236,7 @@ def test_the_teacher_alone_under_dropout(case):
     config = case.reasoner.config
 
     def both(params):
-        total, sums = WAY.make_loss(case.reasoner, GATE, layout)(params, batch, key)
+        total, sums = WAY.make_loss(policy_of(layout, case.reasoner))(params, batch, key)
         slow = []
         for row, index in enumerate(batch.index):
             used = int(batch.valid[row].sum())

@@ -6,25 +6,37 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
-from small_steps import BATCH, GROUP, SLPO, batch_of, difference, prompted_batch, small_params, take_steps
+from small_steps import (
+    BATCH,
+    GROUP,
+    POLICY,
+    batch_of,
+    difference,
+    prompted_batch,
+    rigged_reward,
+    small_params,
+    take_steps,
+)
 from tiny import EOS, FAST
 
 from slpo_jax.policy import noise
-from slpo_jax.training.slpo import sample
+from slpo_jax.training.rl import roll_out
 from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
-STEP_KEY = noise.stream_key(jax.random.key(0), "slpo", 0)
+STEP_KEY = noise.stream_key(jax.random.key(0), "rl", 0)
 
 
 def _sampled(devices: int, batch):
     """Trajectories and rewards of the SLPO step under shard_map, as numpy."""
     mesh, rows = data_mesh(jax.devices("cpu")[:devices]), PartitionSpec("data")
     mapped = jax.shard_map(
-        lambda params, batch: sample(SLPO, params, batch, STEP_KEY),
+        lambda params, batch: roll_out(POLICY, params, batch, rigged_reward, GROUP, STEP_KEY),
         mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False,
     )  # fmt: skip
-    return jax.tree.map(np.array, jax.jit(mapped, compiler_options=FAST)(small_params(), shard_rows(batch, mesh)))
+    trajectories, rewards = jax.jit(mapped, compiler_options=FAST)(small_params(), shard_rows(batch, mesh))
+    trajectories = trajectories.replace(keys=jax.random.key_data(trajectories.keys))
+    return jax.tree.map(np.array, (trajectories, rewards))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +66,7 @@ def test_trajectories_and_rewards_do_not_know_the_devices(sampled, devices):
 
 @pytest.mark.parametrize(
     ("stage", "devices", "micro_batches"),
-    [("slpo", 4, 1), ("slpo", 2, 2), ("imitate", 2, 2), ("cold_start", 2, 2)],
+    [("rl", 4, 1), ("rl", 2, 2), ("imitate", 2, 2), ("cold_start", 2, 2)],
 )
 def test_steps_do_not_know_devices_and_micro_batches(stage, devices, micro_batches):
     batches = [batch_of(stage)] * 3
@@ -67,7 +79,7 @@ def test_steps_do_not_know_devices_and_micro_batches(stage, devices, micro_batch
     assert difference(cut.gradient, whole.gradient) < 1e-3 * scale
 
 
-@pytest.mark.parametrize("stage", ["slpo", "imitate", "cold_start"])
+@pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
 def test_steps_do_not_know_the_order_of_rows(stage):
     batch, order = batch_of(stage), np.array([2, 0, 3, 1])
     whole = take_steps(stage, [batch])

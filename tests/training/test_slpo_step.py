@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from plain_gpt2 import dropout_factors, plain_hidden
 from small_steps import (
     ALWAYS,
     BATCH,
@@ -13,24 +14,23 @@ from small_steps import (
     NEVER,
     OBJECTIVE,
     PASSES,
+    POLICY,
     ROLLOUT,
-    SLPO,
     difference,
-    dropout_factors,
-    plain_hidden,
     prompted_batch,
+    rigged_reward,
     small_params,
     take_steps,
 )
 from tiny import END, EOS, compiled, real_tokens, slow_noise
 
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.slpo import sample
+from slpo_jax.training.rl import roll_out
 
 
 @pytest.fixture(scope="module")
 def first_step():
-    return take_steps("slpo", [prompted_batch()])
+    return take_steps("rl", [prompted_batch()])
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,15 @@ def step_key():
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), 0)
 
 
+def _roll_out(params, batch, key):
+    return roll_out(POLICY, params, batch, rigged_reward, GROUP, key)
+
+
 @pytest.fixture(scope="module")
 def frozen(step_key):
     """The trajectories and rewards that the step sees, as constants."""
-    trajectories, rewards = compiled(sample, SLPO)(small_params(), prompted_batch(), step_key)
-    return jax.tree.map(np.array, trajectories), np.array(rewards)
+    trajectories, rewards = compiled(_roll_out)(small_params(), prompted_batch(), step_key)
+    return jax.tree.map(np.array, trajectories.replace(keys=None)), np.array(rewards)
 
 
 def _pass(params, prompt, h, spoken, factors):
@@ -98,7 +102,7 @@ def _slow_loss(params, batch, trajectories, rewards, step_key):
             if advantage == 0:
                 continue
             keys = zip(*(_keys_of_pass(key, batch.index[b], g) for key in pass_keys), strict=True)
-            score = _score(params, prompt, *keys, trajectories.latents[row, :tau], spoken)
+            score = _score(params, prompt, *keys, trajectories.actions[row, :tau], spoken)
             total -= advantage * score / GROUP
     return total / BATCH
 
@@ -134,7 +138,7 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
 
 @pytest.mark.parametrize("reference", [ALWAYS, NEVER])
 def test_equal_rewards_change_nothing(reference):
-    taken = take_steps("slpo", [prompted_batch(references=(reference,) * BATCH)])
+    taken = take_steps("rl", [prompted_batch(references=(reference,) * BATCH)])
     assert taken.metrics[0]["reward"] == (reference == ALWAYS)
     assert (taken.metrics[0]["mixed"], taken.metrics[0]["grad_norm"]) == (0, 0)
     assert difference(taken.params, small_params()) == 0

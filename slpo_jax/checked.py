@@ -1,0 +1,248 @@
+"""Frozen dataclasses that say each field's default and range once, check themselves, and are sections of a config.
+
+    @dataclass(frozen=True)
+    class Sampling:
+        group: int = setting(8, least=2)
+        temperature: float = setting(0.0, least=0)
+        stopping: Literal["sample", "threshold"] = "sample"
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
+holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
+"""
+
+import dataclasses
+import math
+import struct
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from slpo_jax.errors import UserError
+
+_LARGEST = 2**31 - 1  # step counters, indices and shapes are int32
+_SMALLEST_NORMAL = 2.0**-126  # of float32; XLA takes what is closer to 0 for 0
+_UNIONS = (Union, types.UnionType)
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """The arguments of `setting`."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    fewest: int = 0
+    note: str = ""
+    in_config: bool = True
+
+    def hold(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """The range, to come after "a number"."""
+        if self.least is not None and self.most is not None:
+            return f" from {self.least} to {self.most}"
+        parts = [f"{self.least} or more" if self.least is not None else ""]
+        words = {"above": self.above, "at most": self.most, "below": self.below}
+        parts += [f"{word} {bound}" for word, bound in words.items() if bound is not None]
+        return "".join(f", {part}" for part in parts if part)
+
+
+class FieldError(UserError):
+    """A field's value can't be used.
+
+    Args:
+        settings: The dataclass that the field belongs to.
+        field: The field's name.
+        remedy: What to give instead.
+    """
+
+    def __init__(self, settings: Any, field: str, remedy: str):
+        value = repr(getattr(settings, field))
+        shown = value if len(value) <= 80 else f"{value[:77]}..."
+        self.field, self.problem = field, f"{shown} is not valid; {remedy}"
+        super().__init__(f"{type(settings).__name__}.{field}: {self.problem}")
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    fewest: int = 0,
+    note: str = "",
+    in_config: bool = True,
+) -> Any:
+    """A dataclass field with a range.
+
+    Args:
+        default: Its default; without one, the field is required.
+        least: The least number allowed, of a tuple's elements as well.
+        most: The largest number allowed.
+        above: A number that it must be larger than.
+        below: A number that it must be smaller than.
+        fewest: Elements that a tuple must have.
+        note: What a special value means, for the error message: "0 keeps all".
+        in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
+    """
+    limits = _Limits(least, most, above, below, fewest, note, in_config)
+    return dataclasses.field(default=default, metadata={"limits": limits})
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of a dataclass against its annotation and its `setting`; for `__post_init__`.
+
+    Raises:
+        FieldError: A value is of another type or out of its range; the first such field is named.
+    """
+    for name, hint, default, limits in _fields(type(settings)):
+        value = getattr(settings, name)
+        if _accepts(hint, value, limits):
+            continue
+        if isinstance(value, int) and value > _LARGEST and limits.most is None:
+            limits = dataclasses.replace(limits, most=_LARGEST)
+        example = f", e.g. {default!r}" if get_origin(hint) is tuple and default else ""
+        note = f"; {limits.note}" if limits.note else ""
+        raise FieldError(settings, name, f"give {_noun(hint, limits)}{example}{note}")
+
+
+def section(settings: Any) -> ConfigDict:
+    """The config section that a dataclass describes.
+
+    Args:
+        settings: The dataclass, or an instance with other defaults.
+
+    Returns:
+        A key for each field: its default, a placeholder of its type for None or no default, and a section for a nested
+        dataclass or a dict.
+    """
+    cls = settings if isinstance(settings, type) else type(settings)
+    node = ConfigDict()
+    for name, hint, default, limits in _fields(cls):
+        if not limits.in_config:
+            continue
+        value = default if settings is cls else getattr(settings, name)
+        if dataclasses.is_dataclass(hint):
+            node[name] = section(hint if value is None else value)
+        elif isinstance(value, dict):
+            node[name] = ConfigDict(value)
+        else:
+            node[name] = placeholder(_plain(hint)) if value is None else value
+    return node
+
+
+def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
+    """The dataclass that a config section describes.
+
+    Args:
+        cls: The dataclass.
+        node: Its section, as `section` made it and the user changed it.
+        key: Where the section stands in the config.
+        **known: Fields that are taken from here, whether they are keys of the section or not.
+
+    Raises:
+        UserError: A value is not valid; the message names its key.
+    """
+    values = dict(known)
+    for name, hint, _, limits in _fields(cls):
+        if name in known or not limits.in_config:
+            continue
+        nested = dataclasses.is_dataclass(hint)
+        values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
+    try:
+        return cls(**values)
+    except FieldError as error:
+        raise UserError(f"{key}.{error.field}: {error.problem}") from error
+
+
+def _fields(cls: type) -> tuple[tuple[str, Any, Any, _Limits], ...]:
+    """Name, annotation, default (None where there is none) and limits of each field."""
+    hints, found = get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        default = None if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append((field.name, hints[field.name], default, field.metadata.get("limits", _Limits())))
+    return tuple(found)
+
+
+def _frozen(value: Any) -> Any:
+    """A key's value with tuples for lists and dicts for sections."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value.to_dict() if isinstance(value, ConfigDict) else value
+
+
+def _accepts(hint: Any, value: Any, limits: _Limits) -> bool:
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in _UNIONS:
+        return any(_accepts(part, value, limits) for part in parts)
+    if kind is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if kind is tuple:
+        if not isinstance(value, tuple) or len(value) < limits.fewest:
+            return False
+        expected = parts[:1] * len(value) if parts[-1] is ... else parts
+        inner = dataclasses.replace(limits, fewest=0)
+        return len(expected) == len(value) and all(map(_accepts, expected, value, [inner] * len(value)))
+    if kind is dict:
+        return isinstance(value, dict) and all(_accepts(parts[1], each, limits) for each in value.values())
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is int:
+        return isinstance(value, int) and limits.hold(value) and (limits.most is not None or value <= _LARGEST)
+    if hint is float:
+        if not isinstance(value, int | float):
+            return False
+        single = _single(value)
+        return math.isfinite(single) and limits.hold(value) and limits.hold(single)
+    return isinstance(value, hint)
+
+
+def _single(value: float) -> float:
+    """What float32 arithmetic makes of a number."""
+    try:
+        (rounded,) = struct.unpack("f", struct.pack("f", float(value)))
+    except OverflowError:
+        return math.inf
+    return rounded if abs(rounded) >= _SMALLEST_NORMAL else 0.0
+
+
+def _noun(hint: Any, limits: _Limits) -> str:
+    """What an annotation asks for, in words."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in _UNIONS:
+        return " or ".join(_noun(part, limits) for part in parts)
+    if kind is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if kind is tuple and parts[-1] is ...:
+        return f"a tuple{' of at least one element' * (limits.fewest > 0)}, each {_noun(parts[0], limits)}"
+    if kind is tuple:
+        return f"({', '.join(_noun(part, limits) for part in parts)})"
+    if kind is dict:
+        return f"NAME = {_noun(parts[1], limits)}"
+    names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
+    return names.get(hint, "None" if hint is type(None) else hint.__name__)
+
+
+def _plain(hint: Any) -> type:
+    """The type of an annotation's values, for a placeholder."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in _UNIONS:
+        return next(_plain(part) for part in parts if part is not type(None))
+    return type(parts[0]) if kind is Literal else kind or hint

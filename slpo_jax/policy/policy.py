@@ -1,0 +1,71 @@
+"""A policy: a reasoner, the law of its thought, and how rollouts think, stop and answer."""
+
+import dataclasses
+from typing import Literal
+
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.noise import DropoutWhere
+from slpo_jax.policy.thinkers import Thinker
+
+Stopping = Literal["sample", "threshold", "length"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """How to think and to answer.
+
+    Attributes:
+        max_latents: T; 0 is explicit text alone.
+        answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
+        end_id, eos_id, pad_id: token ids.
+        dropout_rate: p; 0 is without dropout.
+        dropout_where: see `noise.DropoutWhere`.
+        thinker_noise: whether the thinker draws with its own noise, where it has any.
+        stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
+            "length" (a given number of latents a row).
+        temperature: of the answer tokens; 0 is greedy.
+        banned_ids: tokens that are never generated.
+    """
+
+    max_latents: int
+    answer_slots: int
+    end_id: int
+    eos_id: int
+    pad_id: int
+    dropout_rate: float = 0.1
+    dropout_where: DropoutWhere = "thought"
+    thinker_noise: bool = True
+    stopping: Stopping = "sample"
+    temperature: float = 0.0
+    banned_ids: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Static: all of it is known when a program is traced.
+
+    Attributes:
+        reasoner: the model.
+        thinker: the law of a step of thought.
+        config: of rollouts, which scoring mirrors.
+        capacities: (share of a prompt's G*T latent slots, share of its G*A answer slots) that a scoring pass has room
+            for, ascending to (1, 1). Each pair is a program of its own; no result depends on them.
+    """
+
+    reasoner: Reasoner
+    thinker: Thinker
+    config: RolloutConfig
+    capacities: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+
+    @property
+    def stops_itself(self) -> bool:
+        """Whether the gate decides on the length, which then has a likelihood."""
+        return self.config.stopping != "length"
+
+    def having(self, **changes) -> "Policy":
+        """The policy with other values in its `RolloutConfig`."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
+
+    def without_noise(self) -> "Policy":
+        """The deterministic policy: no dropout, and no noise of the thinker's."""
+        return self.having(dropout_rate=0.0, thinker_noise=False)

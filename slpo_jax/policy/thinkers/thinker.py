@@ -1,0 +1,35 @@
+"""What a thinker is: the law of one step of thought, as pure functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+Params = Any
+Action = Any
+"""What is chosen at a step of thought: a pytree of arrays [B, L, ..]."""
+
+
+@dataclass(frozen=True)
+class Thinker:
+    """The law of one step of thought: what is chosen after a hidden state, and what it is fed as.
+
+    Every function takes the whole parameter tree {"reasoner": .., "gate": .., "thinker": ..} first, and arrays of B
+    rows of L positions.
+
+    Attributes:
+        init: key -> the thinker's own parameters, {} where it has none.
+        draw: (params, hidden [B, L, D], keys [B, L] or None) -> action. The hidden state is that of the position before
+            the one that the action is fed at. None: without the thinker's noise (its mean, or its likeliest action).
+        feed: (params, action) -> inputs [B, L, D].
+        stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
+        log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
+            the law is intractable, so that a surrogate or a replay has to stand in.
+    """
+
+    init: Callable[[jax.Array], Params]
+    draw: Callable[[Params, jax.Array, jax.Array | None], Action]
+    feed: Callable[[Params, Action], jax.Array]
+    stop_logits: Callable[..., jax.Array]
+    log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None

@@ -1,0 +1,17 @@
+"""The objectives of the stage `rl`. A new one is a file here, a line in `OBJECTIVES`, and its name in a config."""
+
+from slpo_jax.training.objectives.answer_only import AnswerOnly
+from slpo_jax.training.objectives.exact import Exact
+from slpo_jax.training.objectives.objective import Objective
+from slpo_jax.training.objectives.pathwise import Pathwise
+from slpo_jax.training.objectives.slpo import Slpo
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "slpo": Slpo,
+    "answer_only": AnswerOnly,
+    "exact": Exact,
+    "pathwise": Pathwise,
+}
+"""By name the settings of an objective (`config.objective.NAME`), which are the objective themselves."""
+
+__all__ = ["OBJECTIVES", "Objective"]

@@ -1,0 +1,157 @@
+"""What every objective of the stage `rl` is, and what they share: advantages, the stop term, capacities."""
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.errors import UserError
+from slpo_jax.models.gate import first_stop_log_probs
+from slpo_jax.policy.advantage import ADVANTAGES
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
+from slpo_jax.training.state import Params, Sums
+
+
+@dataclass(frozen=True)
+class Objective(abc.ABC):
+    """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
+
+    Attributes:
+        learning_rate: None is the stage's (`config.rl.optimizer`).
+        temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
+        advantage: "rloo", "grpo" or "pkpo", see `policy.advantage`.
+        pass_k: k of "pkpo", below G.
+        stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
+        forced_stop: the law of a stop at T, see `first_stop_log_probs`; True is the law that made the samples.
+    """
+
+    learning_rate: float | None = setting(None, above=0)
+    temperature: float | None = setting(None, least=0)
+    advantage: Literal["rloo", "grpo", "pkpo"] = "rloo"
+    pass_k: int = setting(4, least=1)
+    stop_weight: float = 1.0
+    forced_stop: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        policy: Policy,
+        params: Params,
+        batch: PromptedBatch,
+        trajectories: Trajectories,
+        rewards_BG: jax.Array,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Sums]:
+        """The loss, summed over the B prompts, and the objective's own metrics.
+
+        Args:
+            trajectories: N = B*G rows, a prompt's G in a row; constants, as the rewards are.
+            key: of the step, for noise beside the rollout's.
+        """
+
+    @property
+    def needs_answers(self) -> bool:
+        """Whether batches have to bring the reference answers' tokens."""
+        return False
+
+    def check(self, key: str, policy: Policy, group: int) -> None:
+        """Refuse a policy that the objective can't be used on.
+
+        Args:
+            key: where the objective's settings stand in the config.
+            group: G.
+        Raises:
+            UserError: one line with the key and the remedy.
+        """
+        if self.advantage == "pkpo" and self.pass_k >= group:
+            raise UserError(
+                f"{key}.pass_k: {self.pass_k} is not below config.rl.group ({group}), so that nothing is left for "
+                "the baseline; lower it or raise the group"
+            )
+
+    def advantages(self, rewards_BG: jax.Array) -> jax.Array:
+        """[B, G], constants."""
+        return jax.vmap(ADVANTAGES[self.advantage](self.pass_k))(rewards_BG)
+
+    def stop_term(self, policy: Policy, params: Params, trajectories: Trajectories) -> tuple[float, jax.Array] | None:
+        """(weight, log P(tau) float32 [N]); None where no gate decides on the length."""
+        if not policy.stops_itself:
+            return None
+        logits_NT = policy.thinker.stop_logits(params, trajectories.actions)
+        likelihood = jax.vmap(stop_log_likelihood, in_axes=(0, 0, None))
+        return self.stop_weight, likelihood(logits_NT, trajectories.lengths, self.forced_stop)
+
+
+def stop_log_likelihood(gate_logits_T: jax.Array, length, forced: bool) -> jax.Array:
+    """log P(tau = length) of one trajectory under the gate's logits (paper section 4.1)."""
+    return first_stop_log_probs(gate_logits_T, forced)[length - 1]
+
+
+def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:
+    """Sum over prompts of -1/G sum_i A_i l(xi_i | x), l a weighted sum of log-likelihoods (paper Prop. 2).
+
+    Args:
+        terms: (weight, float32 [N]) each, None for what there is not; the first that there is comes first in the sum.
+        advantages_BG: stop-gradient advantages.
+    Returns:
+        float32 scalar; the caller divides by the number of prompts.
+    """
+    # A term that is off is left out of the graph, so that it costs no backward pass and can spread no NaN.
+    total_N = sum(weight * term for weight, term in filter(None, terms) if weight != 0.0)
+    return -jnp.sum(advantages_BG.reshape(-1) * total_N) / advantages_BG.shape[1]
+
+
+def means(rollouts: int, **per_rollout: jax.Array) -> Sums:
+    """Metrics that are means over rollouts, of arrays [N]."""
+    return {name: (values.sum(), jnp.float32(rollouts)) for name, values in per_rollout.items()}
+
+
+def at_capacity(branch: Callable[..., tuple[jax.Array, Any]], policy: Policy, params, batch, trajectories, *constants):
+    """`branch(policy, capacity, params, batch, trajectories, *constants)` at the smallest capacity that is enough.
+
+    Scoring passes are compiled for each of `Policy.capacities`; the smallest that these trajectories fit in runs.
+
+    Returns:
+        (loss, aux) as the branch; gradients are for params alone.
+    """
+    group = trajectories.lengths.shape[0] // batch.index.shape[0]
+    choices: list[Capacity] = capacities(policy, group)
+    branches = [functools.partial(branch, policy, choice) for choice in choices]
+    index = smallest_capacity(policy, choices, trajectories, group)
+    return switch_with_gradient(index, branches, params, batch, trajectories, *constants)
+
+
+def switch_with_gradient(index, branches, params, *constants):
+    """`jax.lax.switch` over `branch(params, *constants) -> (loss, aux)`, with gradients for params alone.
+
+    The chosen branch makes loss and gradient together. Differentiating the switch itself would keep what every branch
+    has to remember for its backward pass, not only the chosen one.
+
+    Returns:
+        (loss, aux); no gradient goes through aux.
+    """
+
+    @jax.custom_vjp
+    def choose(params, index, constants):
+        return jax.lax.switch(index, branches, params, *constants)
+
+    def forward(params, index, constants):
+        with_gradient = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        return jax.lax.switch(index, with_gradient, params, *constants)
+
+    def backward(grads, cotangents):
+        return jax.tree.map(lambda g: cotangents[0] * g, grads), None, None
+
+    choose.defvjp(forward, backward)
+    return choose(params, index, constants)

@@ -1,0 +1,78 @@
+"""The gradient of the answer through the thought itself: rollouts replayed, differentiably, with their own noise.
+
+A rollout's thought is a deterministic function h(theta, x, eps_i) of the parameters and its keys. With the keys, the
+length and the stop decisions fixed, s_i(a) = log pi(a | x, h(theta, x, eps_i)) has a gradient through h, and no density
+of the thought is needed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.checked import setting
+from slpo_jax.errors import UserError
+from slpo_jax.policy.prompted import repeat_rows
+from slpo_jax.policy.rollout import replay
+from slpo_jax.policy.score import answer_after_replay
+from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
+
+
+def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
+    """log(1 - prod_i (1 - p_i)), p_i = exp s_i: the probability that one of G rollouts at least says the reference.
+
+    Args:
+        scores_G: float32 [G], log-probabilities s_i of the reference.
+    Returns:
+        float32 scalar, finite with a finite gradient for every s_i <= 0.
+    """
+    none_right = jnp.sum(jnp.log1p(-jnp.exp(jnp.minimum(scores_G, -1e-4))))
+    return jnp.log(-jnp.expm1(jnp.minimum(none_right, -1e-6)))
+
+
+@dataclass(frozen=True)
+class Pathwise(Objective):
+    """Three estimators on replayed thoughts; the stop term is A_i log P(tau_i) in all.
+
+    Attributes:
+        estimator: "pass_at_k" maximises `pass_at_k_log_prob` of the reference answer, whose tokens have to be known;
+            "reward" is -A_i s_i(a_i) of the rollouts' own answers, for any verifier, which have to be sampled at
+            temperature 1 (greedy ones bias it); "mixture" is `mixture_weight` of "pass_at_k" and the rest the mean of
+            s_i(reference).
+        mixture_weight: of "mixture", from 0 to 1.
+    """
+
+    estimator: Literal["pass_at_k", "reward", "mixture"] = "pass_at_k"
+    mixture_weight: float = setting(0.5, least=0, most=1)
+
+    @property
+    def needs_answers(self) -> bool:
+        return self.estimator != "reward"
+
+    def check(self, key, policy, group):
+        super().check(key, policy, group)
+        if self.estimator == "reward" and policy.config.temperature != 1.0:
+            raise UserError(
+                f"{key}.temperature: answers at {policy.config.temperature} are not sampled from the policy, which "
+                "biases the estimator reward; set it to 1.0"
+            )
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        group = rewards_BG.shape[1]
+        replayed = replay(policy, params, batch.prompts, trajectories)
+        spoken_NA = repeat_rows(batch.answers, group) if self.needs_answers else trajectories.tokens
+        scores_N = answer_after_replay(policy, params, replayed, trajectories, spoken_NA)
+        stop = self.stop_term(policy, params, trajectories)
+        metrics = means(rewards_BG.size, **({} if stop is None else {"stop_log_likelihood": stop[1]}))
+        if self.estimator == "reward":
+            loss = policy_gradient_loss(((1.0, scores_N), stop), self.advantages(rewards_BG))
+            return loss, metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
+        scores_BG = scores_N.reshape(rewards_BG.shape)
+        solved_B = jax.vmap(pass_at_k_log_prob)(scores_BG)
+        weight = self.mixture_weight if self.estimator == "mixture" else 1.0
+        loss = -jnp.sum(weight * solved_B + (1.0 - weight) * scores_BG.mean(axis=1))
+        if stop is not None:
+            loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
+        metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
+        return loss, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}

@@ -1,0 +1,90 @@
+"""Surrogate latent policy optimization (paper section 4.2): K passes, a Gaussian, one likelihood-ratio loss."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+from flax import struct
+
+from slpo_jax.checked import setting
+from slpo_jax.errors import UserError
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.score import Capacity, pass_keys, score
+from slpo_jax.policy.surrogate import EPSILON, latent_log_likelihood
+from slpo_jax.training.objectives.objective import Objective, at_capacity, means, policy_gradient_loss
+
+
+@struct.dataclass
+class Terms:
+    """Log-likelihoods of each trajectory and the mean surrogate variance over its steps, float32 [N]; None: none."""
+
+    latent: jax.Array | None
+    answer: jax.Array
+    stop: jax.Array | None
+    variance: jax.Array | None
+
+
+@dataclass(frozen=True)
+class Slpo(Objective):
+    """The paper's objective.
+
+    Attributes:
+        passes: K.
+        answer_passes: the answer's log-likelihood, "mean" over the K passes or one "clean" pass.
+        latent_reduction: over D, "sum" as printed in the paper or "mean".
+        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
+        detach_variance: keep the gradient from the variance path (Prop. 1's setting).
+        epsilon: floor of the variance.
+    """
+
+    passes: int = setting(4, least=1)
+    answer_passes: Literal["mean", "clean"] = "mean"
+    latent_reduction: Literal["sum", "mean"] = "sum"
+    latent_weight: float = 1.0
+    answer_weight: float = 1.0
+    detach_variance: bool = False
+    epsilon: float = setting(EPSILON, above=0)
+
+    def check(self, key, policy, group):
+        super().check(key, policy, group)
+        latent = self.latent_weight if policy.config.max_latents else 0.0
+        stop = self.stop_weight if policy.stops_itself else 0.0
+        if latent == self.answer_weight == stop == 0.0:
+            raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        loss, terms = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
+        logged = {
+            "latent_log_likelihood": terms.latent,
+            "answer_log_likelihood": terms.answer,
+            "stop_log_likelihood": terms.stop,
+            "surrogate_variance": terms.variance,
+        }
+        return loss, means(rewards_BG.size, **{name: x for name, x in logged.items() if x is not None})
+
+    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
+        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], self.passes)
+        scores_K = jax.vmap(lambda keys: score(policy, params, batch.prompts, trajectories, keys, capacity))(keys_K)
+        if self.answer_passes == "clean":
+            answer_N = score(policy, params, batch.prompts, trajectories, None, capacity).answer_log_prob
+        else:
+            answer_N = scores_K.answer_log_prob.mean(axis=0)
+        latent_N = variance_N = latent = None
+        if policy.config.max_latents:
+            latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
+            latent = (self.latent_weight, latent_N)
+        stop = self.stop_term(policy, params, trajectories)
+        loss = policy_gradient_loss((latent, (self.answer_weight, answer_N), stop), self.advantages(rewards_BG))
+        return loss, Terms(latent_N, answer_N, stop and stop[1], variance_N)
+
+    def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
+        """log pi~ of the vectors that were fed, under those that the K passes would have, and sigma^2: [N] each."""
+        h_NTD = policy.thinker.feed(params, trajectories.actions)
+        z_KNTD = jax.vmap(policy.thinker.feed, in_axes=(None, 0))(params, actions_K)
+
+        def of_one(h_TD, z_KTD, length):
+            return latent_log_likelihood(
+                h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance
+            )
+
+        return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, trajectories.lengths)

@@ -1,0 +1,61 @@
+"""GPT-2 as its paper has it: one unpadded row through dense matrices, the oracle of what is faster.
+
+It takes numpy's arrays, or jax.numpy's so that jax.grad goes through it. It shares with the package the keys of the
+positions and the map from a key to a mask, which other tests establish.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.models.dropout import Dropout, drop, site_number
+
+
+def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[int, jax.Array]:
+    """What each site multiplies the positions of one row with, [L, D] by site."""
+    if dropout is None:
+        return {}
+    ones = jnp.ones((*dropout.keys_BL.shape, width))
+    return {site: drop(ones, dropout, site)[0] for site in range(3 * layers)}
+
+
+def _norm(params, x_LD):
+    centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
+    return centred / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * params["scale"] + params["bias"]
+
+
+def _dense(params, x):
+    return x @ params["kernel"] + params["bias"]
+
+
+def _attention(params, x_LD, heads: int):
+    xp = x_LD.__array_namespace__()
+    q, k, v = xp.split(_dense(params["c_attn"], x_LD), 3, axis=-1)
+    out = []
+    for q_, k_, v_ in zip(*(xp.split(part, heads, axis=-1) for part in (q, k, v)), strict=True):
+        scores = xp.where(np.tri(len(x_LD), dtype=bool), q_ @ k_.T / q_.shape[-1] ** 0.5, -np.inf)
+        weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+        out.append(weights / weights.sum(axis=-1, keepdims=True) @ v_)
+    return _dense(params["c_proj"], xp.concatenate(out, axis=-1))
+
+
+def _gelu(x):
+    xp = x.__array_namespace__()
+    return 0.5 * x * (1 + xp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def plain_hidden(params, inputs_LD, factors, heads: int = 2, sites: tuple[str, ...] = ("attention", "mlp")):
+    """Hidden states [L, D] of one row after the final norm, with the factors multiplied in at these sites."""
+    backbone, length = params["backbone"], len(inputs_LD)
+
+    def noise(layer, site):
+        return factors[site_number(layer, site)][:length] if factors and site in sites else 1.0
+
+    x = noise(0, "embedding") * (inputs_LD + backbone["wpe"][:length])
+    layer = 0
+    while (block := backbone.get(f"h_{layer}")) is not None:
+        x = x + noise(layer, "attention") * _attention(block["attn"], _norm(block["ln_1"], x), heads)
+        hidden = _gelu(_dense(block["mlp"]["c_fc"], _norm(block["ln_2"], x)))
+        x = x + noise(layer, "mlp") * _dense(block["mlp"]["c_proj"], hidden)
+        layer += 1
+    return _norm(backbone["ln_f"], x)
