@@ -190,7 +190,7 @@ class SlowReasoner:
 
 
 def slow_noise(prompt_key, key, prompt: int, length: int, config: RolloutConfig) -> Dropout | None:
-    """The noise of one unpadded row: `prompt` positions, tau latents, end marker and answer (SPEC section 3, row 2).
+    """The noise of one unpadded row: `prompt` positions, tau latents, end marker and answer.
 
     Where dropout is on is decided here, apart from the package.
     """

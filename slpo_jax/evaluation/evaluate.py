@@ -1,4 +1,4 @@
-"""Batched evaluation of one checkpoint on one problem set: greedy accuracy and MC-dropout samples (SPEC section 4)."""
+"""Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -190,7 +190,7 @@ def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions
 def record_rows(
     reader: Reader, problems: EncodedProblems, greedy: Completions, sampled: dict[int, Completions], samples: int
 ) -> Iterator[dict[str, Any]]:
-    """The JSON rows of `eval/NAME.jsonl` (SPEC section 7).
+    """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
 
     Args:
         greedy: the deterministic rollouts.

@@ -1,4 +1,4 @@
-"""A reasoner: a backbone and a transition from hidden state to next input (SPEC section 1).
+"""A reasoner: a backbone and a transition from hidden state to next input (paper section 3).
 
 The modules are Linen; the rest of the project sees only `Reasoner`, a bundle of pure functions of a parameter tree.
 A new reasoner is one subclass of `LatentReasoner`.

@@ -29,7 +29,7 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
 
 
 def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
-    """GSM8K and its sisters as files of a folder, in SPEC's names.
+    """GSM8K and its sisters as files of a folder.
 
     Args:
         folder: holds `train`, gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json.

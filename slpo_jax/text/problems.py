@@ -2,7 +2,7 @@
 
 A source is read in two steps, so that a new kind of source and a new field layout are one function each: a row reader
 (`file_rows` for files, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and a layout
-(`layouts`, chosen by the fields that a record has) turns a record into question, steps and answer.
+(`record_fields`, chosen by the fields that a record has) turns a record into question, steps and answer.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The stopping gate's cold start: supervise the first stop with correctness at every candidate length (section 4.1)."""
+"""The stopping gate's cold start: the first stop is supervised by correctness (paper section 4.1)."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ class ColdStartConfig:
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:
-    """L_stop of section 4.1, summed over the trajectories that have a valid length; the others are left out.
+    """L_stop (paper section 4.1), summed over the trajectories that have a valid length; the others are left out.
 
     Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the mean reward over all
     candidate lengths; `expected_length`, the mean of tau under the gate's law.
