@@ -150,19 +150,21 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
 
     Args:
         cls: the dataclass.
-        node: its section, as `section` made it and the user changed it, or a dict; keys that it lacks have defaults.
+        node: its section, as `section` made it and the user changed it, or a dict.
         key: where the section stands in the config.
         **known: fields that are taken from here, whether they are keys of the section or not.
     Raises:
-        UserError: a value is not valid, or a key unknown; the message names it.
+        UserError: a value is not valid, or a key unknown or missing; the message names it.
     """
     values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
     for name in node:
         if name not in keys:
             raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(keys))}")
-    for name, hint, *_ in _fields(cls):
-        if name in known or name not in node:
+    for name, hint, _, limits in _fields(cls):
+        if name in known or not limits.in_config:
             continue
+        if name not in node:
+            raise UserError(f"{key}.{name}: missing config key; begin with slpo_jax.config.default_config()")
         nested = dataclasses.is_dataclass(hint)
         values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
     try:
