@@ -53,12 +53,12 @@ class _Limits:
 
     def __str__(self) -> str:
         """The range, to come after "a number"."""
-        if self.least is not None and self.most is not None:
-            return f" from {self.least} to {self.most}"
-        parts = [f"{self.least} or more" if self.least is not None else ""]
-        words = {"above": self.above, "at most": self.most, "below": self.below}
-        parts += [f"{word} {bound}" for word, bound in words.items() if bound is not None]
-        return "".join(f", {part}" for part in parts if part)
+        lower = "" if self.above is None else f" above {self.above}"
+        upper = "" if self.most is None else f"{self.most}"
+        upper = upper if self.below is None else f"below {self.below}"
+        if self.least is not None:
+            return f" from {self.least} to {upper}" if upper else f", {self.least} or more"
+        return lower + (f", up to {upper}" if upper else "")
 
 
 class FieldError(UserError):

@@ -44,8 +44,9 @@ def _parse(argv: list[str]) -> list[str]:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
         if not missing:  # a file that could not be loaded raises only when it is looked into
-            with _CONFIG.value.unlocked():
-                _CONFIG.value.data.eval.update(eval_sets)
+            own = _CONFIG.value.data.eval
+            with own.unlocked():
+                own.update(eval_sets)
     except UserError:
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
