@@ -12,7 +12,10 @@ from ml_collections import config_flags
 from slpo_jax.errors import UserError
 from slpo_jax.run.command import run_command, set_up_jax
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
+_ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
 
 _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
@@ -38,6 +41,7 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
     argv, eval_sets = _take_eval_sets(argv)
+    _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     known = ", ".join(sorted(map(str, Path("configs").glob("*.py"))))
     try:

@@ -238,3 +238,44 @@ def test_a_failed_run_binds_nobody(folder):
     wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, "--config.seed=3", folder=folder)
     assert "config.seed: " in _error_of(wrong)
     assert (folder / "work" / "again" / "config.json").read_text() == before
+
+
+def test_sets_are_read_before_anything_is_trained(folder):
+    """The last stage's, whichever key they stand under; what they hold is checked, not just that they are there."""
+    for number, source in enumerate(("nowhere.json", "broken.jsonl", "long.jsonl")):
+        workdir = f"work/read_{number}"
+        flags = ["--config=small.py", f"--workdir={workdir}", f"--config.data.eval.mine={source}"]
+        line = _error_of(run(*flags, folder=folder))
+        assert line.startswith("config.data.eval.mine: ")
+        assert not (folder / workdir / "checkpoints").exists()
+        assert not (folder / workdir / "config.json").exists()
+
+
+def test_a_set_of_one_s_own_is_evaluated(folder):
+    """Its name is not in the config file; both ways to write a flag."""
+    (folder / "mine.jsonl").write_text(GOOD * 2)
+    only = ["--config.stages=('imitate','evaluate')", "--config.imitate.control=False", "--config.evaluate.samples=0"]
+    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
+    sets = ["--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl"]
+    chosen = "--config.evaluate.datasets=('mine','other')"
+    done = run("--config=small.py", "--workdir=work/mine", *only, *steps, *sets, chosen, folder=folder)
+    assert done.status == 0, done.stderr
+    report = json.loads((folder / "work" / "mine" / "report.json").read_text())
+    assert {name: figures["n"] for name, figures in report["eval"]["imitate"].items()} == {"mine": 2, "other": 2}
+    config = json.loads((folder / "work" / "mine" / "config.json").read_text())
+    assert config["data"]["eval"]["mine"] == "mine.jsonl"
+    assert "\r" not in done.stderr  # a log file gets lines
+    assert "imitate: 4/4 steps" in done.stderr
+
+
+def test_a_finished_stage_needs_no_training_data(folder):
+    """A workdir can be evaluated where the data that it was trained on is not."""
+    flags = ["--config=small.py", "--workdir=work/moved", "--config.imitate.control=False"]
+    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
+    copied = folder / "copied.jsonl"
+    copied.write_text((folder / "train.jsonl").read_text())
+    flags += [*steps, "--config.data.train=copied.jsonl", "--config.evaluate.samples=0"]
+    assert run(*flags, ONE_STAGE, folder=folder).status == 0
+    copied.unlink()
+    done = run(*flags, "--config.stages=('imitate','evaluate')", folder=folder)
+    assert done.status == 0, done.stderr
