@@ -12,14 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks import counts as hand
-from benchmarks.candidates import Ours
-from benchmarks.counts import Layout
-from benchmarks.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
-from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command
-from benchmarks.slpo_step import BASE
-from benchmarks.step_parts import loops_once, measure, parts_table
-from benchmarks.workload import SHAPES, Shapes, make_workload
+from benchmarks.measure.counts import Layout, sizes_of
+from benchmarks.measure.ours import Ours
+from benchmarks.measure.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
+from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command
+from benchmarks.measure.step_parts import measure, parts_table
+from benchmarks.measure.workload import SHAPES, Shapes, make_workload
+from benchmarks.step import BASE
 from slpo_jax.policy.noise import reaches_prompts
 
 RUNS = 5
@@ -39,12 +38,12 @@ seconds: median of {runs} runs after one, each program alone, all on the same pr
 backward: gradient less surrogate
 GFLOP/s: the slots count over the seconds
 XLA: cost_analysis of the compiled program times the shards; it has the body of a loop once, so that of the rollout's \
-latent and answer steps it sees one each ("slots, loops once" is the hand count of that), and of scoring's rooms the \
-dearest, whichever runs; it cannot see into calls of libraries; elementwise work is in it
+latent and answer steps it sees one each, and of scoring's capacities the dearest, whichever runs; it cannot see into \
+calls of libraries; elementwise work is in it
 temp: scratch memory of the program on one device, from memory_analysis; MB and GB are powers of 10
 rates: best of the runs (median in brackets); on the CPU one device is measured, whose rate all shards share; model \
 shapes: [rows x D] @ [D x 4D] and back over the layers' weights, rows of one shard
-weights: random, as in benchmarks.slpo_step; K, G = {base}
+weights: random, as in benchmarks.step; K, G = {base}
 """.strip()
 
 
@@ -57,12 +56,12 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, prompts, Path(workdir))
         candidate = Ours(work, *BASE, {})
-        model, passes, group = work.parts.reasoner.config, *BASE
-        sizes = hand.sizes(model, work.state.params, work.state.opt_state)
+        model, passes, group = work.parts.policy.reasoner.config, *BASE
+        sizes = sizes_of(model, work.state.params, work.state.opt_state)
         layout = Layout(
             config.prompt_slots[0], config.max_latents, config.max_answer_tokens, group, passes, work.mesh.size,
             noisy_prompts=reaches_prompts(config.dropout.rate, config.dropout.where), remat=model.remat,
-            rooms=work.parts.config.rooms, prompt_places=work.batch(0).prompts.places,
+            capacities=work.parts.policy.capacities, prompt_capacity=work.batch(0).prompts.capacity,
         )  # fmt: skip
         found = measure(work, candidate, runs)
     rates = machine_rates() if rates is None else rates
@@ -80,15 +79,14 @@ def benchmark(name: str, shapes: Shapes, config, prompts: int, runs: int = RUNS,
     flop_rate = chips * max(rate["best"] for rate in products)
     byte_rate = chips * rates["bandwidth"]["best"]
     rows = parts_table(sizes, layout, found, flop_rate, byte_rate)
-    once = loops_once(sizes, layout, found, rows)
     return {
         "shapes": name, "runs": runs, "base": list(BASE), "machine": machine(), "work": work.facts, "dtype": dtype,
         "lengths": {"mean_latents": float(found.lengths.mean()), "longest_latents": int(found.lengths.max()),
                     "mean_answer_tokens": float(found.answers.mean())},
         "rates": rates | {"model_shapes": model_shapes, "chips": chips,
                           "flop_rate": flop_rate, "byte_rate": byte_rate}, "sizes": dataclasses.asdict(sizes),
-        "layout": dataclasses.asdict(layout) | {"rooms": [list(room) for room in layout.rooms]},
-        "seconds": found.seconds, "parts": rows, "xla": found.xla, "loops_once": once, "profile": found.profile,
+        "layout": dataclasses.asdict(layout) | {"capacities": [list(pair) for pair in layout.capacities]},
+        "seconds": found.seconds, "parts": rows, "xla": found.xla, "profile": found.profile,
         "definitions": DEFINITIONS.format(runs=runs, base=BASE).splitlines(),
     }  # fmt: skip
 
@@ -114,7 +112,6 @@ def markdown(result: dict[str, Any]) -> str:
     sections = {
         "The machine": _machine_table(result["rates"]),
         "The parts of a step": _parts_lines(result),
-        "What the compiled programs say": _xla_table(result),
         "Where the step's time goes": _profile_lines(result["profile"]),
     }
     return "\n".join([
@@ -154,18 +151,6 @@ def _parts_lines(result: dict[str, Any]) -> list[str]:
             _number(row["seconds"]) if measured else "", f"{row['over_floor']:.1f}x" if measured else "",
             _number(row["rate"] / 1e9) if measured else "", _number(xla["temp_bytes"] / 1e6) if xla else "",
         ])  # fmt: skip
-    return markdown_table(head, lines)
-
-
-def _xla_table(result: dict[str, Any]) -> list[str]:
-    shards, lines = result["layout"]["shards"], []
-    for name, xla in result["xla"].items():
-        flops, once = xla["flops"] * shards, result["loops_once"][name]
-        memory = (_number(xla[f"{kind}_bytes"] / 1e6) for kind in ("argument", "output", "temp"))
-        cells = (flops / 1e9, once / 1e9, flops / once, xla["bytes_accessed"] * shards / 1e9)
-        lines.append([name, *map(_number, cells), *memory])
-    head = ("Program", "XLA GFLOP", "Slots, loops once", "XLA/slots", "XLA GB accessed", "Arguments (MB)",
-            "Outputs (MB)", "Temp (MB)")  # fmt: skip
     return markdown_table(head, lines)
 
 

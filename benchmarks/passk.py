@@ -1,7 +1,7 @@
 """`python -m benchmarks.passk [--shapes gpt2|quickstart] [--problems N] [--json FILE]`; more flags with `--help`.
 
 Batched Pass@k evaluation: problems a second with k rollouts each under MC-dropout, for slpo_jax's `Evaluator` and for
-the PyTorch reference (`torch_reference`) on the same work. Prints Markdown; `--json` writes every number behind it.
+the PyTorch reference (`benchmarks.witness`) on the same work. Prints Markdown; `--json` writes every number behind it.
 """
 
 import argparse
@@ -13,43 +13,37 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.candidates import witness_of
-from benchmarks.counts import rollout_flops
-from benchmarks.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work, plain_batches
-from benchmarks.profile_parts import profile_call
-from benchmarks.rates import chip_count, matmul_rate
-from benchmarks.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
+from benchmarks.measure.counts import rollout_flops
+from benchmarks.measure.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work
+from benchmarks.measure.profile import profile_call
+from benchmarks.measure.rates import chip_count, matmul_rate
+from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
+from benchmarks.measure.theirs import witness_of
+from benchmarks.measure.workload import make_parts
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import evaluate
 from slpo_jax.policy.noise import reaches_prompts
-from slpo_jax.run.rl import make_slpo
 
-OURS, PLAIN = "slpo_jax", "slpo_jax, plain batches"
+OURS = "slpo_jax"
 TORCH = {  # name -> sorted, compiled
     "torch, file's order": (False, False),
     "torch, sorted by length": (True, False),
     "torch, sorted and compiled": (True, True),
 }
-RATIOS = ("ratio_vs_plain", "ratio_vs_torch")
 THRESHOLD = 2.0  # no probability of a stop reaches it
 DEFINITIONS = f"""
 seconds: wall time of one evaluation of all problems, from lists of token ids to arrays of answers on the host, median \
 (least-most) over the measured rounds; in a round the implementations take turns, after one warm-up round
-slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: benchmarks/torch_reference.py's Witness.passk, \
+slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: Witness.passk of benchmarks/witness, \
 eager or under torch.compile, one process on the same device with the threads named above, every batch padded to its \
 longest prompt, in the file's order and sorted by length
-plain batches: slpo_jax with batches in the file's order, padded to the bucket of the longest, instead of problems \
-dealt out by length and encoded end to end
 ratio: seconds over slpo_jax's of the same round, median (least-most)
 floor: FLOPs of all rollouts' real tokens, as `benchmarks.floor` counts them, at the rate of the best square product \
 measured here; over floor: median seconds over that
-compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache; for \
-plain batches only of what slpo_jax has not compiled
+compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache
 latents: of each rollout, least-most; the gate is evaluated, against a threshold of {THRESHOLD:g} that no probability \
 reaches
 answer tokens: of each rollout, eos included, least-most; eos is forced where a trained reasoner's answer ends, as \
@@ -75,12 +69,11 @@ Run = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Dropout seed -> (tokens, latent_steps) of an `Evaluation`."""
 
 
-def make_runs(work: Work, torch: str, plain: bool = False) -> dict[str, Run]:
+def make_runs(work: Work, torch: str) -> dict[str, Run]:
     """What takes turns, by the implementation's name.
 
     Args:
         torch: "eager", "compiled" (eager too) or "none".
-        plain: slpo_jax with `plain_batches` too.
     Raises:
         UserError: there is no torch, or no compiler for it.
     """
@@ -91,20 +84,16 @@ def make_runs(work: Work, torch: str, plain: bool = False) -> dict[str, Run]:
         done = evaluator.run(work.params, work.problems, "threshold", THRESHOLD, seed=seed, samples=samples, label=OURS)
         return done.tokens, done.latent_steps
 
-    def in_order(seed):
-        with mock.patch.object(evaluate, "rollout_batches", plain_batches):
-            return ours(seed)
-
-    runs = {OURS: ours} | ({PLAIN: in_order} if plain else {})
+    runs = {OURS: ours}
     if torch == "none":
         return runs
-    parts = dataclasses.replace(make_slpo(experiment), rollout_config=evaluator.config)
+    parts = dataclasses.replace(make_parts(experiment), policy=evaluator.policy)
     prompt_rows = [np.array(prompt) for prompt in work.problems.prompts]
     batch_size = experiment.config.evaluate.batch_size
 
     @functools.cache
     def witness(is_compiled):
-        made = witness_of(parts, work.params, experiment.optimizer_config("slpo", 1), work.answer_tokens - 1)
+        made = witness_of(parts, work.params, experiment.optimizer_config("rl", 1), work.answer_tokens - 1)
         if is_compiled:
             try:
                 made.compile_rollouts()
@@ -151,10 +140,10 @@ def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int
             "answer_tokens": _ends([answer_lengths(each.tokens, eos_id) for each in later]),
             "first_seconds": first.seconds,
         }
-        if name in (OURS, PLAIN):
+        if name == OURS:
             row["compile_seconds"] = first.seconds - row["seconds"]["median"]
-        if name != OURS:
-            row[RATIOS[name != PLAIN]] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
+        else:
+            row["ratio_vs_torch"] = summary([b / a for a, b in zip(ours, seconds, strict=True)])
         rows.append(row)
     return rows
 
@@ -186,7 +175,7 @@ def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[st
         config.evaluate.batch_size = flags.batch_size
     with tempfile.TemporaryDirectory() as workdir:
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
-        runs = make_runs(work, flags.torch, flags.plain)
+        runs = make_runs(work, flags.torch)
         measured = measure(runs, flags.rounds)
         found = profile_call(work.experiment.evaluator, "_program", lambda: runs[OURS](0))
     rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
@@ -204,7 +193,7 @@ def markdown(result: dict[str, Any]) -> str:
     shares = {kind: f"{spent / found['seconds']:.1%}" for kind, spent in found["kinds"].items()}
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
-         spread(row["seconds"]), "".join(spread(row[name], 2) for name in RATIOS if name in row),
+         spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
          f"{row['over_floor']:.2f}x", f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
          *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
         for row in result["rows"]
@@ -230,7 +219,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
     parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
-    parser.add_argument("--plain", action="store_true", help="slpo_jax with batches in the file's order, too")
     parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
                         help="compiled: torch.compile too; default: eager")  # fmt: skip
     flags = parser.parse_args(argv)

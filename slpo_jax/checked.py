@@ -65,9 +65,9 @@ class FieldError(UserError):
     """A field's value can't be used.
 
     Args:
-        settings: The dataclass that the field belongs to.
-        field: The field's name.
-        remedy: What to give instead.
+        settings: the dataclass that the field belongs to.
+        field: the field's name.
+        remedy: what to give instead.
     """
 
     def __init__(self, settings: Any, field: str, remedy: str):
@@ -91,13 +91,13 @@ def setting(
     """A dataclass field with a range.
 
     Args:
-        default: Its default; without one, the field is required.
-        least: The least number allowed, of a tuple's elements as well.
-        most: The largest number allowed.
-        above: A number that it must be larger than.
-        below: A number that it must be smaller than.
-        fewest: Elements that a tuple must have.
-        note: What a special value means, for the error message: "0 keeps all".
+        default: its default; without one, the field is required.
+        least: the least number allowed, of a tuple's elements as well.
+        most: the largest number allowed.
+        above: a number that it must be larger than.
+        below: a number that it must be smaller than.
+        fewest: elements that a tuple must have.
+        note: what a special value means, for the error message: "0 keeps all".
         in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
     """
     limits = _Limits(least, most, above, below, fewest, note, in_config)
@@ -108,7 +108,7 @@ def check_fields(settings: Any) -> None:
     """Check every field of a dataclass against its annotation and its `setting`; for `__post_init__`.
 
     Raises:
-        FieldError: A value is of another type or out of its range; the first such field is named.
+        FieldError: a value is of another type or out of its range; the first such field is named.
     """
     for name, hint, default, limits in _fields(type(settings)):
         value = getattr(settings, name)
@@ -125,10 +125,9 @@ def section(settings: Any) -> ConfigDict:
     """The config section that a dataclass describes.
 
     Args:
-        settings: The dataclass, or an instance with other defaults.
-
+        settings: the dataclass, or an instance with other defaults.
     Returns:
-        A key for each field: its default, a placeholder of its type for None or no default, and a section for a nested
+        a key for each field: its default, a placeholder of its type for None or no default, and a section for a nested
         dataclass or a dict.
     """
     cls = settings if isinstance(settings, type) else type(settings)
@@ -150,17 +149,19 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
     """The dataclass that a config section describes.
 
     Args:
-        cls: The dataclass.
-        node: Its section, as `section` made it and the user changed it.
-        key: Where the section stands in the config.
-        **known: Fields that are taken from here, whether they are keys of the section or not.
-
+        cls: the dataclass.
+        node: its section, as `section` made it and the user changed it, or a dict; keys that it lacks have defaults.
+        key: where the section stands in the config.
+        **known: fields that are taken from here, whether they are keys of the section or not.
     Raises:
-        UserError: A value is not valid; the message names its key.
+        UserError: a value is not valid, or a key unknown; the message names it.
     """
-    values = dict(known)
-    for name, hint, _, limits in _fields(cls):
-        if name in known or not limits.in_config:
+    values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
+    for name in node:
+        if name not in keys:
+            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(keys))}")
+    for name, hint, *_ in _fields(cls):
+        if name in known or name not in node:
             continue
         nested = dataclasses.is_dataclass(hint)
         values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
@@ -190,6 +191,8 @@ def _frozen(value: Any) -> Any:
 
 def _accepts(hint: Any, value: Any, limits: _Limits) -> bool:
     kind, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if kind in _UNIONS:
         return any(_accepts(part, value, limits) for part in parts)
     if kind is Literal:

@@ -1,172 +1,120 @@
-"""Every key of a run's config, its default and its meaning; `configs/*.py` change what they need.
+"""Every key of a run's config; `configs/*.py` change what they need.
 
-The defaults are the paper's (appendix A) and SPEC section 3's. A key that is not here is an error.
+A section is the dataclass that it fills, which has its keys, defaults and ranges: `Config` below names them all.
+
+    config.model               models/shapes.py          ModelConfig
+    config.dropout             policy/noise.py           DropoutConfig
+    config.thinker             policy/thinkers/          ThinkerConfig
+    config.gate                models/gate.py            GateConfig
+    config.data                text/problems.py          DataConfig
+    config.data.synthetic      text/synthetic.py         SyntheticConfig
+    config.imitate             training/imitate.py       ImitateConfig
+    config.imitate.lora        models/lora.py            LoraConfig
+    config.cold_start          training/cold_start.py    ColdStartConfig
+    config.rl                  training/rl.py            RlConfig
+    config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
+    config.evaluate            evaluation/settings.py    EvaluateConfig
+    config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
+
+The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error.
 """
 
-from typing import Any
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-import numpy as np
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
-from slpo_jax.checked import section
+from slpo_jax.checked import FieldError, check_fields, fill, section, setting
 from slpo_jax.errors import UserError
-from slpo_jax.policy.thinkers import THINKERS
-from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.evaluation.settings import EvaluateConfig
+from slpo_jax.models.gate import GateConfig
+from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.policy.thinkers import ThinkerConfig
+from slpo_jax.text.problems import DataConfig
+from slpo_jax.training.cold_start import ColdStartConfig
+from slpo_jax.training.imitate import ImitateConfig
+from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.rl import RlConfig
 
-STAGES = ("imitate", "cold_start", "rl", "evaluate")
+Stage = Literal["imitate", "cold_start", "rl", "evaluate"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+# Of checkpoints/ and eval/, beside those of the objectives.
+_FOLDERS = {"reasoner", "imitate", "imitate_adapter", "imitate_control", "imitate_fixed_tmax", "cold_start",
+            "cold_start_best"}  # fmt: skip
 
 
-def _optimizer(name: str, learning_rate: float, warmup_steps: int = 0, schedule: str = "constant") -> ConfigDict:
-    """See `training.optimizer.OptimizerConfig`."""
-    return ConfigDict(
-        dict(
-            name=name,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            schedule=schedule,
-            final_fraction=0.0,
-            clip_norm=1.0,
-            weight_decay=0.0,
-            decay_vectors=False,
-        )
-    )
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+        stages: what is run, in this order.
+        seed: of initialisation, input order and all noise.
+        init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face
+            directory or hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the
+            checkpoint's.
+        base: the base model's directory or hub id, for a file that comes without config and tokenizer.
+        lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
+        reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
+        tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
+        model: shapes.
+        max_latents: T; 0 is explicit text alone.
+        min_latents: T_min, of the cold start's candidate lengths.
+        prompt_slots: P: buckets, one compiled program each.
+        max_answer_tokens: A, the end-of-sequence token included.
+        dropout: of rollouts and scoring.
+        thinker: the law of a step of thought.
+        data: what to train on, and to evaluate on.
+        gate: the stopping gate.
+        imitate: the stage imitate.
+        cold_start: the stage cold_start.
+        rl: the stage rl.
+        objective: NAME = settings of an objective, see `objective_of`; a further NAME has the `kind` that it is of, see
+            `run.presets.objective_variant`.
+        evaluate: the stage evaluate, and validation in the others.
+        log_every: steps between rows of metrics.jsonl.
+        checkpoint_every: steps between checkpoints.
+        cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
+    """
+
+    stages: tuple[Stage, ...] = setting(STAGES, fewest=1)
+    seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
+    init: str = ""
+    base: str = ""
+    lora_alpha: float | None = setting(None, above=0)
+    reasoner: str = "coconut_gpt2"
+    tokenizer: str = ""
+    model: ModelConfig = ModelConfig()
+    max_latents: int = setting(12, least=0)
+    min_latents: int = setting(3, least=1)
+    prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
+    max_answer_tokens: int = setting(16, least=1)
+    dropout: DropoutConfig = DropoutConfig()
+    thinker: ThinkerConfig = ThinkerConfig()  # type: ignore[valid-type]
+    data: DataConfig = DataConfig()
+    gate: GateConfig = GateConfig()
+    imitate: ImitateConfig = ImitateConfig()
+    cold_start: ColdStartConfig = ColdStartConfig()
+    rl: RlConfig = RlConfig()
+    objective: dict[str, Any] = field(default_factory=dict)
+    evaluate: EvaluateConfig = EvaluateConfig()
+    log_every: int = setting(10, least=1)
+    checkpoint_every: int = setting(500, least=1)
+    cpu_devices: int = setting(1, least=1, most=1024)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.min_latents > max(self.max_latents, 1):
+            raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
 
 
 def default_config() -> ConfigDict:
     """The paper's settings, without data: `configs/` say what to train on."""
-    config = ConfigDict()
-    config.stages = STAGES  # run in this order
-    config.seed = 0  # of initialisation, input order and all noise
-    # Where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face directory or
-    # hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the checkpoint's.
-    config.init = ""
-    config.base = ""  # the base model's directory or hub id, for a file that comes without config and tokenizer
-    config.lora_alpha = placeholder(float)  # scale of LoRA adapters in such a file, times their rank (CODI's own: 32)
-    config.reasoner = "coconut_gpt2"  # a name in `slpo_jax.origin.recipes.REASONERS`
-    config.tokenizer = ""  # "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's
-    config.model = ConfigDict(
-        dict(
-            n_layer=12,
-            n_head=12,
-            n_embd=768,
-            n_positions=1024,
-            n_inner=0,  # of the feed-forward layer; 0 is 4 * n_embd
-            n_kv_head=0,  # Llama; 0 is n_head
-            rope_theta=10_000.0,  # Llama
-            tied=True,  # the head is the token embedding
-            projector=0,  # CODI; 0 is n_embd
-            # Of "attention", "mlp" and "embedding"; None is the first two for GPT-2, "mlp" for Llama.
-            dropout_sites=placeholder(tuple),
-            dtype="float32",  # of activations; "bfloat16" on accelerators
-            remat=False,  # recompute activations in the backward pass
-            scan_layers=False,  # compile one block for all layers
-        )
-    )
-    config.max_latents = 12  # T
-    config.min_latents = 3  # T_min, of the cold start's candidate lengths
-    config.prompt_slots = (128, 256)  # P: buckets, one compiled program each
-    config.max_answer_tokens = 16  # A, the end-of-sequence token included
-    config.dropout = ConfigDict(dict(rate=0.1, where="thought"))  # of rollouts and scoring; see `policy.noise`
-    config.thinker = ConfigDict({"name": "latent"} | {name: section(kind) for name, kind in THINKERS.items()})
-    config.data = ConfigDict(
-        dict(
-            train="",
-            valid="",
-            eval=ConfigDict(),  # NAME = source
-            # The synthetic sets: `text.synthetic.SyntheticConfig`.
-            synthetic=dict(
-                max_value=30,
-                max_steps=3,
-                train_size=30_000,
-                valid_size=500,
-                test_size=1_000,
-                small_share=0.8,
-                puzzle_share=0.2,
-                long_puzzle_share=0.1,
-                seed=0,
-            ),
-        )
-    )
-    # False: no gate, always T latents. hidden: 0 is a linear head. detached: keep its gradient from the latents.
-    config.gate = ConfigDict(dict(enabled=True, hidden=0, dropout=0.1, detached=True))
-    config.imitate = ConfigDict(
-        dict(
-            batch_size=128,
-            micro_batches=1,  # gradient accumulation
-            max_tokens=0,  # leaves out problems whose question, steps and answer are longer; 0 keeps all
-            c_thought=2,  # latents that replace one step; 0 is iCoT's no-thought setting
-            max_latent_stage=3,  # CODI has no stages, but as many latents as COCONUT's last
-            cot_steps=10_000,  # optimizer steps of CoT-SFT; for CODI, of the teacher alone
-            stage_steps=5_000,  # of each stage 1 .. max_latent_stage; not for CODI
-            final_steps=10_000,  # of the last stage, where all steps have become latents
-            final_latents="published",  # c_thought * max_latent_stage, or "random": from a problem's steps to T
-            dropout=0.0,  # at every position, while imitating
-            # Buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all; each is
-            # compiled.
-            suffix_slots=(),
-            reset_optimizer=True,  # at the beginning of every stage
-            control=False,  # also imitate on for as many steps as rl takes, as its control
-            # CODI's losses beside the student's, and whether its teacher writes the last step: `training.distil`.
-            teacher_factor=1.0,
-            distil_factor=20.0,
-            last_step=False,
-            # rank above 0 trains low-rank adapters of the blocks' kernels, with alpha / rank as their scale, and
-            # CODI's projector, instead of the whole reasoner; the stage's checkpoint has them merged.
-            lora=dict(rank=0, alpha=32.0),
-            optimizer=_optimizer("adamw", 1e-4),
-        )
-    )
-    config.cold_start = ConfigDict(
-        dict(
-            batch_size=256,
-            micro_batches=2,
-            steps=20_000,
-            trajectories=4,  # N
-            train_backbone=False,
-            forced_stop=False,  # the law of a stop at T; False is as printed
-            evaluate_every=500,  # keeps the gate with the best validation accuracy
-            patience=20,  # evaluations without a better one before it stops
-            optimizer=_optimizer("adafactor", 1e-4),
-        )
-    )
-    config.rl = ConfigDict(
-        dict(
-            batch_size=64,  # prompts, over all devices
-            micro_batches=1,
-            steps=40_000,  # of each objective
-            objectives=("slpo",),  # names under config.objective; each is trained from the same start
-            group=8,  # G
-            temperature=0.0,  # of the answers in training rollouts; 0 is greedy
-            stopping="sample",  # Bernoulli(rho_t), or "threshold" (at 0.5)
-            # Shares of a prompt's latent and answer slots that scoring has capacity for, ascending to (1, 1): the
-            # smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
-            capacities=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
-            optimizer=_optimizer("adafactor", 1e-6, warmup_steps=2_000),
-        )
-    )
-    # A further NAME = settings of an objective, with its `kind`: see `run.presets.objective_variant`.
-    config.objective = ConfigDict({name: section(settings) for name, settings in OBJECTIVES.items()})
-    config.evaluate = ConfigDict(
-        dict(
-            datasets=placeholder(tuple),  # names under data.eval; None is all
-            limit=0,  # problems a set; 0 is all
-            batch_size=512,  # rollouts at a time
-            # Problems whose prompts fit the same multiple of this (or prompt_slots) share batches; each is compiled.
-            prompt_multiple=32,
-            samples=16,  # k of Pass@k; 0 for Acc alone
-            seeds=3,
-            max_answer_tokens=placeholder(int),  # None: as config.max_answer_tokens
-            thresholds=(0.5, 0.6, 0.7, 0.8, 0.9),  # swept on the validation split
-            save_latents=False,
-            # Workdir of another run, whose rows the report also has: those that this run has none of its own of. They
-            # must have been evaluated on the same problems, with as many samples and answer tokens.
-            rows_from="",
-        )
-    )
-    config.log_every = 10
-    config.checkpoint_every = 500
-    config.cpu_devices = 1  # shards of the batch where there is no accelerator; the results don't depend on it
+    config = section(Config)
+    config.objective = ConfigDict({name: section(kind) for name, kind in OBJECTIVES.items()})
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
     config.objective.unlock()
@@ -179,87 +127,89 @@ def own_latents(config: ConfigDict) -> int:
 
 
 def check(config: ConfigDict) -> None:
-    """Fail early on values that no stage could use.
+    """Fail early on values that no stage could use: each section's own, then what spans several.
 
     Raises:
         UserError: one line with the key and the remedy.
     """
+    settings = fill(Config, config)
 
     def need(ok, message):
         if not ok:
             raise UserError(f"config.{message}")
 
-    unknown = [stage for stage in config.stages if stage not in STAGES]
-    need(config.stages and not unknown, f"stages: {unknown or 'none given'}; choose from {', '.join(STAGES)}")
-    need(config.max_latents >= 0, "max_latents: give a number of latents, or 0 for explicit text alone")
+    _check_model(settings, need)
+    _check_objectives(config, settings, need)
     need(
-        config.max_latents > 0 or not config.gate.enabled,
+        settings.max_latents > 0 or not settings.gate.enabled,
         "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
     )
+    own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(
-        1 <= config.min_latents <= max(config.max_latents, 1),
-        f"min_latents: {config.min_latents} is not within 1..max_latents ({config.max_latents}); lower it",
-    )
-    need(config.max_answer_tokens >= 1, "max_answer_tokens: give at least 1")
-    need(
-        len(config.prompt_slots) > 0 and min(config.prompt_slots) >= 1,
-        "prompt_slots: give at least one bucket of 1 or more, e.g. (128,)",
-    )
-    need(0.0 <= config.dropout.rate < 1.0, f"dropout.rate: {config.dropout.rate} is not within [0, 1)")
-    need(config.dropout.where in ("thought", "latents", "all"), "dropout.where: use thought, latents or all")
-    need(
-        config.init or config.model.n_embd % config.model.n_head == 0,
-        "model.n_embd: must be a multiple of model.n_head",
-    )
-    need(config.model.dtype in ("float32", "bfloat16"), "model.dtype: use float32 or bfloat16")
-    need(config.imitate.final_latents in ("published", "random"), "imitate.final_latents: use published or random")
-    need(config.imitate.max_tokens >= 0, "imitate.max_tokens: give a number of tokens, or 0 to keep all problems")
-    need(config.imitate.lora.rank >= 0, "imitate.lora.rank: give 1 or more, or 0 to train all parameters")
-    need(
-        not (config.imitate.lora.rank and config.imitate.control),
-        "imitate.control: goes on with all parameters, but imitate.lora.rank trains adapters; set one of them to 0",
-    )
-    own = config.imitate.c_thought * config.imitate.max_latent_stage
-    need(
-        "imitate" not in config.stages or own <= config.max_latents,
-        f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
-    )
-    need(config.rl.group >= 2, f"rl.group: G = {config.rl.group} gives no baseline; use 2 or more")
-    need(
-        _ascends_to_one(config.rl.capacities),
-        f"rl.capacities: {config.rl.capacities} are not pairs of shares that ascend to (1, 1), e.g. "
-        "((0.5, 0.5), (1, 1))",
-    )
-    need(config.rl.stopping in ("sample", "threshold"), "rl.stopping: use sample or threshold")
-    need(
-        config.thinker.name in THINKERS,
-        f"thinker.name: {config.thinker.name!r} is unknown; use one of {', '.join(THINKERS)}",
+        "imitate" not in settings.stages or own <= settings.max_latents,
+        f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",
     )
     need(
-        config.gate.enabled or "cold_start" not in config.stages,
+        settings.gate.enabled or "cold_start" not in settings.stages,
         "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",
     )
     need(
-        not (config.cold_start.train_backbone and config.gate.detached),
+        not (settings.cold_start.train_backbone and settings.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
-    for key in ("log_every", "checkpoint_every", "cpu_devices", "cold_start.evaluate_every", "cold_start.trajectories",
-                "evaluate.batch_size", "evaluate.prompt_multiple", *(f"{stage}.{name}" for stage in STAGES[:3]
-                                         for name in ("batch_size", "micro_batches"))):  # fmt: skip
-        section, _, name = key.rpartition(".")
-        need((config[section] if section else config)[name] >= 1, f"{key}: give at least 1")
-    need(len(config.evaluate.thresholds) > 0, "evaluate.thresholds: give at least one, e.g. (0.5,)")
-    need("evaluate" not in config.stages or len(config.data.eval) > 0, "data.eval: no sets; add NAME = source to it")
-    for name in config.evaluate.datasets or ():
-        need(name in config.data.eval, f"evaluate.datasets: {name!r} is not under config.data.eval")
+    for stage in ("cold_start", "rl"):
+        if stage in settings.stages:
+            fill(OptimizerConfig, config[stage].optimizer, f"config.{stage}.optimizer", total_steps=config[stage].steps)
+    sets = settings.data.eval
+    need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
+    for name in settings.evaluate.datasets or ():
+        need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
 
 
-def _ascends_to_one(rooms: Any) -> bool:
-    """Whether these are pairs of positive numbers, none smaller than the one before, of which the last is (1, 1)."""
-    try:
-        shares = np.array([(0, 0), *rooms], float)
-    except (TypeError, ValueError):
-        return False
-    return shares.shape[1:] == (2,) and bool(
-        (shares[1:] > 0).all() and (np.diff(shares, axis=0) >= 0).all() and (shares[-1] == 1).all()
+def _check_model(settings: Config, need: Any) -> None:
+    """What only random weights need: a checkpoint brings shapes of its own."""
+    model, llama = settings.model, settings.reasoner.endswith("llama")
+    if settings.init:
+        return
+    need(
+        model.n_embd % model.n_head == 0,
+        f"model.n_embd: {model.n_embd} is not a multiple of model.n_head ({model.n_head}); change one of them",
     )
+    need(
+        not llama or model.n_head % (model.n_kv_head or model.n_head) == 0,
+        f"model.n_kv_head: {model.n_kv_head} does not divide model.n_head ({model.n_head}); use one that does",
+    )
+    need(
+        not llama or model.n_embd // model.n_head % 2 == 0,
+        f"model.n_embd: heads of {model.n_embd // model.n_head} have no pairs to rotate; use an even multiple of "
+        f"model.n_head ({model.n_head})",
+    )
+
+
+def objective_of(config: ConfigDict, name: str) -> Objective:
+    """The objective that `config.objective.NAME` describes.
+
+    Raises:
+        UserError: unknown, or a setting out of its range.
+    """
+    key = f"config.objective.{name}"
+    if name not in config.objective:
+        known = ", ".join(config.objective)
+        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    settings = dict(config.objective[name].items())
+    kind = settings.pop("kind", name)
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    return fill(OBJECTIVES[kind], settings, key)
+
+
+def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
+    for name in config.objective:
+        need(
+            re.fullmatch(r"\w[\w-]*", name) and name not in _FOLDERS,
+            f"objective.{name}: its name is that of files, in which letters, digits, _ and - can be; use another",
+        )
+        objective_of(config, name)
+    if "rl" in settings.stages:
+        for name in settings.rl.objectives:
+            objective_of(config, name)

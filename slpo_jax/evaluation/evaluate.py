@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tqdm import tqdm
 
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
+from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.rollout import sample
@@ -116,17 +116,18 @@ class Evaluator:
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         sharding = NamedSharding(self.mesh, PartitionSpec("data"))
         results = []
-        bar = tqdm(total=count * samples, desc=label, unit="rollout", leave=False, mininterval=1)
+        progress, done = Progress(label, count * samples, unit="rollout", keep=False), 0
         for batch in self.batches(problems, count, samples):
             rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
             rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), sharding)
             out = program(params, *rows, key, jax.device_put(rule_N, sharding))
-            places = batch.index_N.astype(np.int64) * samples + batch.sample_N
-            results.append((places[batch.real_N], batch.real_N, out))
+            rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
+            results.append((rows_N[batch.real_N], batch.real_N, out))
             if len(results) > 1:  # wait for the batch before, so that one is always under way
                 jax.block_until_ready(results[-2][2])
-            bar.update(int(batch.real_N.sum()))
-        bar.close()
+            done += int(batch.real_N.sum())
+            progress.update(done)
+        progress.close()
         return _in_order(results, count * samples)
 
 
@@ -138,8 +139,8 @@ def _in_order(results, rows: int) -> Completions:
             continue
         first = np.asarray(results[0][2][part])
         whole = np.zeros((rows, *first.shape[1:]), first.dtype)
-        for places, real, out in results:
-            whole[places] = np.asarray(out[part])[real]
+        for rows_N, real, out in results:
+            whole[rows_N] = np.asarray(out[part])[real]
         merged.append(whole)
     tokens, lengths, latents = merged
     assert tokens is not None

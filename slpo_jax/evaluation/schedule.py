@@ -1,4 +1,4 @@
-"""How the rollouts of a problem set are shared out over batches: few shapes to compile, and little padding."""
+"""How the rollouts of a problem set are sharded over batches: few shapes to compile, and little padding."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def rollout_batches(
 ) -> Iterator[RolloutBatch]:
     """The rollouts of the first `count` problems, `samples` of each.
 
-    Problems whose prompts fit the same bucket make up a class; a class is dealt out so that every device has about as
+    Problems whose prompts fit the same bucket make up a class; a class is sharded so that every device has about as
     many tokens in every batch, and prompts that are padded a lot are encoded end to end.
 
     Args:
@@ -46,16 +46,16 @@ def rollout_batches(
     for items in classes(lengths[index_I], slots, rows * devices):
         longest = lengths[index_I[items[-1]]]
         width = min((size for size in slots if size >= longest), default=max(slots))
-        hands, real_HR = deal(items, rows, devices)
-        index_HR = index_I[hands]
-        kept_HR = np.where(real_HR, lengths[index_HR], 1)  # of what fills a batch up, one token
-        capacity = end_to_end(int(kept_HR.sum(axis=1).max()), rows, width)
-        for first in range(0, len(hands), devices):
+        shards, real_SR = shard(items, rows, devices)
+        index_SR = index_I[shards]
+        kept_SR = np.where(real_SR, lengths[index_SR], 1)  # of what fills a batch up, one token
+        capacity = end_to_end(int(kept_SR.sum(axis=1).max()), rows, width)
+        for first in range(0, len(shards), devices):
             batch = slice(first, first + devices)
-            index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_HR, kept_HR, real_HR))
+            index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
             prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
             padded = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
-            sample_BE = offset_I[hands[batch]].reshape(-1, 1) + np.arange(each)
+            sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
             yield RolloutBatch(
                 Prompts(padded.tokens, padded.valid, capacity),
                 np.repeat(padded.index, each),
@@ -84,7 +84,7 @@ def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[
         slots: ascending.
         together: items of a batch.
     Returns:
-        int arrays, the places of each class's items; only the last may have a part of a batch.
+        int arrays, the indices of each class's items; only the last may have a part of a batch.
     """
     ends = np.searchsorted(lengths_I, slots, side="right")
     # What is left over in the longest prompts' own bucket stays with them.
@@ -92,14 +92,14 @@ def classes(lengths_I: np.ndarray, slots: Sequence[int], together: int) -> list[
     return [part for part in np.split(np.arange(len(lengths_I)), cuts) if len(part)]
 
 
-def deal(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items of ascending length in hands of `rows`, as many hands as whole batches take, of about equal lengths.
+def shard(items: np.ndarray, rows: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Items of ascending length in shards of `rows`, as many as whole batches take, of about equal lengths.
 
     Returns:
-        int [hands, rows], and bool, whether it is not there only to fill up.
+        int [shards, rows], and bool, whether it is not there only to fill up.
     """
     count = -(-len(items) // (rows * devices)) * devices
-    hand_H, row_R = np.arange(count)[:, None], np.arange(rows)
+    shard_S, row_R = np.arange(count)[:, None], np.arange(rows)
     # To and fro: who gets the longest of one round gets the shortest of the next.
-    places_HR = count * row_R + np.where(row_R % 2, count - 1 - hand_H, hand_H)
-    return items[np.minimum(places_HR, len(items) - 1)], places_HR < len(items)
+    items_SR = count * row_R + np.where(row_R % 2, count - 1 - shard_S, shard_S)
+    return items[np.minimum(items_SR, len(items) - 1)], items_SR < len(items)

@@ -7,13 +7,14 @@ Such a folder is a Hugging Face model directory: `config.json` (the language mod
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FILE = "reasoner.json"
 MODEL_FILE = "config.json"
@@ -46,7 +47,7 @@ class Description:
 
 
 def write_description(
-    folder: Path, description: Description, tokenizer: PreTrainedTokenizerFast, tokens: dict[str, int]
+    folder: Path, description: Description, tokenizer: "PreTrainedTokenizerFast", tokens: dict[str, int]
 ) -> None:
     """Write the folder's files, without weights.
 

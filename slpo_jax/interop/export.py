@@ -3,16 +3,18 @@
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import Description, write_description
 from slpo_jax.interop.opening import SIDE_FILE
 from slpo_jax.interop.weights import backbone_weights, gate_weights, projector_weights, write_tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MODEL_FILE = "model.safetensors"
 
@@ -21,7 +23,7 @@ def export_reasoner(
     folder: Path,
     params: dict[str, Any],
     description: Description,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: "PreTrainedTokenizerFast",
     tokens: dict[str, int],
     card: str,
 ) -> None:

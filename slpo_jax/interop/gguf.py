@@ -10,15 +10,17 @@ import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf_header import Header, Stored, read_header
 from slpo_jax.interop.gguf_tokenizer import build_tokenizer, token_id
 from slpo_jax.interop.tensors import Entry, Tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 ROPE_FREQS = "rope_freqs.weight"
 # Of Llama 3.1 and 3.2; what differs between the models is the factor.
@@ -50,7 +52,7 @@ class GgufModel:
     tensors: Tensors
     header: Header
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer that the file describes.
 
         Raises:

@@ -6,13 +6,15 @@ vocabulary holds whole.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf_header import Header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 CONTROL, USER_DEFINED = 3, 4
 ADVICE = "name the model's own tokenizer in config.tokenizer"
@@ -30,7 +32,7 @@ LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 GPT2_NAMES = ("gpt-2", "default")
 
 
-def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> "PreTrainedTokenizerFast":
     """Build the tokenizer of a GGUF file.
 
     Args:
@@ -62,7 +64,9 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> PreTrai
         index = token_id(header, key, vocab_size)
         named[name] = None if index is None else tokens[index]
     backend.post_processor = _post_processor(header, named, vocab, begins=pre in LLAMA3_NAMES)
-    return PreTrainedTokenizerFast(
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,

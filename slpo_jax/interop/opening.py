@@ -4,10 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import snapshot_download
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
@@ -17,6 +14,9 @@ from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, first_line, open_ten
 from slpo_jax.interop.weights import Stored
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import hub_reachable, is_hub_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
@@ -46,7 +46,7 @@ class Opened:
     has_own_model: bool
     description: Description | None
     gate: dict[str, Stored]
-    tokenizer: Callable[[], PreTrainedTokenizerFast] | None
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
 
 
 def locate(source: str, key: str, weights: bool = True) -> Path:
@@ -66,6 +66,8 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
         raise UserError(
             f"{key}: {source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE"
         )
+    from huggingface_hub import snapshot_download
+
     patterns = [*_TEXTS, *(_WEIGHTS if weights else ())]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not hub_reachable()))
@@ -81,7 +83,7 @@ def open_checkpoint(
     init: str,
     base: str,
     lora_alpha: float | None,
-    load_tokenizer: Callable[[str], PreTrainedTokenizerFast],
+    load_tokenizer: Callable[[str], "PreTrainedTokenizerFast"],
 ) -> Opened:
     """Open what `config.init` names.
 

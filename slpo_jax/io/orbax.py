@@ -1,10 +1,12 @@
-"""Orbax checkpoints of parameters: what is in them, reading and writing."""
+"""Orbax checkpoints of parameters: what is in them, reading and writing.
+
+Orbax takes a second to import, so that is done where it is used.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import UserError
@@ -20,6 +22,8 @@ def load_params(directory: Path, like: Any) -> Any:
     Raises:
         UserError: no checkpoint there, or one of another model.
     """
+    import orbax.checkpoint as ocp
+
     path = _existing_params_dir(directory)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
@@ -33,6 +37,8 @@ def load_params(directory: Path, like: Any) -> Any:
 
 def save_params(directory: Path, params: Any) -> None:
     """A checkpoint of parameters alone, which `load_params` reads."""
+    import orbax.checkpoint as ocp
+
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory.absolute() / "0" / "params", params)
 
@@ -43,6 +49,8 @@ def stored_params(directory: Path) -> Any:
     Raises:
         UserError: no checkpoint there.
     """
+    import orbax.checkpoint as ocp
+
     # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
     found = ocp.StandardCheckpointHandler().metadata(_existing_params_dir(directory)).tree
     device = SingleDeviceSharding(jax.devices()[0])
@@ -70,6 +78,8 @@ def _existing_params_dir(directory: Path) -> Path:
 
 def abstract_tree(tree: Any) -> Any:
     """The shapes, types and sharding of arrays."""
+
+    import orbax.checkpoint as ocp
 
     def abstract(x):
         return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)

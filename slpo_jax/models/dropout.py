@@ -4,11 +4,14 @@ The mask of one position at one site is a function of that position's key and th
 batched, padded, bucketed or sharded in any way without changing a single mask.
 """
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-SITES = ("attention", "mlp", "embedding")
+Site = Literal["attention", "mlp", "embedding"]
+SITES: tuple[Site, ...] = get_args(Site)
 
 
 @struct.dataclass

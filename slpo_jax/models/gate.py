@@ -8,7 +8,28 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout, drop
+
+
+@dataclasses.dataclass(frozen=True)
+class GateConfig:
+    """The section `config.gate`.
+
+    Attributes:
+        enabled: False: there is no gate, and thought always has T latents.
+        hidden: width of the MLP's hidden layer; 0 is a linear head.
+        dropout: of the head, while it trains in the cold start.
+        detached: keep the gate's gradient from the latents.
+    """
+
+    enabled: bool = True
+    hidden: int = setting(0, least=0, note="0 is a linear head")
+    dropout: float = setting(0.1, least=0, below=1)
+    detached: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class GateHead(nn.Module):

@@ -1,11 +1,31 @@
 """LoRA (Hu et al., 2022): low-rank updates of Dense kernels, merged into the weights before they are used."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.checked import check_fields, setting
+
 Tree = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """The section `config.imitate.lora`.
+
+    Attributes:
+        rank: of the updates. Above 0, low-rank adapters of the blocks' kernels are trained, and CODI's projector,
+            instead of the whole reasoner; the stage's checkpoint has them merged.
+        alpha: the updates' scale times the rank.
+    """
+
+    rank: int = setting(0, least=0, note="0 trains all parameters")
+    alpha: float = setting(32.0, above=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def init(key: jax.Array, tree: Tree, rank: int) -> Tree:

@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any, Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.description import Description, read_description
@@ -16,6 +14,9 @@ from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER, StageFolder, Workdir
 from slpo_jax.origin.recipes import name_of
 from slpo_jax.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Kind = Literal["coconut", "codi", "plain"]
 _TRAIN_THE_GATE = {"cold_start", "rl"}  # sections of a stage's config.json
@@ -41,7 +42,7 @@ class Identity:
     kind: Kind
     backbone: str
     description: Description | None
-    tokenizer: Callable[[], PreTrainedTokenizerFast] | None
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
     orbax: Path | None = None
     opened: Opened | None = None
     base: str = ""

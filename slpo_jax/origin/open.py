@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
-from transformers import PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
@@ -27,6 +26,9 @@ from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.recipes import REASONERS, Recipe
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
 
@@ -169,7 +171,7 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     return Origin(recipe, description, template, read, is_base=is_base)
 
 
-def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: PreTrainedTokenizerFast) -> None:
+def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> None:
     """A file without a config has the base's rows, or three more."""
     embedding = opened.layout.embedding
     rows = embedding.shape[0]
@@ -181,7 +183,7 @@ def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: PreT
         )
 
 
-def _texts(recipe: Recipe, opened: Opened, tokenizer: PreTrainedTokenizerFast) -> tuple[Template, bool]:
+def _texts(recipe: Recipe, opened: Opened, tokenizer: "PreTrainedTokenizerFast") -> tuple[Template, bool]:
     """The template, and whether the reasoner's tokens are new to the model.
 
     They come from the tokenizer by name where it has them, else they have the published ids: after the tokenizer's for
@@ -247,7 +249,7 @@ def _extras(config: ConfigDict, recipe: Recipe, opened: Opened, width: int, proj
     return found
 
 
-def grow(tree: dict[str, Any], rows: int, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
     """A backbone's parameters with as many vocabulary rows as the tokenizer needs.
 
     New rows are copies of the token "<<", which opens a calculation in GSM8K, as COCONUT begins; where that is not

@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
@@ -13,6 +11,9 @@ from slpo_jax.text.templates import Template, coconut_template, codi_template
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import Distillation
 from slpo_jax.training.imitate import Imitation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Recipe:
     backbone: str
     model_config: type[GPT2Config] | type[LlamaConfig]
     functions: Callable[[BackboneConfig, int], Reasoner]
-    template: Callable[[PreTrainedTokenizerFast, int | None, bool], Template]
+    template: Callable[["PreTrainedTokenizerFast", int | None, bool], Template]
     has_projector: bool
     imitation: Callable[[Mapping[str, Any]], Imitation]
 

@@ -10,11 +10,29 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout
 
 DropoutWhere = Literal["thought", "latents", "all"]
 """Where dropout is on: every forward up to the one that produces the last latent ("thought", the default), the same
 without the prompt ("latents"), or every position ("all")."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DropoutConfig:
+    """The section `config.dropout`: the noise of rollouts and of scoring.
+
+    Attributes:
+        rate: p, the probability of dropping a unit.
+        where: see `DropoutWhere`.
+    """
+
+    rate: float = setting(0.1, least=0, below=1)
+    where: DropoutWhere = "thought"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "rl", "evaluate"))}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))

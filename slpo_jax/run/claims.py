@@ -14,7 +14,7 @@ ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they ar
 
 SHARED_KEYS = (
     "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
-    "max_answer_tokens", "prompt_slots", "dropout", "gate", "thinker",
+    "max_answer_tokens", "prompt_slots", "dropout", "gate",
 )  # fmt: skip
 
 
@@ -45,9 +45,15 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
         )
 
 
+def thinker_of(config: ConfigDict) -> dict[str, Any]:
+    """`config.thinker` without the settings of the thinkers that are not used."""
+    name = config.thinker.name
+    return {"name": name, name: config.thinker[name]}
+
+
 def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
     """What a stage's result depends on."""
-    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS}
+    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS} | {"thinker": thinker_of(config)}
     section = stage.partition("_control")[0].partition("_adapter")[0]
     if section in config:
         facts |= {"stage": section, section: config[section]}

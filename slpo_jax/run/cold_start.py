@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+from slpo_jax.checked import fill
 from slpo_jax.io.orbax import load_params
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
@@ -25,12 +26,12 @@ def run_cold_start(experiment: Experiment) -> None:
     trained = ("reasoner", "gate") if config.train_backbone else ("gate",)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
     state = init_state(starting_params(experiment, ("imitate",)), trained, optimizer, experiment.key, experiment.mesh)
-    settings = cold_start.ColdStartConfig(
-        config.trajectories,
-        experiment.config.min_latents,
-        experiment.config.gate.dropout,
-        config.train_backbone,
-        config.forced_stop,
+    settings = fill(
+        cold_start.ColdStartConfig,
+        config,
+        "config.cold_start",
+        min_latents=experiment.config.min_latents,
+        gate_dropout=experiment.config.gate.dropout,
     )
     loss_fn = cold_start.make_loss(experiment.policy, experiment.reward, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, stage, config.micro_batches)

@@ -80,7 +80,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep what a program's buffers occupied, for the next step's.
 
     By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew. The
-    heaps of threads hold no block above 64 MB all the same: see `benchmarks/freed_memory.py` for what one heap for all
+    heaps of threads hold no block above 64 MB all the same: docs/speed.md, "Freed memory", has what one heap for all
     gains and costs. Elsewhere than on Linux with glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":

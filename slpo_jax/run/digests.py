@@ -14,10 +14,11 @@ from slpo_jax.evaluation.stamps import digest
 from slpo_jax.interop.opening import locate
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.run.claims import thinker_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems
 
-_MATTER = ("seed", "reasoner", "max_latents", "dropout", "thinker")
+_MATTER = ("seed", "reasoner", "max_latents", "dropout")
 _SPEED = ("remat", "scan_layers")  # of config.model
 _FROM_FILES = ("init", "base", "lora_alpha", "tokenizer", "reasoner", "seed", "gate")  # what an import depends on
 
@@ -94,7 +95,7 @@ def problems_digest(problems: EncodedProblems, limit: int) -> tuple[str, str, in
 def settings_of(config: ConfigDict) -> dict[str, Any]:
     """What else the results of an evaluation depend on, by key; nothing that changes its speed alone."""
     evaluate = config.evaluate
-    found = {key: config[key] for key in _MATTER if key in config}
+    found = {key: config[key] for key in _MATTER} | {"thinker": thinker_of(config)}
     found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
     return plain(found) | {
         "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,

@@ -140,8 +140,7 @@ class Setup:
 
     def optimizer_config(self, stage: str, total_steps: int) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked."""
-        values = self.config[stage].optimizer.to_dict()
-        return OptimizerConfig(**values, total_steps=total_steps, key=f"config.{stage}.optimizer")
+        return fill(OptimizerConfig, self.config[stage].optimizer, f"config.{stage}.optimizer", total_steps=total_steps)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -265,7 +264,7 @@ def _check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most
 def _load(config: ConfigDict, key: str, source: str):
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    synthetic = SyntheticConfig(**config.data.synthetic.to_dict())
+    synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
     try:
         problems = load_problems(source, synthetic, _ROLES.get(key, "test"))
         if key == "config.data.train" and config.data.valid:

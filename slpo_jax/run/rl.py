@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from slpo_jax.checked import fill
+from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
-from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import make_loss
 from slpo_jax.training.state import init_state, make_train_step
@@ -53,14 +53,7 @@ def make_objective(experiment: Experiment, name: str) -> Objective:
         UserError: unknown, a setting out of range, or not usable on this policy or these problems.
     """
     config, key = experiment.config, f"config.objective.{name}"
-    if name not in config.objective:
-        known = ", ".join(config.objective)
-        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
-    node = config.objective[name]
-    kind = node.get("kind", name)
-    if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    objective: Objective = fill(OBJECTIVES[kind], node, key)
+    objective = objective_of(config, name)
     objective.check(key, training_policy(experiment, objective), config.rl.group)
     if objective.needs_answers:
         _check_answers(experiment, key)

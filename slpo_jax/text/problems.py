@@ -5,28 +5,51 @@ A source is read in two steps, so that a new kind of source and a new field layo
 (`layouts`, chosen by the fields that a record has) turns a record into question, steps and answer.
 """
 
+import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import logging
 
+from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import canonical_decimal
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.record_fields import read_record
-
-if TYPE_CHECKING:
-    from slpo_jax.text.synthetic import SyntheticConfig
+from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 SYNTHETIC_PREFIX = "synthetic:"
 
 
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The section `config.data`: sources as `load_problems` takes them.
+
+    Attributes:
+        train: problems to train on, without those of `valid`.
+        valid: the validation split, on which all choices are made.
+        eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
+        synthetic: how the generated sets are made.
+    """
+
+    train: str = ""
+    valid: str = ""
+    eval: dict[str, str] = dataclasses.field(default_factory=dict)
+    synthetic: SyntheticConfig = SyntheticConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.eval:
+            if not re.fullmatch(r"\w[\w-]*", name):
+                remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                raise FieldError(self, "eval", remedy)
 
 
-def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role: Role = "train") -> tuple[Problem, ...]:
+def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: Role = "train") -> tuple[Problem, ...]:
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source:
@@ -66,9 +89,6 @@ def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role:
             row.
     """
     if source.startswith(SYNTHETIC_PREFIX):
-        # Imported here because the generator makes `Problem`s and so imports this module.
-        from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
-
         return synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig())
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
@@ -81,10 +101,6 @@ def load_problems(source: str, synthetic: "SyntheticConfig | None" = None, role:
             f"{SYNTHETIC_PREFIX}NAME"
         )
     return _problems(source, dataset_rows(source, role), all_numeric=False)
-
-
-
-
 
 
 def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool) -> tuple[Problem, ...]:

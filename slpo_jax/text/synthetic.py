@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.text.problem import Problem
 
@@ -45,7 +46,7 @@ _DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """What the generated sets look like.
+    """What the generated sets look like: the section `config.data.synthetic`.
 
     Attributes:
         max_value: every operand and every intermediate result is in 0..max_value.
@@ -53,31 +54,25 @@ class SyntheticConfig:
         train_size: number of training problems; a smaller set is the beginning of a larger one.
         valid_size: number of validation problems.
         test_size: number of problems in each of "test", "large" and "template".
-        small_share: share of problems whose operands are all at most max_value // 3; the others draw from the
-            whole range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
+        small_share: share of problems whose operands are all at most max_value // 3; the others draw from the whole
+            range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
         puzzle_share: share of problems in the second template.
         long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
         seed: seed of all sets.
     """
 
-    max_value: int = 30
-    max_steps: int = 3
-    train_size: int = 30_000
-    valid_size: int = 500
-    test_size: int = 1_000
-    small_share: float = 0.8
-    puzzle_share: float = 0.2
-    long_puzzle_share: float = 0.1
-    seed: int = 0
+    max_value: int = setting(30, least=6)
+    max_steps: int = setting(3, least=1)
+    train_size: int = setting(30_000, least=1)
+    valid_size: int = setting(500, least=1)
+    test_size: int = setting(1_000, least=1)
+    small_share: float = setting(0.8, least=0, most=1)
+    puzzle_share: float = setting(0.2, least=0, most=1)
+    long_puzzle_share: float = setting(0.1, least=0, most=1)
+    seed: int = setting(0, least=0)
 
     def __post_init__(self) -> None:
-        for field, least in (("max_value", 6), ("max_steps", 1), ("train_size", 1), ("valid_size", 1),
-                             ("test_size", 1), ("seed", 0)):  # fmt: skip
-            if getattr(self, field) < least:
-                raise UserError(f"synthetic {field} = {getattr(self, field)} is too small; give at least {least}")
-        for field in ("small_share", "puzzle_share", "long_puzzle_share"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise UserError(f"synthetic {field} = {getattr(self, field)} is no share; give a value in 0..1")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import AnswerStyle
@@ -20,6 +18,9 @@ from slpo_jax.text.tokenizer import (
     add_words,
     token_bytes,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Ids = list[int]
 
@@ -48,7 +49,7 @@ class Template:
     latent_id: int | None
     eos_id: int
     pad_id: int
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: "PreTrainedTokenizerFast"
     question_text: Callable[[str], str]
     step_text: Callable[[str, bool], str]
     answer_text: Callable[[str], str]
@@ -120,7 +121,7 @@ class Template:
         return [list(by_text[text]) for text in texts]
 
 
-def coconut_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = None) -> Template:
+def coconut_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None) -> Template:
     """COCONUT: question + line break + start | latents | end + steps, a line each + "### 72" + eos.
 
     Args:
@@ -140,7 +141,7 @@ def coconut_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = 
     )
 
 
-def codi_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = None, tidy: bool = True) -> Template:
+def codi_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None, tidy: bool = True) -> Template:
     """CODI: question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos.
 
     Args:
@@ -164,7 +165,7 @@ def codi_template(tokenizer: PreTrainedTokenizerFast, first_id: int | None = Non
     )
 
 
-def _template(tokenizer: PreTrainedTokenizerFast, tokens: ReasonerTokens, **texts: Any) -> Template:
+def _template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:
     return Template(
         start_id=tokens.start,
         end_id=tokens.end,

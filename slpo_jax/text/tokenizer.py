@@ -1,18 +1,21 @@
 """Tokenizers: a small word-level one for the synthetic problems, and Hugging Face's for real models.
 
 torch is not needed: everything here rests on the `tokenizers` library through transformers' fast tokenizers.
+transformers takes seconds to import, so that is done where one is made.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
 from slpo_jax.text import synthetic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
@@ -36,7 +39,7 @@ class ReasonerTokens(NamedTuple):
     pad: int
 
 
-def arithmetic_tokenizer(max_value: int) -> PreTrainedTokenizerFast:
+def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
     """A word-level tokenizer for the synthetic problems: one token a word and one a number in 0..max_value.
 
     Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
@@ -60,10 +63,12 @@ def arithmetic_tokenizer(max_value: int) -> PreTrainedTokenizerFast:
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
     )
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*specials, *latents)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
 
 
-def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
+def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
     Args:
@@ -88,7 +93,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
 
 
 def add_reasoner_tokens(
-    tokenizer: PreTrainedTokenizerFast, names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
+    tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
 ) -> ReasonerTokens:
     """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
 
@@ -127,14 +132,14 @@ def add_reasoner_tokens(
     )
 
 
-def add_words(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def add_words(tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
     """Give a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them."""
     if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
         words = [AddedToken(word, single_word=True, normalized=False) for word in text.split()]
         tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerFast) -> list[bytes]:
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
     """The bytes that each id stands for, for the device verifier.
 
     For byte-level BPE the concatenation over a sequence is exactly the UTF-8 text that `decode(ids,
@@ -187,15 +192,17 @@ def _word_level_bytes(token: str) -> bytes:
     return b" " + token.encode()
 
 
-def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
+def _from_directory(directory: Path) -> "PreTrainedTokenizerFast":
     has = {name: (directory / name).is_file() for name in
            ("tokenizer.json", "tokenizer_config.json", "config.json", "vocab.json", "merges.txt")}  # fmt: skip
+    import transformers
+
     try:
         bare = has["vocab.json"] and has["merges.txt"]
         if (has["tokenizer.json"] or bare) and (has["tokenizer_config.json"] or has["config.json"]):
-            tokenizer = AutoTokenizer.from_pretrained(directory)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         elif has["tokenizer.json"]:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
         elif bare:
             tokenizer = _gpt2(directory)
         else:
@@ -207,20 +214,24 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
     return _checked(tokenizer, str(directory))
 
 
-def _gpt2(directory: Path) -> PreTrainedTokenizerFast:
+def _gpt2(directory: Path) -> "PreTrainedTokenizerFast":
     backend = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
     if backend.token_to_id(GPT2_EOS) is None:
         raise UserError(f"tokenizer {directory}: vocab.json has no {GPT2_EOS}, so isn't GPT-2's; give a tokenizer.json")
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=GPT2_EOS, eos_token=GPT2_EOS, unk_token=GPT2_EOS, model_max_length=1024
     )
 
 
-def _from_hub(hub_id: str) -> PreTrainedTokenizerFast:
+def _from_hub(hub_id: str) -> "PreTrainedTokenizerFast":
+    import transformers
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(hub_id, local_files_only=not hub_reachable())
+        tokenizer = transformers.AutoTokenizer.from_pretrained(hub_id, local_files_only=not hub_reachable())
     except (OSError, ValueError) as error:
         raise UserError(
             f"tokenizer {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
@@ -229,8 +240,10 @@ def _from_hub(hub_id: str) -> PreTrainedTokenizerFast:
     return _checked(tokenizer, hub_id)
 
 
-def _checked(tokenizer: object, source: str) -> PreTrainedTokenizerFast:
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+def _checked(tokenizer: object, source: str) -> "PreTrainedTokenizerFast":
+    import transformers
+
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         raise UserError(f"tokenizer {source}: is not a fast tokenizer; convert it to tokenizer.json")
     return tokenizer
 

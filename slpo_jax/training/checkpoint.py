@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from slpo_jax.io.orbax import abstract_tree
 from slpo_jax.training.state import TrainState
@@ -23,6 +22,8 @@ class StageCheckpoints:
     """
 
     def __init__(self, directory: Path):
+        import orbax.checkpoint as ocp
+
         options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
@@ -38,6 +39,8 @@ class StageCheckpoints:
             extra: JSON-able facts that the stage needs to go on.
             replace: the checkpoint of the same step, if there is one, which is otherwise kept.
         """
+        import orbax.checkpoint as ocp
+
         step = int(state.step)
         if step == self.latest_step:
             if not replace:
@@ -57,6 +60,8 @@ class StageCheckpoints:
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint, with the shapes, types and sharding of `like`."""
+        import orbax.checkpoint as ocp
+
         found = self._manager.restore(
             self.latest_step,
             args=ocp.args.Composite(

@@ -5,32 +5,49 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
+from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
 class ColdStartConfig:
-    """Settings of the cold start.
+    """The section `config.cold_start`, and the two settings from elsewhere that the loss needs.
 
     Attributes:
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        steps: optimizer steps, at most.
         trajectories: N, sampled full-length trajectories a problem.
-        min_latents: T_min; candidate lengths are T_min..T.
-        gate_dropout: dropout of the gate head while it trains.
         train_backbone: send the gate's gradient on, through the latents, into the reasoner.
-        forced_stop: the law of a stop at T, see `first_stop_log_probs`.
+        forced_stop: the law of a stop at T, see `first_stop_log_probs`; False is as printed.
+        evaluate_every: steps between validations; the gate with the best validation accuracy is kept.
+        patience: validations without a better one before it stops.
+        optimizer: of what is trained.
+        min_latents: T_min (`config.min_latents`); candidate lengths are T_min..T.
+        gate_dropout: dropout of the gate head while it trains (`config.gate.dropout`).
     """
 
-    trajectories: int
-    min_latents: int
-    gate_dropout: float = 0.1
+    batch_size: int = setting(256, least=1)
+    micro_batches: int = setting(2, least=1)
+    steps: int = setting(20_000, least=1)
+    trajectories: int = setting(4, least=1)
     train_backbone: bool = False
     forced_stop: bool = False
+    evaluate_every: int = setting(500, least=1)
+    patience: int = setting(20, least=1)
+    optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-4)
+    min_latents: int = setting(3, least=1, in_config=False)
+    gate_dropout: float = setting(0.1, least=0, below=1, in_config=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> LossFn:

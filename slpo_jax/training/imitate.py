@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.models import lora
+from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
@@ -20,7 +22,61 @@ from slpo_jax.policy.rollout import think
 from slpo_jax.policy.score import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
+from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitateConfig:
+    """The section `config.imitate`.
+
+    Attributes:
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        max_tokens: leaves out problems whose question, steps and answer are longer; 0 keeps all.
+        c_thought: latents that replace one step; 0 is iCoT's no-thought setting.
+        max_latent_stage: the last stage in which steps are replaced one by one. CODI has no stages, but as many latents
+            as COCONUT's last.
+        cot_steps: optimizer steps of CoT-SFT; for CODI, of the teacher alone.
+        stage_steps: of each stage 1 .. max_latent_stage; not for CODI.
+        final_steps: of the last stage, where all steps have become latents.
+        final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
+            steps to T.
+        dropout: at every position, while imitating.
+        suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
+            each is compiled.
+        reset_optimizer: at the beginning of every stage.
+        control: also imitate on for as many steps as reinforcement learning takes, as its control.
+        teacher_factor, distil_factor: of CODI's losses beside the student's, see `distil.Distillation`.
+        last_step: whether CODI's teacher writes its last step too.
+        lora: adapters instead of the whole reasoner.
+        optimizer: of every stage.
+    """
+
+    batch_size: int = setting(128, least=1)
+    micro_batches: int = setting(1, least=1)
+    max_tokens: int = setting(0, least=0, note="0 keeps all problems")
+    c_thought: int = setting(2, least=0)
+    max_latent_stage: int = setting(3, least=0)
+    cot_steps: int = setting(10_000, least=0)
+    stage_steps: int = setting(5_000, least=0)
+    final_steps: int = setting(10_000, least=0)
+    final_latents: Literal["published", "random"] = "published"
+    dropout: float = setting(0.0, least=0, below=1)
+    suffix_slots: tuple[int, ...] = setting((), least=1)
+    reset_optimizer: bool = True
+    control: bool = False
+    teacher_factor: float = setting(1.0, least=0)
+    distil_factor: float = setting(20.0, least=0)
+    last_step: bool = False
+    lora: LoraConfig = LoraConfig()
+    optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.lora.rank and self.control:
+            remedy = "the control goes on with all parameters, but lora.rank trains adapters: set one of them to 0"
+            raise FieldError(self, "control", remedy)
 
 
 @dataclasses.dataclass(frozen=True)

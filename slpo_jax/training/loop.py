@@ -1,5 +1,6 @@
 """The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
 
+import functools
 import json
 import signal
 import threading
@@ -8,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from tensorboardX import SummaryWriter
-from tqdm import tqdm
 
+from slpo_jax.io.progress import Progress
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import TrainState
@@ -28,8 +28,14 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: Workdir):
-        self.path = workdir.metrics
-        self._events = SummaryWriter(str(workdir.tensorboard))
+        self.path, self._tensorboard = workdir.metrics, workdir.tensorboard
+
+    @functools.cached_property
+    def _events(self) -> Any:
+        """The writer of events, made for the first row: it takes seconds to import."""
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(str(self._tensorboard))
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
@@ -48,7 +54,8 @@ class MetricsLog:
             self._events.add_scalar(f"{stage}/{name}", value, step)
 
     def close(self) -> None:
-        self._events.close()
+        if "_events" in self.__dict__:
+            self._events.close()
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -81,7 +88,7 @@ class StageRun:
     ):
         self.name, self.log, self.checkpoints = name, log, checkpoints
         self.log_every, self.checkpoint_every = log_every, checkpoint_every
-        self.bar = tqdm(total=total, initial=start, desc=name, unit="step", mininterval=1.0, dynamic_ncols=True)
+        self._progress = Progress(name, total, start)
         self._clock, self._clock_step = time.perf_counter(), start
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -132,8 +139,8 @@ class StageRun:
         return state
 
     def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        self.bar.update(step - self.bar.n)
         if step % self.log_every:
+            self._progress.update(step)
             return
         scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
         now = time.perf_counter()
@@ -143,7 +150,7 @@ class StageRun:
         shown = {
             name: f"{scalars[name]:.3g}" for name in ("loss", "accuracy", "reward", "latent_steps") if name in scalars
         }
-        self.bar.set_postfix(shown, refresh=False)
+        self._progress.update(step, shown)
 
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
         """Save the last state and let go of files and signals.
@@ -153,7 +160,7 @@ class StageRun:
         """
         self.checkpoints.save(state, extra)
         self.checkpoints.close()
-        self.bar.close()
+        self._progress.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._signal is not None:

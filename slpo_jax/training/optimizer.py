@@ -1,78 +1,59 @@
 """Optimizers and learning rate schedules: Adafactor as the Hugging Face trainer's (paper, appendix A), and AdamW."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, get_args
+from typing import Literal
 
 import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from slpo_jax.errors import UserError
-
-OptimizerName = Literal["adafactor", "adamw"]
-ScheduleName = Literal["constant", "linear", "cosine"]
+from slpo_jax.checked import FieldError, check_fields, setting
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What `make_optimizer` builds. Values are checked on construction.
+    """What `make_optimizer` builds: the section `config.STAGE.optimizer`. Values are checked on construction.
 
     Attributes:
-        name: "adafactor" (the paper's, for SLPO and the gate) or "adamw".
+        name: "adafactor" (the paper's, for reinforcement learning and the gate) or "adamw".
         learning_rate: the rate after warm-up.
         warmup_steps: optimizer steps in which the rate climbs linearly from 0; the first of them has rate 0.
         schedule: after warm-up, "constant", or down to `final_fraction * learning_rate` at `total_steps`, in a
             "linear" way or along half a "cosine".
-        total_steps: optimizer steps of the whole run, warm-up included; the constant schedule doesn't read it.
         final_fraction: what is left of the rate at the end of a falling schedule, and after it.
         clip_norm: largest global norm of the gradient; None leaves it unclipped.
         weight_decay: decoupled, multiplied by the scheduled rate, as torch's AdamW and transformers' Adafactor do.
         decay_vectors: also decay biases and norm scales, as an optimizer given all of a model's parameters does
             (COCONUT's own training); the Hugging Face trainer leaves them out, and so does False.
-        b1: AdamW's decay of the first moment. Adafactor has none.
-        b2: AdamW's decay of the second moment. Adafactor's is 1 - step^-0.8.
-        key: where these values stand in the run's config, for error messages.
+        total_steps: optimizer steps of the whole run, warm-up included; None where they are not known yet. It is the
+            stage's, no key of the section.
+        b1: AdamW's decay of the first moment. Adafactor has none. No key of the section.
+        b2: AdamW's decay of the second moment. Adafactor's is 1 - step^-0.8. No key of the section.
     Raises:
-        UserError: A value is out of its range; the message names the config key.
+        UserError: A value is out of its range, or the warm-up is longer than the run.
     """
 
-    name: OptimizerName = "adafactor"
-    learning_rate: float = 1e-6
-    warmup_steps: int = 0
-    schedule: ScheduleName = "constant"
-    total_steps: int | None = None
-    final_fraction: float = 0.0
-    clip_norm: float | None = 1.0
-    weight_decay: float = 0.0
+    name: Literal["adafactor", "adamw"] = "adafactor"
+    learning_rate: float = setting(1e-6, above=0)
+    warmup_steps: int = setting(0, least=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: float = setting(0.0, least=0, most=1)
+    clip_norm: float | None = setting(1.0, above=0, note="None leaves gradients unclipped")
+    weight_decay: float = setting(0.0, least=0)
     decay_vectors: bool = False
-    b1: float = 0.9
-    b2: float = 0.999
-    key: str = "config.optimizer"
+    total_steps: int | None = setting(None, least=1, in_config=False)
+    b1: float = setting(0.9, least=0, below=1, in_config=False)
+    b2: float = setting(0.999, least=0, below=1, in_config=False)
 
     def __post_init__(self) -> None:
-        def check(ok: bool, field: str, remedy: str) -> None:
-            if not ok:
-                raise UserError(f"{self.key}.{field}: {getattr(self, field)!r} is not valid; {remedy}")
-
-        check(self.name in get_args(OptimizerName), "name", f"use one of {', '.join(get_args(OptimizerName))}")
-        check(self.schedule in get_args(ScheduleName), "schedule", f"use one of {', '.join(get_args(ScheduleName))}")
-        check(_is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "give a number above 0")
-        check(_is_count(self.warmup_steps), "warmup_steps", "give a whole number of steps, 0 or more")
-        if self.schedule != "constant":
-            total = self.total_steps
-            check(_is_count(total), "total_steps", f"a {self.schedule} schedule needs the number of all steps")
-            remedy = f"the stage has {total} steps in all: lower it, or give the stage more"
-            check(total is not None and total > self.warmup_steps, "warmup_steps", remedy)
-        fraction = self.final_fraction
-        check(_is_number(fraction) and 0 <= fraction <= 1, "final_fraction", "give a number from 0 to 1")
-        clip = self.clip_norm
-        check(clip is None or (_is_number(clip) and clip > 0), "clip_norm", "give a number above 0, or None")
-        check(_is_number(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "give a number, 0 or more")
-        for field in ("b1", "b2"):
-            value = getattr(self, field)
-            check(_is_number(value) and 0 <= value < 1, field, "give a number from 0 up to, but not, 1")
+        check_fields(self)
+        if self.total_steps is None:
+            return
+        most = self.total_steps if self.schedule == "constant" else self.total_steps - 1
+        if self.warmup_steps > most:
+            remedy = f"a {self.schedule} schedule of {self.total_steps} steps in all has room for {most}: lower it, or "
+            raise FieldError(self, "warmup_steps", remedy + "give the stage more steps")
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -83,10 +64,13 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     Returns:
         a function from the number of optimizer steps already taken (an int or an int array, []) to the rate of the
         next one (float32 array, []): `step / warmup_steps * learning_rate` while step < warmup_steps.
+    Raises:
+        ValueError: a falling schedule without `total_steps`.
     """
     warmup = config.warmup_steps
     if config.schedule != "constant":
-        assert config.total_steps is not None  # checked by OptimizerConfig
+        if config.total_steps is None:
+            raise ValueError(f"a {config.schedule} schedule falls until total_steps, which is None")
         span, final = config.total_steps - warmup, config.final_fraction
     else:
         span, final = 1, 1.0
@@ -161,11 +145,3 @@ def _only_matrices_and_vectors(transformation: optax.GradientTransformation) -> 
 def _matrices(params: chex.ArrayTree) -> chex.ArrayTree:
     """Which parameters have two axes: embeddings and kernels, not biases or norm scales."""
     return jax.tree.map(lambda param: jnp.ndim(param) >= 2, params)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

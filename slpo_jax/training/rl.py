@@ -1,14 +1,54 @@
 """The step of the stage `rl`: roll out, verify, and improve by whatever objective."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.training.objectives import Objective
+from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
+
+
+@dataclass(frozen=True)
+class RlConfig:
+    """The section `config.rl`: what all objectives have in common.
+
+    Attributes:
+        batch_size: prompts a step, over all devices.
+        micro_batches: gradient accumulation.
+        steps: optimizer steps of each objective.
+        objectives: names under `config.objective`; each is trained from the same start.
+        group: G, rollouts a prompt.
+        temperature: of the answers in training rollouts; 0 is greedy.
+        stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
+        capacities: shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the
+            smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
+        optimizer: of each objective, but for its own learning rate.
+    """
+
+    batch_size: int = setting(64, least=1)
+    micro_batches: int = setting(1, least=1)
+    steps: int = setting(40_000, least=1)
+    objectives: tuple[str, ...] = setting(("slpo",), fewest=1)
+    group: int = setting(8, least=2, note="fewer give no baseline")
+    temperature: float = setting(0.0, least=0)
+    stopping: Literal["sample", "threshold"] = "sample"
+    capacities: tuple[tuple[float, float], ...] = setting(((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1)
+    optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        columns = [list(column) for column in zip(*self.capacities, strict=True)]
+        if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
+            remedy = "give pairs of shares that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))"
+            raise FieldError(self, "capacities", remedy)
 
 
 def roll_out(

@@ -11,7 +11,7 @@ from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, keys_of, pad_le
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
-from slpo_jax.evaluation.schedule import classes, deal
+from slpo_jax.evaluation.schedule import classes, shard
 from slpo_jax.policy import noise
 from slpo_jax.training.state import data_mesh
 
@@ -68,7 +68,7 @@ def test_classes_are_whole_batches_of_a_bucket():
 @pytest.mark.parametrize("devices", [1, 2])
 def test_hands_are_about_equal(devices):
     lengths = np.sort(np.random.default_rng(0).integers(10, 100, size=61))
-    hands, real = deal(np.arange(61), 4, devices)
+    hands, real = shard(np.arange(61), 4, devices)
     assert hands.shape == (16, 4)
     assert sorted(hands[real].tolist()) == list(range(61))
     sums = lengths[hands][real.all(axis=1)].sum(axis=1)

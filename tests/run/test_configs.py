@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slpo_jax.checked import fill
 from slpo_jax.config import check, default_config
 from slpo_jax.errors import UserError
 from slpo_jax.origin.recipes import REASONERS
@@ -85,7 +86,7 @@ def test_every_config_can_be_run(path):
     check(config)
     assert config.reasoner in REASONERS
     for stage in ("imitate", "cold_start", "rl"):
-        OptimizerConfig(**config[stage].optimizer.to_dict(), total_steps=config[stage].get("steps", 1 << 20))
+        fill(OptimizerConfig, config[stage].optimizer, total_steps=config[stage].get("steps", 1 << 20))
     assert (config.data.train, config.data.valid) != ("", "")
 
 

@@ -15,6 +15,7 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from pyarrow import parquet
 from small_run import load_config
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.text import dataset_rows
@@ -219,7 +220,7 @@ def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
 
 def test_config_keys_take_their_own_split(tmp_path):
     config = load_config()
-    synthetic = SyntheticConfig(**config.data.synthetic.to_dict())
+    synthetic = fill(SyntheticConfig, config.data.synthetic)
     train, other = synthetic_problems("train", synthetic)[:5], synthetic_problems("test", synthetic)
     splits = {"train": train, "validation": train[2:3], "test": other[:2], "extra": other[2:5]}
     source = write_set(tmp_path / "set", {name: [vars(problem) for problem in split] for name, split in splits.items()})

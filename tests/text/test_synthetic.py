@@ -133,11 +133,11 @@ def test_load_problems_passes_the_config_on():
 @pytest.mark.parametrize(
     ("change", "name", "expected"),
     [
-        ({"max_value": 5}, "train", "max_value = 5"),
-        ({"max_steps": 0}, "train", "max_steps = 0"),
-        ({"test_size": 0}, "train", "test_size = 0"),
-        ({"seed": -1}, "train", "seed = -1"),
-        ({"small_share": 1.5}, "train", "small_share = 1.5"),
+        ({"max_value": 5}, "train", "SyntheticConfig.max_value: 5"),
+        ({"max_steps": 0}, "train", "SyntheticConfig.max_steps: 0"),
+        ({"test_size": 0}, "train", "SyntheticConfig.test_size: 0"),
+        ({"seed": -1}, "train", "SyntheticConfig.seed: -1"),
+        ({"small_share": 1.5}, "train", "SyntheticConfig.small_share: 1.5"),
         ({"max_steps": 1}, "template", "max_steps to 2"),
         # 8 people x 8 objects x 2 first values x at most 12 one-step sentences, in two templates, and no more.
         ({"max_value": 6, "max_steps": 1, "train_size": 10_000, "small_share": 1.0}, "train", "distinct problems"),

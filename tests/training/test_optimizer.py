@@ -261,9 +261,9 @@ def test_the_papers_warmup_counts_optimizer_steps():
         ({"learning_rate": math.nan}, "learning_rate"),
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"warmup_steps": 2.5}, "warmup_steps"),
-        ({"schedule": "linear"}, "total_steps"),
+        ({"total_steps": 0}, "total_steps"),
+        ({"schedule": "constant", "warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
         ({"schedule": "linear", "warmup_steps": 4, "total_steps": 4}, "warmup_steps"),
-        ({"schedule": "cosine"}, "total_steps"),
         ({"final_fraction": 1.5}, "final_fraction"),
         ({"clip_norm": 0}, "clip_norm"),
         ({"weight_decay": -0.1}, "weight_decay"),
@@ -272,6 +272,16 @@ def test_the_papers_warmup_counts_optimizer_steps():
     ],
 )
 def test_bad_values_name_their_key(changes, field):
-    with pytest.raises(UserError, match=re.escape(f"config.slpo.optimizer.{field}: ")) as error:
-        _config(**changes, key="config.slpo.optimizer")
+    with pytest.raises(UserError, match=re.escape(f"OptimizerConfig.{field}: ")) as error:
+        _config(**changes)
     assert "\n" not in str(error.value)
+
+
+def test_a_constant_schedule_may_be_all_warm_up():
+    assert _config(warmup_steps=4, total_steps=4).warmup_steps == 4
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_falling_schedule_needs_its_end(schedule):
+    with pytest.raises(ValueError, match="total_steps"):
+        make_schedule(_config(schedule=schedule))

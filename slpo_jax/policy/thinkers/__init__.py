@@ -1,5 +1,9 @@
 """The laws of a step of thought. A new one is a file here, a line in `THINKERS`, and `config.thinker.name`."""
 
+import dataclasses
+from typing import Literal
+
+from slpo_jax.checked import check_fields
 from slpo_jax.policy.thinkers.additive import Additive
 from slpo_jax.policy.thinkers.latent import Latent
 from slpo_jax.policy.thinkers.thinker import Action, Thinker
@@ -7,4 +11,12 @@ from slpo_jax.policy.thinkers.thinker import Action, Thinker
 THINKERS = {"latent": Latent, "additive": Additive}
 """By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
 
-__all__ = ["THINKERS", "Action", "Thinker"]
+ThinkerConfig = dataclasses.make_dataclass(
+    "ThinkerConfig",
+    [("name", Literal[*THINKERS], "latent"), *((name, kind, kind()) for name, kind in THINKERS.items())],
+    frozen=True,
+    namespace={"__post_init__": check_fields},
+)
+"""The section `config.thinker`: the name of the one that is used, and the settings of each."""
+
+__all__ = ["THINKERS", "Action", "Thinker", "ThinkerConfig"]

@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 
+from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, pass_keys, score
@@ -21,7 +22,7 @@ class AnswerOnly(Objective):
     """
 
     answer_pass: Literal["noisy", "clean"] = "noisy"
-    answer_weight: float = 1.0
+    answer_weight: float = setting(1.0, least=0)
 
     def check(self, key, policy, group):
         super().check(key, policy, group)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, score
@@ -18,8 +19,8 @@ class Exact(Objective):
         latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
     """
 
-    latent_weight: float = 1.0
-    answer_weight: float = 1.0
+    latent_weight: float = setting(1.0, least=0)
+    answer_weight: float = setting(1.0, least=0)
 
     def check(self, key, policy, group):
         super().check(key, policy, group)

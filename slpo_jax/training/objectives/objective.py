@@ -40,7 +40,7 @@ class Objective(abc.ABC):
     temperature: float | None = setting(None, least=0)
     advantage: Literal["rloo", "grpo", "pkpo"] = "rloo"
     pass_k: int = setting(4, least=1)
-    stop_weight: float = 1.0
+    stop_weight: float = setting(1.0, least=0)
     forced_stop: bool = True
 
     def __post_init__(self) -> None:

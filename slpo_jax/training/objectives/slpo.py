@@ -42,8 +42,8 @@ class Slpo(Objective):
     passes: int = setting(4, least=1)
     answer_passes: Literal["mean", "clean"] = "mean"
     latent_reduction: Literal["sum", "mean"] = "sum"
-    latent_weight: float = 1.0
-    answer_weight: float = 1.0
+    latent_weight: float = setting(1.0, least=0)
+    answer_weight: float = setting(1.0, least=0)
     detach_variance: bool = False
     epsilon: float = setting(EPSILON, above=0)
 

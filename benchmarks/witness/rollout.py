@@ -1,4 +1,4 @@
-"""Rollouts in PyTorch with transformers' GPT-2 and its KV cache, for `benchmarks.torch_reference`."""
+"""Rollouts in PyTorch with transformers' GPT-2 and its KV cache, for `benchmarks.witness.step`."""
 
 import dataclasses
 from typing import Any
@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
-from benchmarks.torch_model import Noise, noise_at
-from slpo_jax.policy.rollout import Prompts, RolloutConfig
+from benchmarks.witness.model import Noise, noise_at
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.policy.prompted import Prompts
 
 
 @dataclasses.dataclass
 class Trajectories:
-    """What N rollouts produced; the fields are those of `slpo_jax.policy.rollout.Trajectories`, as torch tensors.
+    """What N rollouts produced; those of `slpo_jax.policy.rollout.Trajectories`, as torch tensors.
 
     Attributes:
         latents: float32 [N, T, D], zeros after tau.

@@ -1,4 +1,4 @@
-"""Trajectories as whole sequences, and SLPO's objective on them, for `benchmarks.torch_reference`."""
+"""Trajectories as whole sequences, and SLPO's objective on them, for `benchmarks.witness.step`."""
 
 import dataclasses
 import math
@@ -7,9 +7,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.torch_rollout import Trajectories
-from slpo_jax.policy.objective import ObjectiveConfig
-from slpo_jax.policy.rollout import Prompts, RolloutConfig
+from benchmarks.witness.rollout import Trajectories
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.training.objectives.slpo import Slpo
 
 
 def answer_lengths(tokens_NA: torch.Tensor, eos_id: int) -> torch.Tensor:
@@ -22,14 +23,14 @@ def answer_lengths(tokens_NA: torch.Tensor, eos_id: int) -> torch.Tensor:
 class Sequences:
     """Whole sequences [prompt | latents | end marker + answer] of N trajectories, without gaps, padded on the right.
 
-    So every position id is a place, causal attention needs no mask, and the padding is that of the longest row.
+    So every position id is a column, causal attention needs no mask, and the padding is that of the longest row.
 
     Attributes:
         tokens: int64 [N, L]; latents stand in for it where `thought`.
         latents: float32 [N, L, D], of meaning where `thought`.
         thought, noisy: bool [N, L]; noisy are the prompt and all latents but the last.
-        before_h: int64 [N, T'], the place whose hidden state is z_t, T' the longest tau.
-        rows, places, targets: int64 [M], of all answer tokens: trajectory, place whose logits predict it, and itself.
+        before_h: int64 [N, T'], the column whose hidden state is z_t, T' the longest tau.
+        rows, columns, targets: int64 [M], of all answer tokens: trajectory, column whose logits predict it, and itself.
     """
 
     tokens: torch.Tensor
@@ -38,7 +39,7 @@ class Sequences:
     noisy: torch.Tensor
     before_h: torch.Tensor
     rows: torch.Tensor
-    places: torch.Tensor
+    columns: torch.Tensor
     targets: torch.Tensor
 
 
@@ -57,10 +58,10 @@ def make_sequences(
     slots, prompt_N1, tau_N1 = tokens_NP.shape[1], valid_NP.sum(1, keepdim=True), trajectories.lengths[:, None]
     answer_N = answer_lengths(trajectories.tokens, config.eos_id)
     longest = int((prompt_N1[:, 0] + trajectories.lengths + answer_N).max())
-    place_L = torch.arange(-(-longest // multiple) * multiple, device=device)
+    column_L = torch.arange(-(-longest // multiple) * multiple, device=device)
     # The prompt's last slot is followed by the end marker and the answer in `source`, by the latents in the sequence.
     source = torch.cat([tokens_NP, torch.full_like(prompt_N1, config.end_id), trajectories.tokens], dim=1)
-    step_NL = place_L - prompt_N1  # t - 1 of a latent
+    step_NL = column_L - prompt_N1  # t - 1 of a latent
     slot_NL = slots + torch.where(step_NL < 0, step_NL, step_NL - tau_N1)
     chosen_NL1 = step_NL.clamp(0, config.max_latents - 1)[..., None]
     rows_M, order_M = (torch.arange(trajectories.tokens.shape[1], device=device) < answer_N[:, None]).nonzero().T
@@ -69,9 +70,9 @@ def make_sequences(
         latents=trajectories.latents.gather(1, chosen_NL1.expand(-1, -1, trajectories.latents.shape[2])),
         thought=(step_NL >= 0) & (step_NL < tau_N1),
         noisy=step_NL < tau_N1 - 1,
-        before_h=(prompt_N1 - 1 + torch.arange(int(tau_N1.max()), device=device)).clamp(max=len(place_L) - 1),
+        before_h=(prompt_N1 - 1 + torch.arange(int(tau_N1.max()), device=device)).clamp(max=len(column_L) - 1),
         rows=rows_M,
-        places=(prompt_N1 + tau_N1)[rows_M, 0] + order_M,
+        columns=(prompt_N1 + tau_N1)[rows_M, 0] + order_M,
         targets=trajectories.tokens[rows_M, order_M],
     )
 
@@ -84,7 +85,7 @@ def advantages(rewards_BG: torch.Tensor, name: str) -> torch.Tensor:
     return (rewards_BG - rewards_BG.mean(1, keepdim=True)) / (rewards_BG.std(1, keepdim=True) + 1e-4)
 
 
-def latent_log_likelihood(h_NTD, z_KNTD, lengths_N, config: ObjectiveConfig) -> torch.Tensor:
+def latent_log_likelihood(h_NTD, z_KNTD, lengths_N, config: Slpo) -> torch.Tensor:
     """float32 [N]: the Gaussian's log-likelihoods of h_1 .. h_tau, with the moments of the K passes."""
     width = h_NTD.shape[-1]
     offsets_KNTD = z_KNTD - z_KNTD[0]

@@ -14,19 +14,18 @@ import torch
 import torch.nn.functional as F
 from transformers.optimization import Adafactor
 
-from benchmarks.torch_model import Noise, check_compiler, make_models, noise_at
-from benchmarks.torch_objective import (
+from benchmarks.witness.model import Noise, check_compiler, make_models, noise_at
+from benchmarks.witness.objective import (
     advantages,
     latent_log_likelihood,
     make_sequences,
     stop_log_likelihood,
 )
-from benchmarks.torch_rollout import Sampler, Trajectories
-from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.policy.objective import ObjectiveConfig
-from slpo_jax.policy.rollout import Prompts, RolloutConfig
+from benchmarks.witness.rollout import Sampler, Trajectories
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.slpo import SlpoConfig
 
 Verify = Callable[[np.ndarray, Any], np.ndarray]
 """(tokens int [N, A], references) -> float rewards [N]."""
@@ -65,10 +64,9 @@ class Witness:
     def __init__(
         self,
         params: Any,
-        model_config: GPT2Config,
-        rollout_config: RolloutConfig,
-        objective: ObjectiveConfig,
-        slpo_config: SlpoConfig,
+        policy: Policy,
+        objective: Slpo,
+        group: int,
         optimizer: OptimizerConfig,
         compiled: bool = False,
         dtype: torch.dtype = torch.float32,
@@ -79,6 +77,8 @@ class Witness:
 
         Args:
             params: {"reasoner": ..., "gate": ...}, numpy or jax arrays.
+            policy: of COCONUT on a GPT-2, whose thought has no noise but dropout's.
+            group: G.
             optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.
             compiled: torch.compile the forward pass of the scoring passes.
             dtype: of activations (torch.autocast); parameters, logits and the objective are float32.
@@ -87,14 +87,17 @@ class Witness:
             ValueError: a setting that this implementation lacks.
             CompileError: `compiled`, and torch.compile doesn't work on this machine.
         """
+        rollout_config = policy.config
         if rollout_config.temperature or rollout_config.dropout_where != "thought" or rollout_config.max_latents < 1:
             raise ValueError('the torch reference has greedy answers and dropout_where="thought" only')
-        if slpo_config.answer_passes != "mean":
-            raise ValueError('the torch reference has answer_passes="mean" only')
-        self.rollout_config, self.objective, self.slpo_config = rollout_config, objective, slpo_config
+        if objective.answer_passes != "mean" or objective.advantage not in ("rloo", "grpo"):
+            raise ValueError('the torch reference has answer_passes="mean", rloo and grpo only')
+        if policy.thinker.log_prob is not None:
+            raise ValueError("the torch reference has latents without noise of their own only")
+        self.rollout_config, self.objective, self.group = rollout_config, objective, group
         self.device, self.dtype = torch.device(device), dtype
         self.noise = Noise(rollout_config.dropout_rate)
-        self.model, self.gate = make_models(params, model_config, self.noise, device)
+        self.model, self.gate = make_models(params, policy.reasoner.config, self.noise, device)
         self.sampler = Sampler(self.model, self.gate, self.noise, rollout_config, end_answers_at)
         self.parameters = [*self.model.parameters(), *self.gate.parameters()]
         self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
@@ -129,13 +132,13 @@ class Witness:
 
     def _score(self, prompts: Prompts, trajectories: Trajectories, is_noisy: bool):
         """z of the K passes, float32 [K, N, T', D], and the answers' log-likelihoods, float32 [N], mean over K."""
-        passes, rows = self.slpo_config.passes, len(trajectories.lengths)
-        sequences = make_sequences(prompts, self.slpo_config.group, trajectories, self.rollout_config, self._multiple)
+        passes, rows = self.objective.passes, len(trajectories.lengths)
+        sequences = make_sequences(prompts, self.group, trajectories, self.rollout_config, self._multiple)
         with self._autocast(), noise_at(self.noise, is_noisy and sequences.noisy.repeat(passes, 1)):
             words_NLD = self.model.transformer.wte(sequences.tokens)
             inputs_NLD = torch.where(sequences.thought[..., None], sequences.latents, words_NLD)
             hidden = self._encode(inputs_NLD.repeat(passes, 1, 1)).unflatten(0, (passes, rows))
-            logits_KMV = self.model.lm_head(hidden[:, sequences.rows, sequences.places]).float()
+            logits_KMV = self.model.lm_head(hidden[:, sequences.rows, sequences.columns]).float()
         losses_KM = F.cross_entropy(
             logits_KMV.flatten(0, 1), sequences.targets.repeat(passes), reduction="none"
         ).unflatten(0, (passes, -1))
@@ -166,7 +169,7 @@ class Witness:
             stop_N = stop_log_likelihood(logits_NT, lengths_N, steps, objective.forced_stop)
             terms.append(objective.stop_weight * stop_N)
         rewards = torch.as_tensor(np.array(rewards_BG, np.float32), device=self.device)
-        advantages_BG = advantages(rewards, self.slpo_config.advantage)
+        advantages_BG = advantages(rewards, objective.advantage)
         return -(advantages_BG.flatten() * sum(terms)).mean()
 
     def accumulate(
@@ -177,7 +180,7 @@ class Witness:
         Returns:
             `loss`, and seconds of its forward (`surrogate`) and backward passes (`backward`).
         """
-        total, group, taken = len(prompts.tokens), self.slpo_config.group, dict.fromkeys(("surrogate", "backward"), 0.0)
+        total, group, taken = len(prompts.tokens), self.group, dict.fromkeys(("surrogate", "backward"), 0.0)
         value = 0.0
         for start, stop in itertools.pairwise(np.linspace(0, total, micro_batches + 1).round().astype(int)):
             clock = self._clock()
@@ -211,7 +214,7 @@ class Witness:
             seconds: `rollout`, `surrogate` (the loss's forward pass), `backward`, `other` (verification, clipping and
             optimizer), `step`.
         """
-        group, start = self.slpo_config.group, self._clock()
+        group, start = self.group, self._clock()
         self.sampled = self.rollout(prompts, group, lengths_N)
         rolled_out = self._clock()
         rewards_N = np.asarray(verify(self.sampled.tokens.cpu().numpy(), references), np.float32)
@@ -244,10 +247,10 @@ class Witness:
         tokens_NA = np.empty((len(index_N), self.rollout_config.answer_slots), np.int64)
         lengths_N = np.empty(len(index_N), np.int64)
         for start in range(0, len(index_N), batch_size):
-            places = slice(start, start + batch_size)
-            prompts = self._padded([prompt_rows[i] for i in index_N[places]])
+            batch = slice(start, start + batch_size)
+            prompts = self._padded([prompt_rows[i] for i in index_N[batch]])
             sampled = self.rollout(prompts, 1, rule=threshold)
-            tokens_NA[places], lengths_N[places] = sampled.tokens.cpu().numpy(), sampled.lengths.cpu().numpy()
+            tokens_NA[batch], lengths_N[batch] = sampled.tokens.cpu().numpy(), sampled.lengths.cpu().numpy()
         back = np.argsort(order)
         return tokens_NA.reshape(len(order), samples, -1)[back], lengths_N.reshape(len(order), samples)[back]
 

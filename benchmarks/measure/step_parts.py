@@ -1,18 +1,17 @@
 """The parts of an SLPO step as they were run, and their table: counts, floors and measured times."""
 
 import dataclasses
-import statistics
-import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import counts as hand
-from benchmarks.candidates import PROGRAMS, Ours, step_key
-from benchmarks.counts import Layout, Sizes
-from benchmarks.profile_parts import profile
-from benchmarks.workload import Workload
+from benchmarks.measure import counts
+from benchmarks.measure.counts import Layout, Sizes
+from benchmarks.measure.ours import PROGRAMS, Ours, step_key, timed
+from benchmarks.measure.profile import profile
+from benchmarks.measure.report import summary
+from benchmarks.measure.workload import Workload
 from slpo_jax.policy.score import answer_mask
 
 
@@ -23,7 +22,7 @@ class Measured:
     lengths: np.ndarray
     answers: np.ndarray
     prompts: np.ndarray
-    seconds: dict[str, dict[str, float]]
+    seconds: dict[str, dict[str, Any]]
     xla: dict[str, dict[str, float]]
     profile: dict[str, Any]
 
@@ -43,7 +42,7 @@ def measure(work: Workload, candidate: Ours, runs: int) -> Measured:
         "step": lambda: (state(), batch),
     }
     seconds = {name: _seconds(getattr(candidate, name), inputs[name], runs) for name in PROGRAMS}
-    spoken = answer_mask(trajectories.tokens, work.parts.rollout_config.eos_id).sum(axis=1)
+    spoken = answer_mask(trajectories.tokens, work.parts.policy.config.eos_id).sum(axis=1)
     return Measured(
         lengths=np.asarray(trajectories.lengths),
         answers=np.asarray(spoken),
@@ -54,26 +53,19 @@ def measure(work: Workload, candidate: Ours, runs: int) -> Measured:
     )
 
 
-def _seconds(program, inputs, runs: int) -> dict[str, float]:
+def _seconds(program, inputs, runs: int) -> dict[str, Any]:
+    spent: dict[str, float] = {}
     values = []
     for _ in range(1 + runs):
-        args = inputs()
-        start = time.perf_counter()
-        jax.block_until_ready(program(*args))
-        values.append(time.perf_counter() - start)
-    return {"median": statistics.median(values[1:]), "min": min(values[1:]), "max": max(values[1:])}
+        timed(spent, "program", program, *inputs())
+        values.append(spent["program"])
+    return summary(values[1:])
 
 
 def xla_figures(program) -> dict[str, float]:
-    """What XLA says of a compiled program on one device: FLOPs, bytes accessed, bytes of memory."""
-    cost, memory = program.cost_analysis(), program.memory_analysis()
-    return {
-        "flops": cost.get("flops", 0.0),
-        "bytes_accessed": cost.get("bytes accessed", 0.0),
-        "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
-    }
+    """What XLA says of a compiled program on one device: FLOPs, and bytes of scratch memory."""
+    flops = program.cost_analysis().get("flops", 0.0)
+    return {"flops": flops, "temp_bytes": program.memory_analysis().temp_size_in_bytes}
 
 
 def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float, bandwidth: float):
@@ -85,8 +77,8 @@ def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float,
         part -> {"useful", "slots" (FLOPs), "bytes", "floor" (seconds), "binds"} and, where there is a program,
         {"seconds", "over_floor", "rate" (FLOP/s of slots)}.
     """
-    counts = hand.position_counts(found.lengths, found.answers, found.prompts, layout)
-    useful, slots = counts["useful"], counts["slots"]
+    both = counts.position_counts(found.lengths, found.answers, found.prompts, layout)
+    useful, slots = both["useful"], both["slots"]
 
     def leaf(real, made, moved):
         times = {"matmul": real / flop_rate, "memory": moved / bandwidth}
@@ -99,12 +91,12 @@ def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float,
         return numbers | {"binds": kinds.pop() if len(kinds) == 1 else "both"}
 
     rows: dict[str, dict[str, Any]] = {}
-    for whole, names in (("rollout", hand.ROLLOUT), ("surrogate", hand.SURROGATE)):
+    for whole, names in (("rollout", counts.ROLLOUT), ("surrogate", counts.SURROGATE)):
         for part in names:
             rows[part] = leaf(sizes.flops(useful[part]), sizes.flops(slots[part]), sizes.bytes(useful[part]))
         rows[whole] = added(*names)
-    back = hand.backward(useful)
-    rows["backward"] = leaf(sizes.flops(back), sizes.flops(hand.backward(slots, layout)), sizes.bytes(back))
+    back = counts.backward(useful)
+    rows["backward"] = leaf(sizes.flops(back), sizes.flops(counts.backward(slots, layout)), sizes.bytes(back))
     rows["gradient"] = added("surrogate", "backward")
     rows["optimizer"] = leaf(0.0, 0.0, layout.shards * sizes.optimizer_bytes)
     rows["step"] = added("rollout", "gradient", "optimizer")
@@ -113,12 +105,3 @@ def parts_table(sizes: Sizes, layout: Layout, found: Measured, flop_rate: float,
         row = rows[name]
         row |= {"seconds": spent, "over_floor": spent / row["floor"], "rate": row["slots"] / spent}
     return rows
-
-
-def loops_once(sizes: Sizes, layout: Layout, found: Measured, rows) -> dict[str, float]:
-    """The slots count of each program, the bodies of loops counted once."""
-    slots = hand.position_counts(found.lengths, found.answers, found.prompts, layout)["slots"]
-    rollout = sizes.flops(hand.loops_once(slots, found.lengths, found.answers, layout))
-    gradient = rows["gradient"]["slots"]
-    return {"rollout": rollout, "surrogate": rows["surrogate"]["slots"], "gradient": gradient,
-            "step": rollout + gradient}  # fmt: skip

@@ -1,11 +1,11 @@
 """Where a program's time goes: kinds of ops read from HLO text, and traces written by hand and by the profiler."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import floor, profile_parts
+from benchmarks import floor
+from benchmarks.measure import profile as profiles
 
 SMALL_TRACE = [
     {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "/host:CPU"}},
@@ -45,20 +45,20 @@ def event(name, start, end, *, pid=1, tid=7, op=True):
 
 
 def test_kinds_of_a_modules_ops():
-    ops = profile_parts.read_hlo(HLO)
+    ops = profiles.read_hlo(HLO)
     kinds = {name: ops[name].kind for name in ("dot.1", "cublas-gemm.1", "copy.1", "while.1", "add_reduce_fusion")}
     assert kinds == {
-        "dot.1": profile_parts.MATMUL,
-        "cublas-gemm.1": profile_parts.MATMUL,
-        "copy.1": profile_parts.COPY,
-        "while.1": profile_parts.CONTROL,
-        "add_reduce_fusion": profile_parts.SOFTMAX,
+        "dot.1": profiles.MATMUL,
+        "cublas-gemm.1": profiles.MATMUL,
+        "copy.1": profiles.COPY,
+        "while.1": profiles.CONTROL,
+        "add_reduce_fusion": profiles.SOFTMAX,
     }
     assert ops["dot.1"].source == "jit(f)/mlp/dot_general"
-    names = {"nvjet_sst_128x64": profile_parts.MATMUL, "MemcpyD2D": profile_parts.COPY,
-             "loop_transpose_fusion.2": profile_parts.COPY, "wrapped_reduce-window.9": profile_parts.SOFTMAX,
-             "ncclDevKernel_AllReduce": profile_parts.COLLECTIVE, "some_kernel": profile_parts.OTHER}  # fmt: skip
-    assert {name: profile_parts.kind_of(name, ops) for name in names} == names
+    names = {"nvjet_sst_128x64": profiles.MATMUL, "MemcpyD2D": profiles.COPY,
+             "loop_transpose_fusion.2": profiles.COPY, "wrapped_reduce-window.9": profiles.SOFTMAX,
+             "ncclDevKernel_AllReduce": profiles.COLLECTIVE, "some_kernel": profiles.OTHER}  # fmt: skip
+    assert {name: profiles.kind_of(name, ops) for name in names} == names
 
 
 def test_no_time_of_a_cpu_trace_counts_twice():
@@ -72,12 +72,12 @@ def test_no_time_of_a_cpu_trace_counts_twice():
         event("end: dot.1", 9, 9.1, tid=8, op=False),
         event("copy.1", 8, 10, tid=8),
     ]
-    ops = profile_parts.read_hlo(HLO)
-    own = profile_parts.own_seconds(profile_parts.spans(events, ops), ops)
+    ops = profiles.read_hlo(HLO)
+    own = profiles.own_seconds(profiles.spans(events, ops), ops)
     assert own == pytest.approx({"dot.1": 3 + (3 + 0.5), "copy.1": 0.5 + 1, "while.1": 1 + 1})
-    found = profile_parts.summary(events, 12.0, 1, ops, heaviest=1)
-    assert found["kinds"][profile_parts.IDLE] == pytest.approx(2)
-    assert next(iter(found["kinds"])) == profile_parts.MATMUL
+    found = profiles.summary(events, 12.0, 1, ops, heaviest=1)
+    assert found["kinds"][profiles.IDLE] == pytest.approx(2)
+    assert next(iter(found["kinds"])) == profiles.MATMUL
     assert found["heaviest"][0] == {"op": "dot.1", "kind": "matmul", "seconds": pytest.approx(6.5), "count": 2,
                                     "source": "jit(f)/mlp/dot_general"}  # fmt: skip
 
@@ -93,8 +93,8 @@ def test_an_op_ended_before_what_waited_for_it():
         event("dot.1", 8.5, 9),  # nothing waits for this one
         event("end: dot.1", 11, 11.1, tid=8, op=False),
     ]
-    ops = profile_parts.read_hlo(HLO)
-    own = profile_parts.own_seconds(profile_parts.spans(events, ops), ops)
+    ops = profiles.read_hlo(HLO)
+    own = profiles.own_seconds(profiles.spans(events, ops), ops)
     assert own == pytest.approx({"dot.1": 3 + 2.5, "copy.1": 4.9})
 
 
@@ -107,8 +107,8 @@ def test_a_gpu_trace_is_read_from_its_streams():
         event("nvjet_tst", 4, 5, pid=2, tid=1) | {"args": {"hlo_op": "command_buffer"}},
         event("MemcpyD2D", 6, 7, pid=2, tid=1, op=False),
     ]
-    found = profile_parts.summary(events, 10.0, 2, profile_parts.read_hlo(HLO), heaviest=9)
-    assert found["kinds"] == {"matmul": 2, profile_parts.COPY: 0.5, profile_parts.IDLE: 2.5}
+    found = profiles.summary(events, 10.0, 2, profiles.read_hlo(HLO), heaviest=9)
+    assert found["kinds"] == {"matmul": 2, profiles.COPY: 0.5, profiles.IDLE: 2.5}
     assert {row["op"]: row["seconds"] for row in found["heaviest"]} == {
         "cublas-gemm.1": 1.5,
         "nvjet_tst": 0.5,
@@ -117,7 +117,7 @@ def test_a_gpu_trace_is_read_from_its_streams():
 
 
 def test_trace_without_ops_says_so():
-    found = profile_parts.summary(SMALL_TRACE, 1.0, 1, {}, heaviest=1)
+    found = profiles.summary(SMALL_TRACE, 1.0, 1, {}, heaviest=1)
     assert floor._profile_lines(found) == ["Not known: the trace has no ops of the program."]
 
 
@@ -128,8 +128,8 @@ def test_profile_of_a_big_product_says_matmul():
     x = jnp.full((700, 700), 0.01)
     program = jax.jit(function).lower(x, 0.5).compile()
     program(x, 0.5).block_until_ready()
-    found = profile_parts.profile(program, [(x, 0.5)] * 2)
+    found = profiles.profile(program, [(x, 0.5)] * 2)
     kinds = found["kinds"]
-    assert kinds["matmul"] > 0.5 * (found["seconds"] - kinds[profile_parts.IDLE])
+    assert kinds["matmul"] > 0.5 * (found["seconds"] - kinds[profiles.IDLE])
     assert "dot_general" in found["heaviest"][0]["source"]
     assert sum(kinds.values()) == pytest.approx(found["seconds"])

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from benchmarks.workload import Shapes, load_config
+from benchmarks.measure.workload import Shapes, load_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.run.command import set_up_jax
@@ -104,12 +104,6 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
         raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
 
 
-def prepare(config: Any) -> None:
-    """jax as training sets it up, but without a cache of programs, whose compilation is timed."""
-    set_up_jax(config.cpu_devices)
-    jax.config.update("jax_enable_compilation_cache", False)
-
-
 def run_command(
     argv: list[str] | None,
     parse: Callable[[list[str] | None], argparse.Namespace],
@@ -129,7 +123,8 @@ def run_command(
         flags = parse(argv)
         chosen = shapes[flags.shapes]
         config = load_config(chosen)
-        prepare(config)
+        set_up_jax(config.cpu_devices)
+        jax.config.update("jax_enable_compilation_cache", False)  # compilation is timed
         result = benchmark(chosen, config, flags)
         if flags.json:
             write_text(flags.json, json.dumps(result, indent=1) + "\n")

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flag_errors import check_one_line
 
-from benchmarks import candidates, slpo_step
-from benchmarks.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
+from benchmarks import step as benchmark
+from benchmarks.measure import ours as own
+from benchmarks.measure import theirs
+from benchmarks.measure.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import first_stop_log_probs
 from slpo_jax.policy.rollout import Trajectories
@@ -31,7 +32,7 @@ TINY = Shapes(
         "data.synthetic.train_size": 50,
         "data.synthetic.valid_size": 10,
         "data.synthetic.test_size": 10,
-        "slpo.optimizer.warmup_steps": 0,
+        "rl.optimizer.warmup_steps": 0,
     },
     prompts=PROMPTS,
     answer_tokens=ANSWER,
@@ -47,10 +48,10 @@ def workload(tmp_path_factory, cpu_devices):
 @pytest.fixture(scope="module")
 def result(cpu_devices):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slpo_step, "BASE", (2, 2))
+        patch.setattr(benchmark, "BASE", (2, 2))
         torch = "eager" if find_spec("torch") else "none"
         flags = ["--only", "1,2", "2,2", "--torch", torch, "--steps", str(STEPS), "--warmup", str(WARMUP)]
-        return slpo_step.benchmark(TINY, load_config(TINY), slpo_step.parse([*flags, "--prompts", str(PROMPTS)]))
+        return benchmark.benchmark(TINY, load_config(TINY), benchmark.parse([*flags, "--prompts", str(PROMPTS)]))
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +60,13 @@ def ours(result):
 
 
 def test_parts_are_the_train_steps_own_work(workload):
-    candidate, step = candidates.Ours(workload, 2, 2, {}), 5
-    batch, key, params = workload.batch(step), candidates.step_key(workload, step), workload.state.params
+    candidate, step = own.Ours(workload, 2, 2, {}), 5
+    batch, key, params = workload.batch(step), own.step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)
     assert rewards.shape == (PROMPTS, 2)
     assert (rewards[:, 0] == 1).all()  # whatever the answers are
     answers = np.asarray(trajectories.tokens)
-    eos = workload.parts.rollout_config.eos_id
+    eos = workload.parts.policy.config.eos_id
     assert (np.argmax(answers == eos, axis=1) == ANSWER - 1).all()  # where eos is forced, and nowhere before
 
     loss = candidate.surrogate(params, batch, trajectories, rewards, key)
@@ -93,7 +94,7 @@ def test_figures_add_up(ours):
         np.testing.assert_allclose(row["trajectories_per_second"]["values"], trajectories / step)
         tokens = trajectories * (np.array(row["mean_latents"]["values"]) + ANSWER) * (1 + row["passes"])
         np.testing.assert_allclose(row["tokens_per_second"]["values"], tokens / step)
-        assert min(row["compile_seconds"][name] for name in candidates.PROGRAMS) > 0
+        assert min(row["compile_seconds"][name] for name in own.PROGRAMS) > 0
         # All 2 x 5 answer slots, and of a prompt's 2 x 4 latent slots 5 (0.625) or 8.
         assert set(row["scored_share"]["values"]) <= {15 / 18, 1.0}
     # The same keys and weights: K does not change what was rolled out.
@@ -103,33 +104,34 @@ def test_figures_add_up(ours):
     assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
 
 
-@pytest.mark.parametrize(("lengths", "places"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
-def test_scored_slots_are_those_of_the_smallest_room(workload, lengths, places):
+@pytest.mark.parametrize(("lengths", "packed"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
+def test_scored_slots_are_those_of_the_smallest_capacity(workload, lengths, packed):
     """Of 2 prompts' 2 rollouts; the answers fill their slots."""
-    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int))
-    share = candidates.room_share(candidates.with_sizes(workload.parts, 1, 2), trajectories)
-    np.testing.assert_allclose(share, (places + 10) / 18)
+    keys = jax.random.split(jax.random.key(0), 4)
+    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int), keys)
+    share = own.capacity_share(workload.parts.at(1, 2), trajectories)
+    np.testing.assert_allclose(share, (packed + 10) / 18)
 
 
 def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
     pytest.importorskip("torch")
     assert [row["implementation"] for row in result["rows"]] == ["slpo_jax", "torch"] * 2
-    for row, theirs in zip(ours, result["rows"][1::2], strict=True):
-        ratio = np.array(theirs["step"]["values"]) / row["step"]["values"]
+    for row, torchs in zip(ours, result["rows"][1::2], strict=True):
+        ratio = np.array(torchs["step"]["values"]) / row["step"]["values"]
         np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
-        parts = [np.array(theirs[name]["values"]) for name in ("rollout", "surrogate", "backward", "other")]
-        np.testing.assert_allclose(sum(parts), theirs["step"]["values"])
-    torch = candidates.Torch(candidates.make_witness(workload, False), workload, 2, 2)
+        parts = [np.array(torchs[name]["values"]) for name in ("rollout", "surrogate", "backward", "other")]
+        np.testing.assert_allclose(sum(parts), torchs["step"]["values"])
+    torch = theirs.Torch(theirs.make_witness(workload, False), workload, 2, 2)
     torch.lengths = np.array([1, 4, 2, 3, 4, 1, 2, 2])
     torch.measure(workload, 0)
     sampled = torch.witness.sampled
     assert sampled.lengths.tolist() == torch.lengths.tolist()
-    eos = workload.parts.rollout_config.eos_id
+    eos = workload.parts.policy.config.eos_id
     assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 
 def test_report_has_every_row_and_the_json_every_number(result):
-    text = slpo_step.markdown(result)
+    text = benchmark.markdown(result)
     assert json.loads(json.dumps(result)) == result
     for table, rows in zip(text.split("\n\n")[1:], (len(result["rows"]), 2), strict=True):
         lines = table.splitlines()
@@ -146,12 +148,12 @@ def test_row_leaves_warm_up_out_and_takes_medians():
     class Fake:
         implementation, passes, group, compile_seconds = "slpo_jax", 4, 8, {}
 
-    row = slpo_step._row(Fake(), [{"step": s, "surrogate": s / 4} for s in (1.0, 9.0, 2.0)])
+    row = benchmark._row(Fake(), [{"step": s, "surrogate": s / 4} for s in (1.0, 9.0, 2.0)])
     assert row["step"] == {"median": 2.0, "min": 1.0, "max": 9.0, "values": [1.0, 9.0, 2.0]}
     assert row["surrogate_share"] == 0.25
     slow = row | {"passes": 8, "step": {"median": 3.0}}
     rows = [slow, row]
-    slpo_step.add_relative(rows)
+    benchmark.add_relative(rows)
     assert [each["relative"] for each in rows] == [1.5, 1.0]
     assert not any("ratio_vs_torch" in each for each in rows)
 
@@ -192,26 +194,27 @@ def test_prompts_must_fit_the_devices(tmp_path, cpu_devices):
     ],
 )
 def test_prompts_must_make_micro_batches(flags, fault):
-    slpo_step.check_parts(slpo_step.parse(["--prompts", "4"]), 2)
+    benchmark.check_parts(benchmark.parse(["--prompts", "4"]), 2)
     with pytest.raises(UserError, match=fault):
-        slpo_step.check_parts(slpo_step.parse(["--prompts", "4", *flags]), 2)
+        benchmark.check_parts(benchmark.parse(["--prompts", "4", *flags]), 2)
 
 
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (["--only", "4"], "give K,G, e.g. 4,8"),
-        (["--shapes", "llama"], "--shapes"),
-        (["--steps", "0"], "--steps: 0"),
-        (["--warmup", "-1"], "--warmup: -1"),
-        (["--prompts", "0"], "--prompts: 0"),
-        (["--prompts", "some"], "--prompts"),
-        (["--only", "4,1"], "--only: K must be"),
-        (["--only", "4"], "--only"),
-        (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
-        (["--json", "."], "--json: ."),
-        (["--step", "3"], "--step"),
-    ],
-)
-def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    check_one_line(slpo_step.main, flags, fault, capsys)
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_every_axis_of_growth_has_the_shapes_own_value(name):
+    for axis, value in benchmark.base_sizes(SHAPES[name], load_config(SHAPES[name])).items():
+        assert value in benchmark.AXES[name][axis]
+
+
+def test_growth(cpu_devices, monkeypatch):
+    monkeypatch.setattr(benchmark, "BASE", (2, 2))
+    monkeypatch.setitem(benchmark.AXES, "quickstart", {"K": (2, 6), "prompts": (4,)})
+    flags = benchmark.parse(["--shapes", "quickstart", "--steps", "2", "--warmup", "1", "--growth", "K", "prompts"])
+    found = benchmark.benchmark(TINY, load_config(TINY), flags)
+    assert json.loads(json.dumps(found)) == found
+    assert [(row["axis"], row["value"]) for row in found["rows"]] == [("K", 2), ("K", 6), ("prompts", 4)]
+    two, six, same = found["rows"]
+    assert (two["relative"], same["step"]) == (1.0, two["step"])  # one point, measured once
+    assert six["relative"] == six["step"]["median"] / two["step"]["median"]
+    assert six["relative_temp"] == six["temp_bytes"] / two["temp_bytes"] > 1.5
+    assert "| K | 6 | " in benchmark.markdown(found)
+    assert all(len(row[name]["values"]) == 2 for row in found["rows"] for name in ("step", "page_faults"))

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 import jax
 import numpy as np
 import pytest
-from flag_errors import check_one_line
 
-from benchmarks import passk, passk_work
-from benchmarks.passk import OURS, PLAIN
-from benchmarks.passk_work import GSM8K_LENGTHS, PasskShapes
-from benchmarks.workload import load_config, random_problems
+from benchmarks import passk
+from benchmarks.measure import passk_work
+from benchmarks.measure.passk_work import GSM8K_LENGTHS, PasskShapes
+from benchmarks.measure.workload import load_config, random_problems
+from benchmarks.passk import OURS
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 
@@ -33,7 +33,7 @@ CHANGES = {
 }
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
 TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
-NAMES = [OURS, PLAIN, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
+NAMES = [OURS, "torch, file's order", "torch, sorted by length", "torch, sorted and compiled"]
 
 
 def make_work(tmp_path, problems=PROBLEMS, **changes):
@@ -51,9 +51,7 @@ def make_speaking_work(tmp_path, rate: float):
 @pytest.fixture(scope="module")
 def result():
     torch = "eager" if find_spec("torch") else "none"
-    flags = passk.parse(
-        ["--problems", str(PROBLEMS), "--samples", str(SAMPLES), "--rounds", "2", "--torch", torch, "--plain"]
-    )
+    flags = passk.parse(["--problems", str(PROBLEMS), "--samples", str(SAMPLES), "--rounds", "2", "--torch", torch])
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
@@ -63,7 +61,7 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     compile_fast = functools.partial(torch.compile, backend=lambda module, _: traced.append(module) or module)
     monkeypatch.setattr(torch, "compile", compile_fast)
     work = make_speaking_work(tmp_path, 0.0)
-    found = {name: run(0) for name, run in passk.make_runs(work, "compiled", plain=True).items()}
+    found = {name: run(0) for name, run in passk.make_runs(work, "compiled").items()}
     assert list(found) == NAMES
     assert len(traced) > 1  # more than the trial of the compiler
     tokens_NA, latents_N = found[OURS]
@@ -71,15 +69,6 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     for tokens, latents in found.values():
         np.testing.assert_array_equal(tokens, tokens_NA)
         np.testing.assert_array_equal(latents, latents_N)
-
-
-def test_plain_batches_are_the_same_rollouts_under_the_same_noise(tmp_path):
-    """5 problems of 2 rollouts, 4 at a time: the last batch is filled up."""
-    work = make_speaking_work(tmp_path, 0.3)
-    ours, plain = (run(0) for run in passk.make_runs(work, "none", plain=True).values())
-    assert len(np.unique(ours[0], axis=0)) > PROBLEMS
-    for a, b in zip(ours, plain, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
@@ -105,11 +94,7 @@ def test_figures_add_up(result):
         assert row["answer_tokens"] == [ANSWER, ANSWER]
     ours = result["rows"][0]
     assert ours["compile_seconds"] == ours["first_seconds"] - ours["seconds"]["median"]
-    plain, *others = result["rows"][1:]
-    np.testing.assert_allclose(
-        plain["ratio_vs_plain"]["values"], np.array(plain["seconds"]["values"]) / ours["seconds"]["values"]
-    )
-    for row in others:
+    for row in result["rows"][1:]:
         ratio = np.array(row["seconds"]["values"]) / ours["seconds"]["values"]
         np.testing.assert_allclose(row["ratio_vs_torch"]["values"], ratio)
         assert row["ratio_vs_torch"]["median"] == np.median(ratio)
@@ -134,7 +119,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result
-    assert [row["implementation"] for row in result["rows"]] == NAMES[: 4 if find_spec("torch") else 2]
+    assert [row["implementation"] for row in result["rows"]] == NAMES[: 3 if find_spec("torch") else 1]
     head, table = text.split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 2 + len(result["rows"])
@@ -153,7 +138,7 @@ def test_report_has_every_row_and_the_json_every_number(result):
 
 def test_works_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.torch_reference", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.witness.step", raising=False)
     work = make_work(tmp_path)
     assert list(passk.make_runs(work, "none")) == [OURS]
     with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
@@ -202,20 +187,3 @@ def test_default_shapes(name, batch_size, tmp_path):
     assert max(build(config, tmp_path).prompt_slots) >= max(
         (tokens for _, tokens in shapes.prompt_quantiles), default=0
     )
-
-
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (["--shapes", "llama"], "--shapes"),
-        (["--problems", "0"], "--problems: 0"),
-        (["--samples", "0"], "--samples: 0"),
-        (["--batch_size", "0"], "--batch_size: 0"),
-        (["--rounds", "none"], "--rounds"),
-        (["--torch", "fast"], "--torch"),
-        (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
-        (["--sample", "3"], "--sample"),
-    ],
-)
-def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
-    check_one_line(passk.main, flags, fault, capsys)

@@ -12,19 +12,19 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Prompts
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch, Prompts, RewardFn
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.rl import make_slpo
+from slpo_jax.run.rl import make_objective, training_policy
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import Template
-from slpo_jax.training import slpo
 from slpo_jax.training.batches import make_batch
+from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, shard_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ("reasoner", "gate")
 
 
@@ -65,6 +65,25 @@ SHAPES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a step is made of.
+
+    Attributes:
+        objective: the paper's, K among its settings.
+        group: G.
+    """
+
+    policy: Policy
+    objective: Slpo
+    reward: RewardFn
+    group: int
+
+    def at(self, passes: int, group: int) -> "Parts":
+        """The same at another K and G."""
+        return dataclasses.replace(self, objective=dataclasses.replace(self.objective, passes=passes), group=group)
+
+
 @dataclasses.dataclass
 class Workload:
     """The same work for every configuration and every implementation.
@@ -79,7 +98,7 @@ class Workload:
         facts: what it is, for the header.
     """
 
-    parts: slpo.Slpo
+    parts: Parts
     optimizer_config: OptimizerConfig
     optimizer: Any
     mesh: jax.sharding.Mesh
@@ -111,17 +130,17 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     mesh, template = experiment.mesh, experiment.template
     if prompts % mesh.size:
         raise UserError(f"--prompts: {prompts} is not a multiple of {mesh.size} devices; give one")
-    real = make_slpo(experiment)
+    real = make_parts(experiment)
     parts = dataclasses.replace(
         real,
         reward=lambda tokens, references: real.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0),
     )
     params = random_weights(experiment)
-    optimizer_config = experiment.optimizer_config("slpo", config.slpo.steps)
+    optimizer_config = experiment.optimizer_config("rl", config.rl.steps)
     optimizer = make_optimizer(optimizer_config)
     state = init_state(params, TRAINED, optimizer, experiment.key, mesh)
 
-    most = experiment.train.most_tokens(config.seed, config.slpo.steps, prompts, mesh.size)
+    most = experiment.train.most_tokens(config.seed, config.rl.steps, prompts, mesh.size)
 
     def batch(step: int):
         width = experiment.reference_width
@@ -147,10 +166,18 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         "latent_slots": config.max_latents,
         "answer_slots": config.max_answer_tokens,
         "dropout": [config.dropout.rate, config.dropout.where],
-        "optimizer": config.slpo.optimizer.name,
+        "optimizer": config.rl.optimizer.name,
         "shards": mesh.size,
     }
     return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
+
+
+def make_parts(experiment: Experiment) -> Parts:
+    """The parts of the step that the config describes."""
+    objective = make_objective(experiment, "slpo")
+    assert isinstance(objective, Slpo)
+    policy = training_policy(experiment, objective)
+    return Parts(policy, objective, experiment.reward, experiment.config.rl.group)
 
 
 def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
@@ -158,7 +185,7 @@ def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
     experiment = build(config, workdir)
     slot = config.max_latents + shapes.answer_tokens - 1
     reasoner = ending_answers(experiment.reasoner, experiment.template.eos_id, slot)
-    return dataclasses.replace(experiment, reasoner=reasoner)
+    return dataclasses.replace(experiment, policy=dataclasses.replace(experiment.policy, reasoner=reasoner))
 
 
 def random_weights(experiment: Experiment) -> dict[str, Any]:

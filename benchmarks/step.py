@@ -1,11 +1,13 @@
-"""`python -m benchmarks.slpo_step [--shapes gpt2|quickstart] [--prompts N] [--json FILE]`; more flags with `--help`.
+"""`python -m benchmarks.step [--shapes gpt2|quickstart] [--prompts N] [--growth AXIS ..] [--json FILE]`; see `--help`.
 
 The paper's table of computational cost (appendix, "Computational Cost Analysis"): seconds of an SLPO step for several
-(K, G), split into rollout, surrogate and backward, for slpo_jax and for the PyTorch reference (`torch_reference`) on
-the same work. Prints Markdown; `--json` writes every number behind it.
+(K, G), split into rollout, surrogate and backward, for slpo_jax and for the PyTorch witness (`benchmarks.witness`) on
+the same work. With `--growth` instead: how time and memory of slpo_jax's step grow with K, G, T, the prompts' length
+and the batch, one at a time. Prints Markdown; `--json` writes every number behind it.
 """
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -13,15 +15,31 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.candidates import PROGRAMS, Ours, Torch, make_witness
-from benchmarks.report import Parser, check_flags, listed, machine, markdown_table, run_command, spread, summary
-from benchmarks.workload import SHAPES, Shapes, Workload, make_workload
+from benchmarks.measure.ours import PROGRAMS, Ours
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    markdown_table,
+    page,
+    run_command,
+    spread,
+    summary,
+)
+from benchmarks.measure.theirs import Torch, fastest_witness
+from benchmarks.measure.workload import SHAPES, Shapes, Workload, load_config, make_workload
 from slpo_jax.errors import UserError
 
 CONFIGURATIONS = ((1, 8), (4, 8), (8, 8), (4, 4))  # (K, G), the paper's
 BASE = (4, 8)  # what relative times refer to
 PAPER = "paper, 2 prompts, RTX 5880 Ada: step 0.624, 1.130, 2.021, 0.676 s (relative 0.55, 1.00, 1.79, 0.60)"
 PARTS = ("rollout", "surrogate", "backward", "other")
+AXES = {
+    "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt_tokens": (36, 72, 144), "prompts": (1, 2, 4)},
+    "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt_tokens": (24, 32, 48),
+                   "prompts": (8, 32, 128)},
+}  # fmt: skip
 DEFINITIONS = """
 rollout: sample and verify G trajectories a prompt
 surrogate: forward pass of the loss on those trajectories (K scoring passes, moments, log-likelihoods)
@@ -29,13 +47,13 @@ backward: of that loss; for slpo_jax the seconds of value and gradient, less the
 step: the whole train step; other: step less the three parts (optimizer; for torch also verification and clipping)
 seconds: median (least-most) over the measured steps; slpo_jax's parts are timed as programs of their own, its step as \
 the one jitted step; configurations and implementations take turns, on the same prompts
-torch: benchmarks/torch_reference.py, one process on the same device with the threads named above, on trajectories of \
+torch: benchmarks/witness, one process on the same device with the threads named above, on trajectories of \
 the same lengths; nothing shared between a prompt's trajectories, sequences trimmed to the longest; of its variants \
 the fastest in one step at K, G = 4, 8
 ratio: torch's step over slpo_jax's, median (least-most) over the steps
 rel.: median step over that of K, G = 4, 8 of the same implementation; sur./step: median surrogate over median step
-scored: the trajectories' latent and answer slots that the scoring passes had room for, over all of them; the smallest \
-of `slpo.rooms` that holds every prompt's, on the device with most
+scored: the trajectories' latent and answer slots that the scoring passes had capacity for, over all of them; the \
+smallest of `rl.capacities` that holds every prompt's, on the device with most
 traj./s: prompts x G over the step's seconds
 tokens/s: (generated + scored) over the step's seconds; generated: latents and answer tokens of the rollouts, scored: \
 K x generated; prompt tokens and unused slots are not counted
@@ -44,51 +62,15 @@ weights: random; the gate's are 0, with a bias that makes the mean trajectory T/
 about 6 of 12; the longest of a batch ends the loop); eos is forced where a trained reasoner's answer ends, as random \
 weights never say it; every second reward is set to 1, as otherwise all gradients would be 0
 """.strip().splitlines()
-
-
-def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int):
-    """The PyTorch reference in its fastest variant, and how it was found.
-
-    Args:
-        ours: whose (K, G) and trajectory lengths the trials have.
-        variant: "eager", "compiled", or "fastest" of the two and of prompt by prompt (gradient accumulation, which
-            keeps a CPU's memory small).
-        micro_batches: of eager and compiled steps.
-    Returns:
-        its `Witness`, its micro-batches, and by variant the seconds of a second step, or why there are none.
-    Raises:
-        UserError: there is no torch.
-    """
-    variants = {"eager": (False, micro_batches), "prompt by prompt": (False, work.facts["prompts"]),
-                "compiled": (True, micro_batches)}  # fmt: skip
-    tried: dict[str, Any] = {}
-    best: tuple[float, Any, int] | None = None
-    for name, (is_compiled, parts) in variants.items():
-        if variant not in (name, "fastest"):
-            continue
-        try:
-            witness = make_witness(work, is_compiled)
-            if variant == name:
-                return witness, parts, {}
-            candidate = Torch(witness, work, ours.passes, ours.group, parts)
-            if not len(ours.lengths):
-                ours.measure(work, 0)
-            candidate.lengths = ours.lengths
-            _, seconds = (candidate.measure(work, 0)["step"] for _ in range(2))
-        except UserError:
-            raise
-        except Exception as error:  # torch.compile fails in its own ways
-            if not is_compiled:
-                raise
-            if variant == name:
-                raise UserError(f"--torch compiled: {error}; give another") from error
-            tried[name] = str(error).partition("\n")[0][:200]
-            continue
-        tried[name] = seconds
-        if best is None or seconds < best[0]:
-            best = seconds, witness, parts
-    assert best is not None
-    return best[1], best[2], tried
+GROWTH_DEFINITIONS = """
+step: median (least-most) of the whole jitted step on the same prompts; each axis alone, the others at K, G = 4, 8 and \
+the shapes' own T, prompt length and batch
+temp: scratch memory of the step's program on one device, beside parameters, optimizer state and gradients; it has \
+scoring's largest capacity, whichever is used
+relative: to the row of the axis that is the shapes' own
+page faults: minor ones of the process in a step, median; mostly pages that were handed back and are cleared anew
+prompts are random, as long as their slots but for 4 tokens at most; half of T is thought on average
+""".strip().splitlines()
 
 
 def measure(work: Workload, flags: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -137,6 +119,8 @@ def add_relative(rows: list[dict[str, Any]]) -> None:
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the tables."""
+    if "base" in result:
+        return growth_markdown(result)
     head = ["", "K", "G", "Step (s)", "Rel.", *(f"{name.capitalize()} (s)" for name in PARTS), "Sur./step", "Ratio"]
     timings, compiles = [], []
     for row in result["rows"]:
@@ -171,6 +155,60 @@ def markdown(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def base_sizes(shapes: Shapes, config) -> dict[str, int]:
+    """The shapes' own value on every axis of growth."""
+    return {"K": BASE[0], "G": BASE[1], "T": config.max_latents, "prompt_tokens": config.prompt_slots[0],
+            "prompts": shapes.prompts}  # fmt: skip
+
+
+def measure_point(shapes: Shapes, sizes: dict[str, int], warmup: int, steps: int) -> dict[str, Any]:
+    """Seconds, page faults and scratch memory of our step at one point of growth."""
+    longest = sizes["prompt_tokens"]
+    changes = shapes.changes | {"max_latents": sizes["T"], "prompt_slots": (longest,)}
+    point = dataclasses.replace(shapes, changes=changes, prompt_tokens=(longest - 4, longest))
+    with tempfile.TemporaryDirectory() as workdir:
+        work = make_workload(point, load_config(point), sizes["prompts"], Path(workdir))
+        ours = Ours(work, sizes["K"], sizes["G"], {}, in_parts=False)
+        measured = [ours.measure(work, step) for step in range(warmup + steps)][warmup:]
+    found = {name: summary([step[name] for step in measured]) for name in ("step", "page_faults")}
+    return found | {"temp_bytes": ours.temp_bytes}
+
+
+def growth(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
+    """Every number of the report of growth, ready for JSON."""
+    base = base_sizes(shapes, config)
+    points = [(axis, value) for axis in flags.growth for value in AXES[flags.shapes][axis]]
+    found: dict[tuple[int, ...], Any] = {}
+    rows = []
+    for axis, value in tqdm(points, "points", disable=not sys.stderr.isatty()):
+        sizes = base | {axis: value}
+        point = tuple(sizes.values())
+        if point not in found:
+            found[point] = measure_point(shapes, sizes, flags.warmup, flags.steps)
+        rows.append({"axis": axis, "value": value, **found[point]})
+    for row in rows:
+        (own,) = (other for other in rows if other["axis"] == row["axis"] and other["value"] == base[row["axis"]])
+        row["relative"] = row["step"]["median"] / own["step"]["median"]
+        row["relative_temp"] = row["temp_bytes"] / own["temp_bytes"]
+    return {"shapes": flags.shapes, "warmup": flags.warmup, "steps": flags.steps, "machine": machine(), "base": base,
+            "rows": rows}  # fmt: skip
+
+
+def growth_markdown(result: dict[str, Any]) -> str:
+    """The header lines and the table of growth."""
+    head = ("Axis", "Value", "Step (s)", "Relative", "Temp (MB)", "Relative", "Page faults")
+    lines = [
+        [row["axis"].replace("_", " "), str(row["value"]), spread(row["step"]), f"{row['relative']:.2f}x",
+         f"{row['temp_bytes'] / 1e6:.0f}", f"{row['relative_temp']:.2f}x", f"{row['page_faults']['median']:.0f}"]
+        for row in result["rows"]
+    ]  # fmt: skip
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"base: {listed(result['base'])}; {result['warmup']} warm-up and {result['steps']} measured steps",
+    )
+    return page(f"Growth of the SLPO step, {result['shapes']} shapes", facts, GROWTH_DEFINITIONS, head, lines)
+
+
 def _pair(text: str) -> tuple[int, int]:
     try:
         passes, group = map(int, text.split(","))
@@ -185,7 +223,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser("slpo_step", "Time of an SLPO step.", SHAPES)
+    parser = Parser("step", "Time of an SLPO step.", SHAPES)
     parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
     parser.add_argument("--steps", type=int, default=8, help="measured steps; default: 8")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2; the first is slow")
@@ -197,7 +235,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--micro_batches", type=int, default=1, help="of slpo_jax's step; above 1 only rollout and step are timed"
     )
     parser.add_argument("--torch_micro_batches", type=int, default=1, help="of torch's step")
+    parser.add_argument("--growth", nargs="+", choices=AXES["gpt2"], metavar="AXIS",
+                        help=f"slpo_jax's step along axes instead, of {', '.join(AXES['gpt2'])}")  # fmt: skip
     flags = parser.parse_args(argv)
+    tables = ("prompts", "only", "torch", "micro_batches", "torch_micro_batches")
+    unused = [name for name in tables if getattr(flags, name) != parser.get_default(name)]
+    if flags.growth and unused:
+        raise UserError(f"--growth: it has no --{unused[0]}; leave one of the two out")
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
     check_flags(flags, prompts=1, steps=1, warmup=0, micro_batches=1, torch_micro_batches=1)
@@ -216,6 +260,8 @@ def check_parts(flags: argparse.Namespace, devices: int) -> None:
 
 def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
+    if flags.growth:
+        return growth(shapes, config, flags)
     with tempfile.TemporaryDirectory() as workdir:
         work = make_workload(shapes, config, flags.prompts, Path(workdir))
         check_parts(flags, work.mesh.size)

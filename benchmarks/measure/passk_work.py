@@ -1,20 +1,17 @@
 """The work that the benchmark of Pass@k evaluation times: shapes, problems, weights."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.workload import GPT2, Shapes, build_ending, random_problems, random_weights
-from benchmarks.workload import SHAPES as STEP_SHAPES
+from benchmarks.measure.workload import GPT2, Shapes, build_ending, random_problems, random_weights
+from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.schedule import RolloutBatch, batch_shape
-from slpo_jax.policy.rollout import Prompts
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.text.batches import EncodedProblems, pad_prompts
+from slpo_jax.text.batches import EncodedProblems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,25 +82,6 @@ def make_work(shapes: PasskShapes, config, problems: int, samples: int, workdir:
     return Work(experiment, random_weights(experiment), chosen, samples, shapes.answer_tokens)
 
 
-def plain_batches(
-    problems: EncodedProblems, count: int, samples: int, batch_size: int, devices: int, slots: Sequence[int]
-) -> Iterator[RolloutBatch]:
-    """`rollout_batches` in the file's order, each batch padded to the bucket of its longest prompt."""
-    rows, each = batch_shape(count, samples, batch_size, devices)
-    rows, parts = rows * devices, samples // each
-    items = np.arange(-(-count * parts // rows) * rows)
-    for item_B in items.reshape(-1, rows):
-        real_B, item_B = item_B < count * parts, np.minimum(item_B, count * parts - 1)
-        padded = pad_prompts([problems.prompts[i // parts] for i in item_B], slots, item_B // parts)
-        sample_BE = (item_B % parts * each)[:, None] + np.arange(each, dtype=np.int32)
-        yield RolloutBatch(
-            Prompts(padded.tokens, padded.valid),
-            np.repeat(padded.index, each),
-            sample_BE.reshape(-1).astype(np.int32),
-            np.repeat(real_B, each),
-        )
-
-
 def facts_of(work: Work) -> dict[str, Any]:
     """What the work is, for the header."""
     config, lengths = work.experiment.config, list(map(len, work.problems.prompts))
@@ -117,7 +95,7 @@ def facts_of(work: Work) -> dict[str, Any]:
         "largest_prompt_tokens": max(lengths),
         "latents_T": config.max_latents,
         "answer_tokens": work.answer_tokens,
-        "answer_slots": work.experiment.evaluator.config.answer_slots,
+        "answer_slots": work.experiment.evaluator.policy.config.answer_slots,
         "dropout": [config.dropout.rate, config.dropout.where],
         "shards": work.experiment.mesh.size,
     }

@@ -1,4 +1,4 @@
-"""GPT-2 of transformers with our weights, and MC-dropout by position, for `benchmarks.torch_reference`."""
+"""GPT-2 of transformers with our weights, and MC-dropout by position, for `benchmarks.witness.step`."""
 
 import contextlib
 import dataclasses

@@ -16,7 +16,6 @@ import numpy as np
 
 ROLLOUT = ("prefill", "latent steps", "answer steps")
 SURROGATE = ("score prompts", "score trajectories", "score logits")
-LOOPS = ("latent steps", "answer steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Layout:
         shards: devices that share the prompts; each runs its own loops.
         noisy_prompts: dropout reaches the prompts, so that no rollouts or passes share their encoding.
         remat: the backward pass computes the forward again.
-        rooms: `SlpoConfig.rooms`.
-        prompt_places: `Prompts.places`.
+        capacities: `Policy.capacities`.
+        prompt_capacity: `Prompts.capacity`.
     """
 
     prompt_slots: int
@@ -72,12 +71,12 @@ class Layout:
     shards: int = 1
     noisy_prompts: bool = True
     remat: bool = False
-    rooms: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-    prompt_places: int = 0
+    capacities: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    prompt_capacity: int = 0
 
     def prompt_positions(self, rows: int) -> int:
         """Positions of the prompts of so many rows of a shard."""
-        return self.prompt_places or rows * self.prompt_slots
+        return self.prompt_capacity or rows * self.prompt_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Sizes:
         return 4 * self.trained + 2 * self.moments
 
 
-def sizes(config, params, opt_state=(), trained: tuple[str, ...] = ("reasoner", "gate")) -> Sizes:
+def sizes_of(config, params, opt_state=(), trained: tuple[str, ...] = ("reasoner", "gate")) -> Sizes:
     """`Sizes` of a backbone's config and {"reasoner": ..., "gate": ...}."""
     reasoner = params["reasoner"]
     rest = {name: tree for name, tree in reasoner.items() if name != "backbone"}
@@ -164,10 +163,10 @@ def position_counts(lengths, answers, prompts, layout: Layout) -> dict[str, dict
 
 
 def rollout_flops(config, params, lengths, answers, prompts, noisy_prompts: bool) -> float:
-    """Useful FLOPs of rollouts alone; the arguments are those of `sizes` and `position_counts`."""
+    """Useful FLOPs of rollouts alone; the arguments are those of `sizes_of` and `position_counts`."""
     layout = Layout(0, 0, 0, len(lengths) // len(prompts), passes=1, noisy_prompts=noisy_prompts)
     lengths, answers, prompts = (np.asarray(x, np.int64) for x in (lengths, answers, prompts))
-    return sizes(config, params).flops(total(_useful_rollout(lengths, answers, prompts, layout), ROLLOUT))
+    return sizes_of(config, params).flops(total(_useful_rollout(lengths, answers, prompts, layout), ROLLOUT))
 
 
 def total(counts: dict[str, Counts], parts) -> Counts:
@@ -178,13 +177,6 @@ def total(counts: dict[str, Counts], parts) -> Counts:
 def backward(counts: dict[str, Counts], layout: Layout | None = None) -> Counts:
     """Of the surrogate: twice its forward, and once more if `layout` has it computed again."""
     return total(counts, SURROGATE) * (3 if layout is not None and layout.remat else 2)
-
-
-def loops_once(counts: dict[str, Counts], lengths, answers, layout: Layout) -> Counts:
-    """The rollout's slots with one turn of each loop, as XLA's cost analysis has them."""
-    steps = {"latent steps": _longest(lengths, layout).sum(), "answer steps": _longest(answers, layout).sum()}
-    turns = (counts[part] * (layout.shards / steps[part]) for part in LOOPS)
-    return reduce(operator.add, turns, counts["prefill"])
 
 
 def _triangle(n):
@@ -257,27 +249,27 @@ def _slots_scores(lengths, answers, layout: Layout) -> dict[str, Counts]:
     prompts, slots = len(lengths) // layout.group // layout.shards, layout.prompt_slots
     shards = zip(lengths.reshape(layout.shards, -1), answers.reshape(layout.shards, -1), strict=True)
     parts = {name: Counts() for name in SURROGATE}
-    for thoughts, said in (_room(*shard, layout) for shard in shards):
-        places = thoughts + said
+    for latents, spoken in (_capacity(*shard, layout) for shard in shards):
+        packed = latents + spoken
         encoded = Counts(layout.prompt_positions(prompts), prompts * slots**2, transitions=prompts)
         parts["score prompts"] += encoded * (layout.passes if layout.noisy_prompts else 1)
         parts["score prompts"] += Counts(passes=1)
         parts["score trajectories"] += Counts(
-            prompts * places, prompts * places * (slots + places), transitions=prompts * thoughts, keys=prompts * slots
+            prompts * packed, prompts * packed * (slots + packed), transitions=prompts * latents, keys=prompts * slots
         ) * layout.passes + Counts(gates=prompts * layout.group * layout.latent_slots, passes=1)
-        parts["score logits"] += Counts(logits=prompts * said * layout.passes, heads=1)
+        parts["score logits"] += Counts(logits=prompts * spoken * layout.passes, heads=1)
     return parts
 
 
-def _room(lengths, answers, layout: Layout) -> tuple[int, int]:
-    """Places a prompt for latents and for answers in a shard's scoring passes: the first room that fits all."""
+def _capacity(lengths, answers, layout: Layout) -> tuple[int, int]:
+    """Packed slots a prompt for latents and answers in a shard's scoring passes: the first capacity that fits all."""
     most = [int(used.reshape(-1, layout.group).sum(axis=1).max()) for used in (lengths, answers)]
     full = [layout.group * layout.latent_slots, layout.group * layout.answer_slots]
-    for room in layout.rooms:
-        places = [math.ceil(share * slots) for share, slots in zip(room, full, strict=True)]
-        if most[0] <= places[0] and most[1] <= places[1]:
+    for shares in layout.capacities:
+        latents, spoken = (math.ceil(share * slots) for share, slots in zip(shares, full, strict=True))
+        if most[0] <= latents and most[1] <= spoken:
             break
-    return places[0], places[1]
+    return latents, spoken
 
 
 def _longest(steps, layout: Layout) -> np.ndarray:

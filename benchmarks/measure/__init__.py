@@ -1,0 +1,1 @@
+"""What the benchmarks share: the work, counts, rates, profiles and reports."""

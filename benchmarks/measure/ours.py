@@ -1,0 +1,144 @@
+"""Our step as the benchmarks time it: its programs, compiled, and what a measured step says."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from benchmarks.measure.report import page_faults
+from benchmarks.measure.workload import TRAINED, Parts, Workload
+from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import answer_mask, capacities, full_capacity, smallest_capacity
+from slpo_jax.training.rl import make_loss, roll_out
+from slpo_jax.training.state import AXIS, make_train_step, replicate
+
+PROGRAMS = ("rollout", "surrogate", "gradient", "step")
+
+
+class Ours:
+    """Our step at one (K, G): its four programs, compiled, and how long that took.
+
+    Attributes:
+        compile_seconds: by name in `PROGRAMS`.
+        temp_bytes: of the whole step's program, beside its arguments and results.
+        lengths: tau of the last measured step's rollouts.
+        parts: of the step.
+    """
+
+    implementation = "slpo_jax"
+
+    def __init__(
+        self,
+        work: Workload,
+        passes: int,
+        group: int,
+        rollouts: dict[int, tuple[Any, float]],
+        micro_batches: int = 1,
+        in_parts: bool = True,
+    ):
+        """Compiles.
+
+        Args:
+            rollouts: keeps the rollout program of each G and its seconds, as it does not depend on K.
+            micro_batches: of the whole step.
+            in_parts: surrogate and gradient too. With micro-batches they are left out: they would not fit in memory.
+        """
+        self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
+        self.parts = parts = work.parts.at(passes, group)
+        loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
+        step = make_train_step(loss_fn, work.optimizer, TRAINED, work.mesh, "rl", micro_batches)
+        params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
+        rollout, surrogate, gradient = part_programs(parts, work.mesh)
+        if group not in rollouts:
+            rollouts[group] = compiled(rollout, params, batch, key)
+        self.rollout, seconds["rollout"] = rollouts[group]
+        self.in_parts = in_parts and micro_batches == 1
+        if self.in_parts:
+            sampled = self.rollout(params, batch, key)
+            self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
+            self.gradient, seconds["gradient"] = compiled(gradient, params, batch, *sampled, key)
+        self.step, seconds["step"] = compiled(step, work.state, batch)
+        self.temp_bytes = self.step.memory_analysis().temp_size_in_bytes
+        self.compile_seconds: dict[str, float] = seconds
+
+    def measure(self, work: Workload, step: int) -> dict[str, float]:
+        """Seconds of each program in one step, which advances work.state, and what its rollouts were like."""
+        batch, key, params = work.batch(step), step_key(work, step), work.state.params
+        seconds: dict[str, float] = {}
+        sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
+        if self.in_parts:
+            timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
+            timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        del params  # the step donates them
+        state, faults = work.state.replace(step=replicate(jnp.int32(step), work.mesh)), page_faults()
+        work.state, _ = timed(seconds, "step", self.step, state, batch)
+        own = {"page_faults": page_faults() - faults, "scored_share": capacity_share(self.parts, sampled[0])}
+        if self.in_parts:
+            seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
+            seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
+        self.lengths = np.asarray(sampled[0].lengths)
+        answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.policy.config.eos_id).sum(axis=1))
+        tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
+        return {
+            **seconds,
+            **own,
+            "trajectories_per_second": len(self.lengths) / seconds["step"],
+            "tokens_per_second": tokens / seconds["step"],
+            "mean_latents": float(self.lengths.mean()),
+            "longest_latents": float(self.lengths.max()),
+            "mean_answer_tokens": float(answers.mean()),
+        }
+
+
+def capacity_share(parts: Parts, trajectories: Trajectories) -> float:
+    """Slots of the smallest capacity of scoring that these trajectories fit in, over all their slots."""
+    policy, group = parts.policy, parts.group
+    choices = capacities(policy, group)
+    chosen = choices[int(smallest_capacity(policy, choices, trajectories, group))]
+    full = full_capacity(policy, group)
+    return (chosen.latents + chosen.answers) / (full.latents + full.answers)
+
+
+def compiled(function, *args) -> tuple[Any, float]:
+    """The program for these arguments, and the seconds that it took to make."""
+    start = time.perf_counter()
+    program = function.lower(*args).compile()
+    return program, time.perf_counter() - start
+
+
+def part_programs(parts: Parts, mesh):
+    """(rollout, surrogate, gradient), sharded as the train step is."""
+    rows, same = PartitionSpec(AXIS), PartitionSpec()
+
+    def sharded(function, ins, outs):
+        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False))
+
+    def loss(params, batch, trajectories, rewards, key):
+        return parts.objective(parts.policy, params, batch, trajectories, rewards, key)[0]
+
+    def rollout(params, batch, key):
+        return roll_out(parts.policy, params, batch, parts.reward, parts.group, key)
+
+    fixed = (same, rows, rows, rows, same)
+    return (
+        sharded(rollout, (same, rows, same), rows),
+        sharded(lambda *args: jax.lax.psum(loss(*args), AXIS), fixed, same),
+        sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXIS), fixed, same),
+    )
+
+
+def step_key(work: Workload, step: int):
+    """The key that the train step makes for itself."""
+    return replicate(noise.stream_key(work.state.key, "rl", step), work.mesh)
+
+
+def timed(seconds: dict[str, float], name: str, function, *args):
+    """The function's result, once it is ready; its seconds go into `seconds[name]`."""
+    start = time.perf_counter()
+    out = jax.block_until_ready(function(*args))
+    seconds[name] = time.perf_counter() - start
+    return out

@@ -1,0 +1,121 @@
+"""The PyTorch witness as the benchmarks time it, on the work that our programs have."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.measure.ours import Ours
+from benchmarks.measure.workload import Parts, Workload
+from slpo_jax.errors import UserError
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.training.optimizer import OptimizerConfig
+
+
+class Torch:
+    """The PyTorch reference at one (K, G), on trajectories as long as ours.
+
+    Attributes:
+        lengths: tau of its next rollouts.
+    """
+
+    implementation = "torch"
+    compile_seconds: dict[str, float]
+
+    def __init__(self, witness, work: Workload, passes: int, group: int, micro_batches: int = 1):
+        """A `benchmarks.witness.step.Witness` may serve all candidates."""
+        self.witness, self.passes, self.group, self.micro_batches = witness, passes, group, micro_batches
+        self.objective = work.parts.at(passes, group).objective
+        self.lengths, self.compile_seconds = np.zeros(0), {}
+
+    def measure(self, work: Workload, step: int) -> dict[str, float]:
+        """Seconds of each part of one step."""
+        self.witness.objective, self.witness.group = self.objective, self.group
+        batch = work.batch(step)
+        prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
+        index_N = np.repeat(np.asarray(batch.index), self.group)
+        return self.witness.step(prompts, index_N, work.verify, self.lengths, self.micro_batches)
+
+
+def make_witness(work: Workload, compiled_torch: bool):
+    """The PyTorch reference with the workload's weights.
+
+    Raises:
+        UserError: there is no torch, or no compiler for it.
+    """
+    return witness_of(work.parts, work.state.params, work.optimizer_config, work.end_answers_at, compiled_torch)
+
+
+def witness_of(
+    parts: Parts, params: Any, optimizer_config: OptimizerConfig, end_answers_at: int, compiled_torch: bool = False
+):
+    """The PyTorch reference of these parts, a `benchmarks.witness.step.Witness`.
+
+    Args:
+        end_answers_at: the generated token, counted from 0, that is always eos.
+    Raises:
+        UserError: there is no torch, or no compiler for it.
+    """
+    try:
+        import torch  # no requirement of the benchmarks
+
+        from benchmarks.witness.model import CompileError
+        from benchmarks.witness.step import Witness
+    except ImportError as error:
+        raise UserError(f"--torch: {error}; pip install torch==2.13.0, or give --torch none") from error
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--torch: this torch has no GPU, but slpo_jax runs on one; install another or give --torch none"
+        )
+    try:
+        return Witness(
+            params,
+            parts.policy,
+            parts.objective,
+            parts.group,
+            optimizer_config,
+            compiled=compiled_torch,
+            dtype=getattr(torch, jnp.dtype(parts.policy.reasoner.config.dtype).name),
+            device=device,
+            end_answers_at=end_answers_at,
+        )
+    except CompileError as error:
+        raise UserError(f"--torch compiled: {error}; give another") from error
+
+
+def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int):
+    """The PyTorch reference in its fastest variant, and how it was found.
+
+    Args:
+        ours: whose (K, G) and trajectory lengths the trials have.
+        variant: "eager", "compiled", or "fastest" of the two and of prompt by prompt (gradient accumulation, which
+            keeps a CPU's memory small).
+        micro_batches: of eager and compiled steps.
+    Returns:
+        its `Witness`, its micro-batches, and by variant the seconds of a second step, or why there are none.
+    Raises:
+        UserError: there is no torch.
+    """
+    variants = {"eager": (False, micro_batches), "prompt by prompt": (False, work.facts["prompts"]),
+                "compiled": (True, micro_batches)}  # fmt: skip
+    if variant != "fastest":
+        is_compiled, parts = variants[variant]
+        return make_witness(work, is_compiled), parts, {}
+    if not len(ours.lengths):
+        ours.measure(work, 0)
+    tried: dict[str, Any] = {}
+    found = {}
+    for name, (is_compiled, parts) in variants.items():
+        try:
+            witness = make_witness(work, is_compiled)
+            candidate = Torch(witness, work, ours.passes, ours.group, parts)
+            candidate.lengths = ours.lengths
+            _, tried[name] = (candidate.measure(work, 0)["step"] for _ in range(2))
+            found[name] = witness, parts
+        except Exception as error:  # torch.compile fails in its own ways
+            if not is_compiled:
+                raise
+            tried[name] = str(error).partition("\n")[0][:200]
+    return *found[min(found, key=lambda name: tried[name])], tried

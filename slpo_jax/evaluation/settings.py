@@ -1,0 +1,39 @@
+"""The section `config.evaluate`."""
+
+import dataclasses
+
+from slpo_jax.checked import check_fields, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """What is evaluated, and how.
+
+    Attributes:
+        datasets: names under config.data.eval; None is all.
+        limit: problems a set; 0 is all.
+        batch_size: rollouts at a time; no figure depends on it.
+        prompt_multiple: problems whose prompts fit the same multiple of this (or config.prompt_slots) share batches;
+            each is compiled.
+        samples: k of Pass@k, rollouts under noise for each problem and seed; 0 is Acc alone.
+        seeds: of Pass@k, for its standard error.
+        max_answer_tokens: A; None is config.max_answer_tokens.
+        thresholds: of the gate, swept on the validation split.
+        save_latents: also write eval/ROW/NAME.latents.npz.
+        rows_from: workdir of another run, whose rows the report also has: those that this run has none of its own of.
+            They must have been evaluated on the same problems, with as many samples and answer tokens.
+    """
+
+    datasets: tuple[str, ...] | None = None
+    limit: int = setting(0, least=0, note="0 is all problems")
+    batch_size: int = setting(512, least=1)
+    prompt_multiple: int = setting(32, least=1)
+    samples: int = setting(16, least=0, note="0 is Acc alone")
+    seeds: int = setting(3, least=1)
+    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens")
+    thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
+    save_latents: bool = False
+    rows_from: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

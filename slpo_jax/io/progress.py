@@ -1,0 +1,77 @@
+"""How far a long piece of work is: a bar on a terminal, lines in a log file."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from tqdm import tqdm
+
+_SECONDS = 60.0  # between lines where there is no terminal
+
+
+class Progress:
+    """Steps done out of a total, on standard error.
+
+    On a terminal it is a bar. Elsewhere it is a plain line at most once a minute, and one at the end, so that a log
+    file can be read.
+
+    Args:
+        label: what is being done.
+        total: steps in all.
+        done: steps done before.
+        unit: what a step is.
+        keep: False for what is one of many: its bar goes when it is done, and its last line is left out if it had no
+            other.
+        file: where to write; None is standard error.
+        clock: seconds, for the time between lines.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        unit: str = "step",
+        keep: bool = True,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.done = done
+        self._label, self._total, self._unit, self._keep = label, total, unit, keep
+        self._file, self._clock = file or sys.stderr, clock
+        self._facts: Mapping[str, str] = {}
+        self._bar: tqdm | None = None
+        if self._file.isatty():
+            self._bar = tqdm(
+                total=total, initial=done, desc=label, unit=unit, leave=keep, mininterval=1.0, dynamic_ncols=True,
+                file=self._file,
+            )  # fmt: skip
+        self._began, self._last = (clock(), done), clock()
+        self._shown = False
+
+    def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
+        """Say that so many steps are done in all, and what else is known now: texts by name."""
+        self._facts = self._facts if facts is None else facts
+        if self._bar is not None:
+            if facts is not None:
+                self._bar.set_postfix(facts, refresh=False)
+            self._bar.update(done - self.done)
+        self.done = done
+        if self._bar is None and self._clock() - self._last >= _SECONDS:
+            self._write()
+
+    def close(self) -> None:
+        """The work is done, or given up."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self._keep or self._shown:
+            self._write()
+
+    def _write(self) -> None:
+        """One line: how many of how many, how fast on the whole, and the facts."""
+        self._last, self._shown = self._clock(), True
+        seconds, steps = self._last - self._began[0], self.done - self._began[1]
+        rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
+        facts = "".join(f", {name} {value}" for name, value in self._facts.items())
+        print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)

@@ -1,0 +1,45 @@
+"""The section `config.model`: the shapes of a model from random weights, and how a model is run."""
+
+import dataclasses
+from typing import Literal
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.models.dropout import Site
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shapes, for both backbones; where `config.init` names a checkpoint, they are the checkpoint's.
+
+    Attributes:
+        n_layer: blocks.
+        n_head: heads of queries.
+        n_embd: D, the width of hidden states and latents.
+        n_positions: positions of a sequence: prompt, latents and answer.
+        n_inner: width of the feed-forward layer; 0 is 4 * n_embd.
+        n_kv_head: Llama's heads of keys and values; 0 is n_head.
+        rope_theta: base of Llama's rotary frequencies.
+        tied: the head is the token embedding.
+        projector: width of CODI's projector; 0 is n_embd.
+        dropout_sites: where in a block dropout is; None is attention and mlp for GPT-2, mlp for Llama.
+        dtype: of activations; bfloat16 on accelerators.
+        remat: recompute activations in the backward pass.
+        scan_layers: compile one block for all layers.
+    """
+
+    n_layer: int = setting(12, least=1)
+    n_head: int = setting(12, least=1)
+    n_embd: int = setting(768, least=1)
+    n_positions: int = setting(1024, least=1)
+    n_inner: int = setting(0, least=0, note="0 is 4 * n_embd")
+    n_kv_head: int = setting(0, least=0, note="0 is n_head")
+    rope_theta: float = setting(10_000.0, above=0)
+    tied: bool = True
+    projector: int = setting(0, least=0, note="0 is n_embd")
+    dropout_sites: tuple[Site, ...] | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)

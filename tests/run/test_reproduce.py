@@ -1,0 +1,166 @@
+"""Grids of runs: what is run, in which order and only once, and their comparison."""
+
+import json
+import runpy
+import shutil
+
+import pytest
+import reproduce
+import small_run
+from grids import GRIDS, Grid, Run
+from ml_collections import ConfigDict
+
+# The same stage from the same start: its programs are compiled by then.
+AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
+
+
+def tiny_grid(folder, **changes):
+    runs = (Run("main"), Run("again", AGAIN, after="main"), Run("other", {}, seeds=(5,)))
+    return Grid(
+        **{"config": str(folder / "small.py"), "runs": runs, "seeds": (0,), "metrics": ("acc", "pass@1")} | changes
+    )
+
+
+def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
+    grid = tiny_grid(tmp_path, seeds=(0, 1))
+    jobs = reproduce.plan(grid, tmp_path, [], [], None)
+    assert [(job.label, job.seed) for job in jobs] == [
+        ("main", 0),
+        ("main", 1),
+        ("again", 0),
+        ("again", 1),
+        ("other", 5),
+    ]
+    assert [(job.label, job.seed) for job in reproduce.plan(grid, tmp_path, [7], ["again"], None)] == [
+        ("main", 7),
+        ("again", 7),
+    ]
+    job = reproduce.plan(grid, tmp_path, [], ["again"], 4)[-1]
+    assert {
+        f"--config={tmp_path}/small.py",
+        f"--workdir={tmp_path}/again/seed_1",
+        "--config.seed=1",
+        "--config.evaluate.limit=4",
+        "--config.stages=('rl', 'evaluate')",
+        f"--config.init={tmp_path}/main/seed_1/checkpoints/cold_start",
+        f"--config.evaluate.rows_from={tmp_path}/main/seed_1",
+    } <= set(job.arguments)
+
+
+@pytest.mark.parametrize("name", sorted(GRIDS))
+def test_every_grid_sets_keys_that_its_config_has(name):
+    grid = GRIDS[name]
+    labels = [run.label for run in grid.runs]
+    assert len(set(labels)) == len(labels)
+    for place, run in enumerate(grid.runs):
+        assert not run.after or run.after in labels[:place]
+        path, _, argument = grid.config.partition(":")
+        config: ConfigDict = runpy.run_path(str(reproduce.ROOT / path))["get_config"](*filter(None, [argument]))
+        before = config.copy_and_resolve_references()
+        config.update_from_flattened_dict({key: run.overrides[key] for key in run.overrides})
+        assert (config != before) == bool(run.overrides)
+
+
+def test_ablations_are_factors_of_the_configs_own_values():
+    config = runpy.run_path(str(reproduce.ROOT / GRIDS["ablations"].config))["get_config"]()
+    runs = {run.label: run.overrides for run in GRIDS["ablations"].runs}
+    rate = "rl.optimizer.learning_rate"
+    for label, factor in (("lr_third", 1 / 3), ("lr_x_3", 3), ("lr_x_10", 10)):
+        assert runs[label][rate] == pytest.approx(factor * config.rl.optimizer.learning_rate)
+    assert 4 * runs["batch_quarter"]["rl.batch_size"] == config.rl.batch_size
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the small config as the grid "tiny", whose runs are forked; `commands` has those of each run."""
+    folder, commands = small_run.new_folder(tmp_path), []
+    monkeypatch.setitem(reproduce.GRIDS, "tiny", tiny_grid(folder))
+
+    def run(command, **_):
+        commands.append(command)
+        done = small_run.run(*command[3:], folder=folder)
+        return reproduce.subprocess.CompletedProcess(command, done.status)
+
+    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    return folder, commands
+
+
+def test_grid_is_run_once_and_compared(folder, capsys):
+    folder, commands = folder
+    # What is there already is not done again.
+    shutil.copytree(small_run.finished_run() / "work", folder / "out/main/seed_0")
+    flags = ["tiny", f"--workdir={folder / 'out'}", "--only=again"]
+    assert reproduce.main(flags) == 0, capsys.readouterr().err
+    assert len(commands) == 2
+    printed = capsys.readouterr().out
+    assert "[1/2] main, seed 0: " in printed
+    assert "[2/2] again, seed 0: " in printed
+
+    out = folder / "out"
+    found = json.loads((out / "comparison.json").read_text())
+    assert list(found) == ["main", "again"]
+    for label, figures in found.items():
+        report = json.loads((out / label / "seed_0" / "report.json").read_text())
+        assert figures["seeds"] == 1
+        assert figures["means"]["acc"]["value"] == report["average"]["slpo"]["acc"]
+        (entry,) = (
+            entry
+            for entry in report["differences"]
+            if (entry["a"], entry["b"], entry["set"], entry["metric"]) == ("slpo", "cold_start", "average", "pass@1")
+        )
+        assert figures["differences"]["pass@1"]["value"] == entry["difference"]
+    assert {"slpo", "cold_start", "imitate"} <= {path.name for path in (out / "again/seed_0/eval").iterdir()}
+    assert (
+        f"| again | 1 | {100 * found['again']['means']['acc']['value']:.2f} ± " in (out / "comparison.md").read_text()
+    )
+    assert (out / "comparison.png").stat().st_size > 5_000
+
+    assert reproduce.main(flags) == 0
+    assert len(commands) == 2
+    assert capsys.readouterr().out.count("finished before") == 2
+    first = reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], None)
+    assert [job.is_finished for job in first] == [True]
+    assert not reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
+
+
+def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_path):
+    def fails(command, stdout, **_):
+        stdout.write("a long story\nerror: config.seed: no\n")
+        return reproduce.subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(reproduce.subprocess, "run", fails)
+    assert reproduce.main(["tiny", f"--workdir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/main/seed_0: its run ended with status 2 (error: config.seed: no); ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "main/seed_0" / reproduce.DONE).exists()
+
+
+def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
+    grid = Grid("", (), metrics=("acc", "latent_steps"))
+    figure = {"value": 0.02, "low": 0.01, "high": 0.03}
+    figures = {
+        "seeds": 2,
+        "means": {"acc": figure},
+        "differences": {"acc": figure, "latent_steps": figure | {"low": -1}},
+    }
+    lines = reproduce.markdown(grid, {"one": figures, "two": figures}).splitlines()
+    assert lines.count("| one | 2 | 2.00 ± 1.00 |  |") == 1
+    assert lines.count("| two | 2 | **+2.00 [+1.00, +3.00]** | +0.02 [-1.00, +0.03] |") == 1
+    assert not any("minus" in line for line in reproduce.markdown(Grid("", (), minus=""), {}).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["luck"], "luck"),
+        (["ablations", "--only=luck"], "--only: no run luck; give some of main, "),
+        (["ablations", "--seeds=a"], "--seeds: a"),
+        (["ablations", "--limit=0"], "--limit: 0"),
+    ],
+)
+def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
+    assert reproduce.main(flags) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.startswith("error: "), error.count("\n")) == ("", True, 1)
+    assert fault in error

@@ -1,0 +1,184 @@
+"""Every key of the config refuses what no run could use, before any work, in one line that names it."""
+
+import dataclasses
+import math
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from ml_collections import ConfigDict
+
+from slpo_jax.config import Config, check, default_config
+from slpo_jax.errors import UserError
+
+HUGE = 2**70
+
+
+def _leaves(node: ConfigDict, key: str = "config"):
+    """(key, value) of every key that is no section with keys of its own."""
+    for name in node:
+        value = node.get_ref(name).get() if hasattr(node, "get_ref") else node[name]
+        if isinstance(value, ConfigDict) and len(value):
+            yield from _leaves(value, f"{key}.{name}")
+        else:
+            yield f"{key}.{name}", value
+
+
+def _hint(key: str) -> Any:
+    """The annotation of a key's field, found by walking the dataclasses from `Config`."""
+    cls: Any = Config
+    for name in key.split(".")[1:]:
+        assert name in {field.name for field in dataclasses.fields(cls)}, f"{key} is in no dataclass"
+        cls = get_type_hints(cls)[name]
+    return cls
+
+
+def _bad_values(hint: Any) -> list[Any]:
+    """Values that a field with this annotation has to refuse, whatever its range."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        refused = [_bad_values(part) for part in parts if part is not type(None)]
+        return [value for values in refused for value in values if value is not None]
+    if kind is Literal:
+        return ["", parts[0] + "x", None, 1]
+    if kind is tuple:
+        return ["x", None, 1, *((value,) for value in _bad_values(parts[0]) if value is not None)]
+    if kind is dict:
+        return [{"name": 1}, {"a/b": "file"}, {"": "file"}]
+    if hint is int:
+        return [-1, -HUGE, HUGE, math.nan, 0.5, True, "1", None]
+    if hint is float:
+        return [math.nan, math.inf, -math.inf, -1.0, 10**400, True, "1", None]
+    return {bool: [0, 1, None, "True"], str: [1, None, True]}[hint]
+
+
+KEYS = [key for key, _ in _leaves(default_config()) if not key.startswith("config.slpo.")]
+
+
+def _with(key: str, value: Any) -> ConfigDict:
+    """The default config with a value that no type check has seen."""
+    tree = default_config().to_dict()
+    *path, name = key.split(".")[1:]
+    node = tree
+    for part in path:
+        node = node[part]
+    node[name] = value
+    return ConfigDict(tree)
+
+
+def _set(config: ConfigDict, key: str, value: Any) -> None:
+    with config.unlocked():
+        config.update_from_flattened_dict({key: value})
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_has_a_range(key):
+    for value in _bad_values(_hint(key)):
+        with pytest.raises(UserError) as caught:
+            check(_with(key, value))
+        line = str(caught.value)
+        assert line.startswith(f"{key}: ")
+        assert "is not valid; " in line
+        assert len(line) < 300
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("config.model.n_head", 0, "a whole number, 1 or more"),
+        ("config.model.n_layer", 0, "a whole number, 1 or more"),
+        ("config.model.n_embd", 0, "1 or more"),
+        ("config.model.dropout_sites", ("atention",), "attention, mlp, embedding"),
+        ("config.model.dtype", "float16", "float32, bfloat16"),
+        ("config.prompt_slots", (), "at least one"),
+        ("config.prompt_slots", (0,), "1 or more"),
+        ("config.seed", 2**32, "from 0 to 4294967295"),
+        ("config.max_latents", 0, "1 or more"),
+        ("config.stages", ("imitate", "r"), "imitate, cold_start"),
+        ("config.lora_alpha", 0.0, "above 0"),
+        ("config.imitate.dropout", 1.5, "below 1"),
+        ("config.imitate.dropout", 1.0, "below 1"),
+        ("config.imitate.suffix_slots", (0,), "1 or more"),
+        ("config.imitate.batch_size", 0, "1 or more"),
+        ("config.imitate.lora.alpha", 0.0, "above 0"),
+        ("config.dropout.rate", 1.0, "below 1"),
+        ("config.dropout.where", "latent", "thought, latents, all"),
+        ("config.cold_start.patience", 0, "1 or more"),
+        ("config.cold_start.steps", 0, "1 or more"),
+        ("config.cold_start.optimizer.learning_rate", 0.0, "above 0"),
+        ("config.cold_start.optimizer.clip_norm", 0.0, "above 0"),
+        ("config.evaluate.seeds", 0, "1 or more"),
+        ("config.evaluate.thresholds", (7.0,), "from 0 to 1"),
+        ("config.evaluate.thresholds", (), "at least one"),
+        ("config.evaluate.max_answer_tokens", 0, "1 or more"),
+        ("config.data.synthetic.max_value", 5, "6 or more"),
+        ("config.data.synthetic.small_share", 1.5, "from 0 to 1"),
+        ("config.cpu_devices", 0, "from 1 to"),
+        ("config.log_every", 0, "1 or more"),
+    ],
+)
+def test_the_remedy_says_the_range(key, value, said):
+    with pytest.raises(UserError) as caught:
+        check(_with(key, value))
+    assert str(caught.value).startswith(f"{key}: ")
+    assert said in str(caught.value)
+
+
+TOGETHER = {
+    "min_latents": dict(min_latents=13),
+    "imitate.control": {"imitate.control": True, "imitate.lora.rank": 8},
+    "imitate.c_thought": {"imitate.c_thought": 5},
+    "gate.enabled": {"gate.enabled": False},
+    "cold_start.train_backbone": {"cold_start.train_backbone": True},
+    "cold_start.optimizer.warmup_steps": {"cold_start.optimizer.warmup_steps": 11, "cold_start.steps": 10},
+    "data.eval": {"data.eval": ConfigDict()},
+    "evaluate.datasets": {"evaluate.datasets": ("svamp",)},
+    "model.n_embd": {"model.n_head": 5},
+    "model.n_kv_head": {"reasoner": "coconut_llama", "model.n_kv_head": 5},
+}
+
+
+def _good_config() -> ConfigDict:
+    config = default_config()
+    config.data.eval.made = "synthetic:test"
+    return config
+
+
+@pytest.mark.parametrize("key", TOGETHER)
+def test_what_spans_several_keys(key):
+    config = _good_config()
+    check(config)
+    for name, value in TOGETHER[key].items():
+        _set(config, name, value)
+    with pytest.raises(UserError) as caught:
+        check(config)
+    assert str(caught.value).startswith(f"config.{key}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_have_pairs_to_rotate():
+    config = _good_config()
+    config.reasoner = "codi_llama"
+    config.model.update(n_embd=30, n_head=10)
+    with pytest.raises(UserError, match=r"^config\.model\.n_embd: heads of 3 "):
+        check(config)
+    config.init = "somewhere"  # whose shapes are its own
+    check(config)
+
+
+def test_a_stage_that_is_not_run_may_have_any_length():
+    config = _good_config()
+    config.stages = ("imitate",)
+    config.cold_start.update(steps=10)
+    config.cold_start.optimizer.warmup_steps = 11
+    check(config)
+
+
+@pytest.mark.parametrize("key", ["", "data.", "model.", "imitate.lora.", "cold_start.optimizer."])
+def test_unknown_keys_are_errors(key):
+    config = default_config()
+    for part in key.split(".")[:-1]:
+        config = config[part]
+    with pytest.raises((AttributeError, KeyError), match="nosuch"):
+        config.nosuch = 1
