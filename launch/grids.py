@@ -12,7 +12,8 @@ class Run:
     Attributes:
         label: of its folder and its line in the comparison.
         overrides: value by config key; "{after}" in one stands for the workdir of `after` with the same seed.
-        after: the label of a run that comes first and lends the rows of its evaluation that this one lacks; "": none.
+        after: the label of a run that comes first, whose report's rows this one takes where it has none of its own
+            (`config.evaluate.rows_from`); "": none.
         seeds: instead of the grid's.
     """
 
@@ -29,14 +30,14 @@ class Grid:
     Attributes:
         config: a config file, as --config of slpo_jax.main takes it; relative to the checkout.
         runs: no two with one label; those named in `after` before those that name them.
-        row: of the report, compared between the runs.
-        minus: the row that `row` is set beside within each run; "": `row` stands alone.
+        rows: of the report, compared between the runs.
+        minus: a baseline of theirs, which they are set beside within each run; "": they stand alone.
         metrics: of the report.
     """
 
     config: str
     runs: tuple[Run, ...]
-    row: str = "slpo"
+    rows: tuple[str, ...] = ("slpo",)
     minus: str = "cold_start"
     seeds: tuple[int, ...] = (0, 1, 2)
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
@@ -46,8 +47,8 @@ _LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent"
 
 
 def _slpo_alone(label: str, overrides: Mapping[str, Any]) -> Run:
-    """SLPO from the cold start of "main", evaluated under one dropout seed."""
-    start = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start", "evaluate.seeds": 1}
+    """SLPO from the cold start of "main"."""
+    start = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
     return Run(label, start | dict(overrides), after="main")
 
 
@@ -76,11 +77,7 @@ GRIDS = {
         (
             Run("main"),
             *(_slpo_alone(label, overrides) for label, overrides in _ABLATIONS.items()),
-            Run(
-                "no_imitation_dropout",
-                {"imitate.dropout": 0.0, "imitate.control": False, "evaluate.seeds": 1},
-                after="main",
-            ),
+            Run("no_imitation_dropout", {"imitate.dropout": 0.0, "imitate.control": False}, after="main"),
         ),
     ),
 }

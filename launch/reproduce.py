@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.evaluation.report import compare_runs, write_report
+from slpo_jax.evaluation.report import compare_runs
 from slpo_jax.io.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,20 +34,18 @@ class Job:
     """One run with one seed.
 
     Attributes:
-        lender: the workdir of the run that it comes after, or None.
         arguments: of slpo_jax.main.
     """
 
     label: str
     seed: int
     workdir: Path
-    lender: Path | None
     arguments: tuple[str, ...]
 
     @property
     def is_finished(self) -> bool:
         """Whether it ran to its end with these arguments."""
-        return read_json(self.workdir / DONE).get("arguments") == list(self.arguments)
+        return read_json(self.workdir / DONE, default={}).get("arguments") == list(self.arguments)
 
 
 def plan(grid: Grid, root: Path, seeds: Sequence[int], only: Sequence[str], limit: int | None) -> list[Job]:
@@ -79,13 +77,15 @@ def plan(grid: Grid, root: Path, seeds: Sequence[int], only: Sequence[str], limi
 def _job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> Job:
     workdir, lender = (root / label / f"seed_{seed}" for label in (run.label, run.after))
     overrides = {"seed": seed, **({} if limit is None else {"evaluate.limit": limit}), **run.overrides}
+    if run.after:
+        overrides["evaluate.rows_from"] = lender
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
     arguments = (f"--config={ROOT / grid.config}", f"--workdir={workdir}", *values)
-    return Job(run.label, seed, workdir, lender if run.after else None, arguments)
+    return Job(run.label, seed, workdir, arguments)
 
 
 def run_job(job: Job) -> None:
-    """The main command, its output in the workdir's `run.log`, and the rows that the run borrows.
+    """The main command, its output in the workdir's `run.log`.
 
     Raises:
         UserError: the command failed.
@@ -99,18 +99,7 @@ def run_job(job: Job) -> None:
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
         raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
-    if job.lender:
-        _borrow_rows(job.workdir, job.lender)
     write_text(job.workdir / DONE, json.dumps({"arguments": job.arguments}, indent=1) + "\n")
-
-
-def _borrow_rows(workdir: Path, lender: Path) -> None:
-    """Rows of the lender's evaluation that the workdir's lacks, as links."""
-    for row in sorted((lender / "eval").iterdir()):
-        link = workdir / "eval" / row.name
-        if not link.exists():
-            link.symlink_to(row, target_is_directory=True)
-    write_report(workdir)
 
 
 def run_all(jobs: Sequence[Job]) -> None:
@@ -130,8 +119,9 @@ def compare(grid: Grid, root: Path) -> dict[str, Any]:
     """Figures of every label with a finished run, over its seeds; writes the labels' own reports.
 
     Returns:
-        label -> {"seeds": how many, "means" and "differences": metric -> {"value", "low", "high"}}, of the mean of the
-        sets: `grid.row` with one standard error on each side, and `grid.row` minus `grid.minus` with its interval.
+        line -> {"seeds": how many, "means" and "differences": metric -> {"value", "low", "high"}}, of the mean of the
+        sets: a row with one standard error on each side, and the row minus `grid.minus` with its interval. There is a
+        line for each label and row.
     """
     found: dict[str, Any] = {}
     for run in grid.runs:
@@ -139,23 +129,25 @@ def compare(grid: Grid, root: Path) -> dict[str, Any]:
         if not folders:
             continue
         report = compare_runs(folders, root / run.label)
-        found[run.label] = {
-            "seeds": len(folders),
-            "means": _means(report, grid),
-            "differences": _differences(report, grid),
-        }
+        for row in grid.rows:
+            line = run.label if len(grid.rows) == 1 else f"{run.label}, {row}"
+            found[line] = {
+                "seeds": len(folders),
+                "means": _means(report, row, grid),
+                "differences": _differences(report, row, grid),
+            }
     return found
 
 
-def _means(report: dict[str, Any], grid: Grid) -> dict[str, dict[str, float]]:
+def _means(report: dict[str, Any], name: str, grid: Grid) -> dict[str, dict[str, float]]:
     """Of the mean of the sets, or of the only one."""
-    row = report[AVERAGE].get(grid.row) or next(iter(report["eval"].get(grid.row, {}).values()), {})
+    row = report[AVERAGE].get(name) or next(iter(report["eval"].get(name, {}).values()), {})
     known = {metric: (row[metric], row.get(f"{metric}_se") or 0.0) for metric in grid.metrics if metric in row}
     return {metric: {"value": x, "low": x - se, "high": x + se} for metric, (x, se) in known.items()}
 
 
-def _differences(report: dict[str, Any], grid: Grid) -> dict[str, dict[str, float]]:
-    entries = [entry for entry in report["differences"] if (entry["a"], entry["b"]) == (grid.row, grid.minus)]
+def _differences(report: dict[str, Any], name: str, grid: Grid) -> dict[str, dict[str, float]]:
+    entries = [entry for entry in report["differences"] if (entry["a"], entry["b"]) == (name, grid.minus)]
     # The mean of the sets comes after them; where there is one set alone, its entry stands.
     last = {entry["metric"]: entry for entry in entries}
     return {
@@ -166,11 +158,12 @@ def _differences(report: dict[str, Any], grid: Grid) -> dict[str, dict[str, floa
 
 
 def markdown(grid: Grid, found: dict[str, Any]) -> str:
-    """The tables: `grid.row` itself, and its differences."""
+    """The tables: the rows themselves, and their differences."""
     head = ["run", "seeds", *grid.metrics]
-    about = {"means": f"{grid.row}, mean of the sets; ± one standard error"}
+    rows = ", ".join(grid.rows)
+    about = {"means": f"{rows}, mean of the sets; ± one standard error"}
     if grid.minus:
-        about["differences"] = f"{grid.row} minus {grid.minus}, mean of the sets; 95 % intervals, bold without 0"
+        about["differences"] = f"{rows} minus {grid.minus}, mean of the sets; 95 % intervals, bold without 0"
     lines = ["Percent or percentage points; latent_steps: latents."]
     for kind, title in about.items():
         lines += ["", f"{title}:", "", f"| {' | '.join(head)} |", f"| --- | {' | '.join(['---:'] * len(head[1:]))} |"]
@@ -195,7 +188,7 @@ def _cell(kind: str, metric: str, figure: dict[str, float] | None) -> str:
 
 
 def draw(grid: Grid, found: dict[str, Any], path: Path) -> None:
-    """A panel a metric, a line a label: value and interval of the differences, or of the means where there are none."""
+    """A panel a metric, with a line for each of the tables': differences with their intervals, or else means."""
     kind = "differences" if grid.minus else "means"
     figure = Figure(figsize=(2.6 * len(grid.metrics) + 2, 0.3 * len(found) + 1.3), dpi=130, layout="constrained")
     for axis, metric in zip(figure.subplots(1, len(grid.metrics), squeeze=False)[0], grid.metrics, strict=True):
@@ -208,7 +201,8 @@ def draw(grid: Grid, found: dict[str, Any], path: Path) -> None:
         axis.set(title=metric, ylim=(len(found) - 0.5, -0.5))
         axis.set_yticks(range(len(found)), list(found) if metric == grid.metrics[0] else [])
         axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(f"{grid.row} minus {grid.minus}, percentage points" if grid.minus else f"{grid.row}, percent")
+    rows = ", ".join(grid.rows)
+    figure.supxlabel(f"{rows} minus {grid.minus}, percentage points" if grid.minus else f"{rows}, percent")
     FigureCanvasAgg(figure).print_png(path)
 
 

@@ -49,7 +49,7 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
 
 def _kind(stage: StageFolder) -> str:
     """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
-    return read_json(stage.facts, "mend the file").get("stage", stage.name)
+    return "rl" if read_json(stage.facts, "mend the file").get("stage") == "rl" else stage.name
 
 
 def _training(stage: StageFolder) -> str:
@@ -59,7 +59,7 @@ def _training(stage: StageFolder) -> str:
         if not (made.facts.is_file() and made.is_finished):
             continue
         facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
-        section = facts.get(kind) or facts[made.name.removesuffix("_control")]
+        section = facts[kind.removesuffix("_control")]
         own = facts.get("objective", {}).get(made.name, {})
         rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
         title = _TITLES[kind] + (f" with the objective `{made.name}`" if kind == "rl" else "")

@@ -186,20 +186,11 @@ def think(
 
 
 def decode_answers(
-    reasoner: Reasoner,
-    params,
-    prefix: KVCache,
-    cache: KVCache,
-    first_slot,
-    before_N,
-    keys_N,
-    config: RolloutConfig,
-    real_N=None,
+    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None
 ) -> jax.Array:
     """Generate answers after the end marker.
 
     Args:
-        params: the reasoner's.
         prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
@@ -207,6 +198,7 @@ def decode_answers(
     Returns:
         int32 [N, A]: tokens up to and including eos, then pad.
     """
+    reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
     rows = before_N.shape[0]
 
     def body(state):
@@ -263,11 +255,10 @@ def sample(
     Returns:
         `Trajectories` of N rows.
     """
-    config = policy.config
     thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(
-        policy.reasoner, params["reasoner"], prefix, thought.cache, config.max_latents, before_N, keys_N, config, real_N
+        policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N
     )
     return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N)
 

@@ -66,5 +66,5 @@ def decode_candidates(
         dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )
     keys = jnp.repeat(keys_N, candidates)
-    tokens = decode_answers(policy.reasoner, params["reasoner"], shared, cache, 1, before, keys, config)
+    tokens = decode_answers(policy, params, shared, cache, 1, before, keys)
     return thought.actions, tokens.reshape(rows, candidates, config.answer_slots)

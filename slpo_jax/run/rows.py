@@ -8,8 +8,8 @@ from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.training.objectives import OBJECTIVES
 
-_LABELS = {"slpo": "SLPO"}
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
 
 
@@ -47,7 +47,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     objectives = _objectives(experiment, planned)
     for place, name in enumerate(objectives):
         baselines = (*objectives[:place], "cold_start", "imitate_control", BEST_FIXED)
-        label = _LABELS.get(name, name.replace("_", " "))
+        label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         found.append(Row(name, label, _FIRST_OBJECTIVE + place, stage=name, baselines=baselines, **by_gate))
     if not found and not config.init:
         raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")

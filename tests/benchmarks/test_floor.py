@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_step import PROMPTS, TINY
+from tiny import policy_of
 
 from benchmarks import floor
 from benchmarks.measure import rates
@@ -17,15 +18,17 @@ from benchmarks.measure.counts import (
     backward,
     position_counts,
     rollout_flops,
-    sizes,
+    sizes_of,
     total,
 )
 from benchmarks.measure.workload import load_config
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut, codi
-from slpo_jax.policy.rollout import Prompts, RolloutConfig, Trajectories
-from slpo_jax.policy.score import score
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import pass_keys, score
 
 # A GPT-2 of one layer, D = 4, V = 10: kernels 4x12, 4x4, 4x16, 16x4.
 SMALL = Sizes(layers=1, width=4, vocabulary=10, heads_width=4, keys_width=4, blocks=192, transition=0, gate=4,
@@ -54,7 +57,7 @@ def test_counts_of_a_tiny_step_by_hand():
         "latent steps": Counts(4, 4 * keys, transitions=4, gates=4, passes=2, keys=4 * keys),
         "answer steps": Counts(4, 4 * keys, logits=4, passes=2, heads=2, keys=4 * keys),
         "score prompts": Counts(2 * 4, 2 * 16, transitions=2, passes=1),
-        # Both rollouts' places side by side: 2 * (3 + 2), each of which reads 4 + 10 keys.
+        # Both rollouts' slots side by side: 2 * (3 + 2), each of which reads 4 + 10 keys.
         "score trajectories": Counts(2 * 10, 2 * 10 * 14, transitions=2 * 6, gates=2 * 3, passes=1, keys=8),
         "score logits": Counts(logits=2 * 2 * 2, heads=1),
     }
@@ -95,17 +98,17 @@ def test_flops_of_rollouts_alone():
         assert flops == copies * (2 * 192 * 3 + 16 * 6) + thinking + answering
 
 
-def test_scored_slots_are_those_of_the_smallest_room_that_fits():
+def test_scored_slots_are_those_of_the_smallest_capacity_that_fits():
     """Of 6 latent and 4 answer slots of a prompt 3 and 3 are used."""
-    for rooms, places in (
+    for capacities, packed in (
         (((0.5, 0.75), (1.0, 1.0)), (3, 3)),
         (((0.5, 0.5), (1.0, 1.0)), (6, 4)),
         (((0.3, 0.75), (0.6, 0.8), (1.0, 1.0)), (4, 4)),
     ):
-        layout = Layout(4, 3, 2, group=2, passes=1, rooms=rooms)
+        layout = Layout(4, 3, 2, group=2, passes=1, capacities=capacities)
         slots = position_counts(LENGTHS, ANSWERS, LENGTH_OF_PROMPT, layout)["slots"]
-        assert slots["score trajectories"].positions == sum(places)
-        assert slots["score logits"].logits == places[1]
+        assert slots["score trajectories"].positions == sum(packed)
+        assert slots["score logits"].logits == packed[1]
 
 
 def test_prompts_without_noise_are_encoded_once():
@@ -144,8 +147,8 @@ def test_sizes_of_a_model():
     tree = params(coconut(config))
     trained = 4 * sum(x.size for x in jax.tree.leaves(tree))
     expected = SMALL.__dict__ | {"itemsize": 2, "trained": trained}
-    assert sizes(config, tree, state).__dict__ == expected
-    assert sizes(config, params(codi(config, hidden=6))).transition == 4 * 6 + 6 * 4
+    assert sizes_of(config, tree, state).__dict__ == expected
+    assert sizes_of(config, params(codi(config, hidden=6))).transition == 4 * 6 + 6 * 4
 
 
 def test_xla_counts_a_product_as_we_do():
@@ -159,19 +162,21 @@ def test_xla_counts_a_scoring_pass_as_we_do():
     config = GPT2Config(vocab_size=300, n_positions=64, n_embd=128, n_layer=4, n_head=4)
     reasoner, rows = coconut(config), 4
     layout = Layout(prompt_slots=8, latent_slots=5, answer_slots=4, group=2, passes=1)
-    rollout = RolloutConfig(5, 4, end_id=7, eos_id=8, pad_id=9, dropout_rate=0.0)
+    policy = policy_of(RolloutConfig(5, 4, end_id=7, eos_id=8, pad_id=9, dropout_rate=0.0), reasoner)
     params = jax.eval_shape(reasoner.init, jax.random.key(0))
     prompts = Prompts(jnp.zeros((2, 8), jnp.int32), jnp.ones((2, 8), bool))
-    sampled = Trajectories(jnp.zeros((rows, 5, 128)), jnp.full(rows, 5), jnp.zeros((rows, 4), jnp.int32))
+    tokens, keys = jnp.zeros((rows, 4), jnp.int32), jax.random.split(jax.random.key(0), rows)
+    sampled = Trajectories(jnp.zeros((rows, 5, 128)), jnp.full(rows, 5), tokens, keys)
+    noise = jax.tree.map(lambda x: x[0], pass_keys(jax.random.key(0), jnp.arange(2), 2, 1))
 
     def forward(params):
-        scores = score(reasoner, params, prompts, jnp.arange(2), sampled, jax.random.key(0), 1, rollout)
-        return scores.latents, scores.answer_log_prob
+        scores = score(policy, {"reasoner": params}, prompts, sampled, noise)
+        return scores.actions, scores.answer_log_prob
 
     found = jax.jit(forward).lower(params).compile().cost_analysis()["flops"]
     counts = position_counts([5] * rows, [4] * rows, [8, 8], layout)["slots"]
     gate = {"kernel": jnp.zeros((0, 1))}
-    ours = sizes(config, {"reasoner": params, "gate": gate}).flops(
+    ours = sizes_of(config, {"reasoner": params, "gate": gate}).flops(
         total(counts, ("score prompts", "score trajectories", "score logits"))
     )
     assert 0.9 < found / ours < 1.15

@@ -32,7 +32,7 @@ TINY = Shapes(
         "data.synthetic.train_size": 50,
         "data.synthetic.valid_size": 10,
         "data.synthetic.test_size": 10,
-        "slpo.optimizer.warmup_steps": 0,
+        "rl.optimizer.warmup_steps": 0,
     },
     prompts=PROMPTS,
     answer_tokens=ANSWER,
@@ -66,7 +66,7 @@ def test_parts_are_the_train_steps_own_work(workload):
     assert rewards.shape == (PROMPTS, 2)
     assert (rewards[:, 0] == 1).all()  # whatever the answers are
     answers = np.asarray(trajectories.tokens)
-    eos = workload.parts.rollout_config.eos_id
+    eos = workload.parts.policy.config.eos_id
     assert (np.argmax(answers == eos, axis=1) == ANSWER - 1).all()  # where eos is forced, and nowhere before
 
     loss = candidate.surrogate(params, batch, trajectories, rewards, key)
@@ -104,12 +104,13 @@ def test_figures_add_up(ours):
     assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
 
 
-@pytest.mark.parametrize(("lengths", "places"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
-def test_scored_slots_are_those_of_the_smallest_room(workload, lengths, places):
+@pytest.mark.parametrize(("lengths", "packed"), [([4, 1, 2, 3], 5), ([1, 1, 4, 2], 8)])
+def test_scored_slots_are_those_of_the_smallest_capacity(workload, lengths, packed):
     """Of 2 prompts' 2 rollouts; the answers fill their slots."""
-    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int))
-    share = own.room_share(own.with_sizes(workload.parts, 1, 2), trajectories)
-    np.testing.assert_allclose(share, (places + 10) / 18)
+    keys = jax.random.split(jax.random.key(0), 4)
+    trajectories = Trajectories(jnp.zeros((4, 4, 1)), jnp.array(lengths), jnp.zeros((4, 5), int), keys)
+    share = own.capacity_share(workload.parts.at(1, 2), trajectories)
+    np.testing.assert_allclose(share, (packed + 10) / 18)
 
 
 def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
@@ -125,7 +126,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
     torch.measure(workload, 0)
     sampled = torch.witness.sampled
     assert sampled.lengths.tolist() == torch.lengths.tolist()
-    eos = workload.parts.rollout_config.eos_id
+    eos = workload.parts.policy.config.eos_id
     assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 

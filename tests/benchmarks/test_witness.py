@@ -6,14 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from slpo_jax.policy.objective import ObjectiveConfig
-from tiny import CONFIG, EOS, GATE, PAD, REASONER, ROLLOUT, both_params, compiled, keys_of, random_prompts, real_tokens
+from tiny import (
+    CONFIG,
+    EOS,
+    PAD,
+    REASONER,
+    ROLLOUT,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+    run_rollout,
+)
 
 from benchmarks.measure.workload import ending_answers
-from slpo_jax.policy import objective as ours
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Trajectories, rollout
-from slpo_jax.training import slpo
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.surrogate import latent_log_likelihood
+from slpo_jax.training.objectives.objective import stop_log_likelihood
+from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig
 
 torch = pytest.importorskip("torch")
@@ -27,23 +40,15 @@ PROMPTS = (4, 7, 2)  # lengths; 9 slots
 GROUP, PASSES, STEPS = 3, 2, ROLLOUT.max_latents
 LENGTHS = np.array([5, 1, 3, 2, 4, 2, 1, 3, 4])  # tau, the longest of the last prompts below T
 ANSWERS = (6, 2, 1, 3, 5, 2, 4, 1, 3)  # eos included; the first row has no eos
-OBJECTIVE = ObjectiveConfig(epsilon=1e-2)
+OBJECTIVE = Slpo(passes=PASSES, epsilon=1e-2)
 CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0)
 NOISY = dataclasses.replace(ROLLOUT, dropout_rate=0.5)
 BIAS = -1.0  # of the gate: some rows of a clean rollout stop early and some at T
 
 
-def witness(config=CLEAN, advantage="rloo", objective=OBJECTIVE, optimizer="adafactor", **kwargs) -> Witness:
-    settings = slpo.SlpoConfig(GROUP, PASSES, advantage)
-    return Witness(
-        both_params(bias=BIAS),
-        CONFIG,
-        config,
-        objective,
-        settings,
-        OptimizerConfig(optimizer, learning_rate=1e-3),
-        **kwargs,
-    )
+def witness(config=CLEAN, objective=OBJECTIVE, optimizer="adafactor", policy=None, **kwargs) -> Witness:
+    learning = OptimizerConfig(optimizer, learning_rate=1e-3)
+    return Witness(both_params(bias=BIAS), policy or policy_of(config), objective, GROUP, learning, **kwargs)
 
 
 def prompts():
@@ -51,7 +56,7 @@ def prompts():
 
 
 def to_torch(trajectories: Trajectories):
-    latents, lengths, tokens = (np.array(x) for x in jax.tree.leaves(trajectories))
+    latents, lengths, tokens = (np.array(x) for x in (trajectories.actions, trajectories.lengths, trajectories.tokens))
     return torch_objective.Trajectories(
         torch.tensor(latents), torch.tensor(lengths, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
     )
@@ -66,7 +71,8 @@ def trajectories() -> Trajectories:
     tokens = rng.integers(0, EOS - 1, size=(len(LENGTHS), ROLLOUT.answer_slots))
     for row, length in zip(tokens[1:], ANSWERS[1:], strict=True):
         row[length - 1 :] = [EOS] + [PAD] * (len(row) - length)
-    return Trajectories(jnp.asarray(latents, jnp.float32), jnp.asarray(LENGTHS), jnp.asarray(tokens, jnp.int32))
+    keys = keys_of(len(LENGTHS))
+    return Trajectories(jnp.asarray(latents, jnp.float32), jnp.asarray(LENGTHS), jnp.asarray(tokens, jnp.int32), keys)
 
 
 REWARDS = np.array([[1, 0, 1], [0, 0, 1], [1, 0, 0]], np.float32)
@@ -78,10 +84,8 @@ def expected(trajectories):
     batch = PromptedBatch(prompts(), None, np.arange(len(PROMPTS)))
 
     def loss(params, advantage):
-        config = slpo.SlpoConfig(GROUP, PASSES, advantage)
-        parts = slpo.Slpo(REASONER, GATE, None, CLEAN, OBJECTIVE, config)
-        summed, _ = slpo.loss_of_trajectories(parts, params, batch, trajectories, REWARDS, jax.random.key(0))
-        return summed / len(PROMPTS)
+        objective = dataclasses.replace(OBJECTIVE, advantage=advantage)
+        return objective(policy_of(CLEAN), params, batch, trajectories, REWARDS, jax.random.key(0))[0] / len(PROMPTS)
 
     def both(params):
         value, gradient = jax.value_and_grad(loss)(params, "rloo")
@@ -93,7 +97,9 @@ def expected(trajectories):
 @pytest.mark.parametrize("advantage", ["rloo", "grpo"])
 def test_loss_is_ours(expected, trajectories, advantage):
     """Without noise, for thoughts and answers of several lengths and padded prompts."""
-    loss = witness(advantage=advantage).loss(prompts(), to_torch(trajectories), REWARDS)
+    loss = witness(objective=dataclasses.replace(OBJECTIVE, advantage=advantage)).loss(
+        prompts(), to_torch(trajectories), REWARDS
+    )
     np.testing.assert_allclose(loss.item(), expected[0][advantage], rtol=1e-5)
 
 
@@ -116,12 +122,13 @@ def test_gradient_is_ours(expected, trajectories):
 @pytest.mark.parametrize("changes", [{}, {"latent_reduction": "mean"}, {"detach_variance": True}], ids=str)
 def test_latent_term_is_ours(trajectories, changes):
     """Value and gradient with passes that differ: noise-free passes have no variance."""
-    z = np.random.default_rng(0).normal(size=(PASSES, *trajectories.latents.shape)).astype(np.float32)
+    z = np.random.default_rng(0).normal(size=(PASSES, *trajectories.actions.shape)).astype(np.float32)
     config = dataclasses.replace(OBJECTIVE, **changes)
 
     def term(z_KNTD):
-        likelihood = jax.vmap(ours.latent_log_likelihood, in_axes=(0, 1, 0, None))
-        return likelihood(trajectories.latents, z_KNTD, trajectories.lengths, config)[0]
+        settings = (config.epsilon, config.latent_reduction, config.detach_variance)
+        likelihood = jax.vmap(lambda h, z, length: latent_log_likelihood(h, z, length, *settings), in_axes=(0, 1, 0))
+        return likelihood(trajectories.actions, z_KNTD, trajectories.lengths)[0]
 
     tensors, given = to_torch(trajectories), torch.tensor(z, requires_grad=True)
     value_N = torch_objective.latent_log_likelihood(tensors.latents, given, tensors.lengths, config)
@@ -134,7 +141,7 @@ def test_latent_term_is_ours(trajectories, changes):
 def test_stop_term_is_ours(forced):
     logits = np.random.default_rng(0).normal(size=(STEPS, STEPS)).astype(np.float32)
     lengths = np.arange(1, STEPS + 1)
-    wanted = [ours.stop_log_likelihood(row, length, forced) for row, length in zip(logits, lengths, strict=True)]
+    wanted = [stop_log_likelihood(row, length, forced) for row, length in zip(logits, lengths, strict=True)]
     made = torch_objective.stop_log_likelihood(torch.tensor(logits), torch.tensor(lengths), STEPS, forced)
     np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-6)
 
@@ -144,14 +151,12 @@ def test_rollout_is_ours(stopping):
     config = dataclasses.replace(CLEAN, stopping=stopping)
     rows = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), prompts())
     rule = 0.5 if stopping == "threshold" else LENGTHS
-    wanted = compiled(rollout, REASONER, GATE, static=("config",))(
-        both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule
-    )
+    wanted = run_rollout(both_params(bias=BIAS), rows, keys_of(len(LENGTHS)), config=config, stop_rule=rule)
     made = witness().rollout(prompts(), GROUP, **({"rule": 0.5} if stopping == "threshold" else {"lengths_N": LENGTHS}))
     assert len(set(np.asarray(wanted.lengths))) > 1
     np.testing.assert_array_equal(made.lengths, wanted.lengths)
     np.testing.assert_array_equal(made.tokens, wanted.tokens)
-    np.testing.assert_allclose(made.latents, wanted.latents, atol=2e-5)
+    np.testing.assert_allclose(made.latents, wanted.actions, atol=2e-5)
 
 
 def test_bernoulli_stops_follow_the_gate():
@@ -234,7 +239,7 @@ def test_passk_is_its_rollouts(sort_by_length):
     tokens, lengths = made.passk(rows, 2, 4, rule, sort_by_length)
     assert tokens.shape == (len(PROMPTS), 2, ROLLOUT.answer_slots)
     for i, row in enumerate(rows):
-        alone = made.rollout(slpo.Prompts(row[None], np.ones((1, len(row)), bool)), 1, rule=rule)
+        alone = made.rollout(Prompts(row[None], np.ones((1, len(row)), bool)), 1, rule=rule)
         np.testing.assert_array_equal(tokens[i], alone.tokens.expand(2, -1))
         np.testing.assert_array_equal(lengths[i], alone.lengths.expand(2))
 
@@ -243,8 +248,7 @@ def test_answers_end_where_the_workload_ends_them():
     at, params = 2, both_params(bias=BIAS)
     config = dataclasses.replace(CLEAN, stopping="threshold")
     reasoner = ending_answers(REASONER, EOS, STEPS + at)
-    run = compiled(rollout, reasoner, GATE, static=("config",))
-    wanted = run(params, prompts(), keys_of(len(PROMPTS)), config=config, stop_rule=0.5).tokens
+    wanted = compiled(sample, policy_of(config, reasoner))(params, prompts(), keys_of(len(PROMPTS)), 0.5).tokens
     made = witness(end_answers_at=at).rollout(prompts(), 1, rule=0.5).tokens
     assert (made[:, at] == EOS).any()
     assert (made[:, at + 1 :] == PAD).all()
@@ -291,8 +295,16 @@ def test_no_compiler_is_one_clear_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "config", [dataclasses.replace(CLEAN, temperature=1.0), dataclasses.replace(CLEAN, dropout_where="all")], ids=str
+    "lacking",
+    [
+        {"config": dataclasses.replace(CLEAN, temperature=1.0)},
+        {"config": dataclasses.replace(CLEAN, dropout_where="all")},
+        {"objective": dataclasses.replace(OBJECTIVE, answer_passes="clean")},
+        {"objective": dataclasses.replace(OBJECTIVE, advantage="pkpo")},
+        {"policy": policy_of(CLEAN, thinker="additive", sigma=0.1)},
+    ],
+    ids=lambda lacking: next(iter(lacking)),
 )
-def test_what_is_missing_is_refused(config):
+def test_what_is_missing_is_refused(lacking):
     with pytest.raises(ValueError, match="torch reference"):
-        witness(config)
+        witness(**lacking)

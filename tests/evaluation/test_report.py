@@ -118,7 +118,7 @@ def test_the_report_opens_with_the_means(workdir, tmp_path):
 def test_settings_are_those_of_the_checkpoints(tmp_path):
     """What they were trained with, and not what the last command was given."""
     facts = json.loads(default_config().to_json_best_effort())
-    for row, section in (("imitate", "imitate"), ("slpo", "slpo")):
+    for row, section in (("imitate", "imitate"), ("slpo", "rl")):
         shared = {key: facts[key] for key in ("seed", "init", "max_latents", "dropout", "data")}
         write_eval(tmp_path, row, "alpha", [1, 0], settings=shared | {section: facts[section]})
     (tmp_path / "config.json").write_text(default_config().to_json_best_effort().replace("40000", "77777"))
@@ -128,12 +128,12 @@ def test_settings_are_those_of_the_checkpoints(tmp_path):
         "seed": 0, "init": "", "data.train": "", "data.valid": "", "max_latents": 12, "dropout.rate": 0.1
     }  # fmt: skip
     assert "Trained with `seed` = 0, " in text
-    assert "`slpo.steps` = 40000" in text
+    assert "`rl.steps` = 40000" in text
     assert "77777" not in text
     (imitated,) = [line for line in text.splitlines() if line.startswith("- `imitate`: ")]
     assert "`imitate.final_steps` = 10000" in imitated
     assert "`imitate.optimizer.learning_rate` = 0.0001" in imitated
-    assert "slpo" not in imitated
+    assert "rl." not in imitated
 
 
 def test_report_is_a_pure_function_of_the_workdir(workdir):
@@ -305,7 +305,7 @@ def test_every_row_of_many_looks_different(tmp_path):
 
 def test_compare_runs_by_hand(tmp_path):
     for run, count in (("a", 30), ("b", 26)):
-        write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count, settings={"seed": 1, "slpo": {"lr": count}})
+        write_eval(tmp_path / run, "slpo", "alpha", np.arange(40) < count, settings={"seed": 1, "rl": {"lr": count}})
         write_eval(tmp_path / run, "cold_start", "alpha", np.arange(40) < 20)
     write_eval(tmp_path / "a", "imitate", "alpha", [1] * 40)
     out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
@@ -323,7 +323,7 @@ def test_compare_runs_by_hand(tmp_path):
     assert "+25.0, +15.0" in text
     notes = " ".join(out["notes"])
     assert "imitate on alpha: left out" in notes
-    assert "settings differ in: slpo.lr." in notes
+    assert "settings differ in: rl.lr." in notes
     assert "share config.seed" in notes
 
 

@@ -153,13 +153,17 @@ def test_the_card_tells_what_was_trained_and_measured(tmp_path):
         assert f"{100 * row['acc']:.1f}" in line
     for words in ("44 steps of 8 problems", "7 steps of 4 problems", "6 steps of 4 problems", "train.jsonl"):
         assert words in card
+    for words in ("- imitation (", "- cold start of", "- reinforcement learning with the objective `slpo`: 6 steps"):
+        assert words in card
     assert str(tmp_path) not in card
     assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
     convert.export_checkpoint(work / "checkpoints" / "imitate", tmp_path / "imitate")
     described = json.loads((tmp_path / "imitate" / "reasoner.json").read_text())
     assert (described["gate"], described["gate_trained"]) == (0, False)
     assert "the stopping gate (random)" in (tmp_path / "imitate" / "README.md").read_text()
-    assert "SLPO" not in (tmp_path / "imitate" / "README.md").read_text().partition("## Measured")[0]
+    assert "reinforcement" not in (tmp_path / "imitate" / "README.md").read_text()
+    convert.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
+    assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
 
 
 def test_an_untrained_gate_is_not_evaluated_by(tmp_path):

@@ -48,15 +48,11 @@ class Run:
         config.update_from_flattened_dict(changes)
         return config
 
-    def train(self, stage, value, facts=None, **changes):
+    def train(self, stage, value, **changes):
         experiment = build(self.config(**changes), self.work)
         folder = experiment.workdir.stage(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
-        if facts:
-            folder.path.mkdir()
-            folder.facts.write_text(json.dumps(facts))
-        else:
-            claim(experiment, stage)
+        claim(experiment, stage)
         save_params(folder.path, _params(value))
         folder.finished.write_text("5\n")
         experiment.log.close()
@@ -107,7 +103,7 @@ def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
 
 def test_a_stage_that_was_trained_again_is_evaluated_anew(finished, monkeypatch):
     """With the same number of steps: nothing but the parameters tells."""
-    finished.train("slpo", 7, **{"slpo.optimizer.learning_rate": 0.5})
+    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.5})
     assert finished.evaluate(monkeypatch) == {"validation", "slpo on real", "slpo on made"}
     assert finished.latents_of("slpo") == finished.latents_of("slpo", "made") == {7}
     assert {json.loads(line)["latent_steps"] for line in finished.records("").read_text().splitlines()} == {7}
@@ -214,7 +210,7 @@ def test_settings_that_matter(finished, monkeypatch, change):
 def test_settings_that_change_speed_alone(finished, monkeypatch):
     change = {
         "evaluate.batch_size": 8, "evaluate.prompt_multiple": 10, "prompt_slots": (20, 25), "model.remat": True,
-        "evaluate.datasets": ("made", "real"), "slpo.steps": 77777, "slpo.group": 2, "log_every": 3,
+        "evaluate.datasets": ("made", "real"), "rl.steps": 77777, "rl.group": 2, "log_every": 3,
     }  # fmt: skip
     assert finished.evaluate(monkeypatch, **change) == set()
 
@@ -228,12 +224,12 @@ def test_another_choice_of_thresholds(finished, monkeypatch):
 
 def test_the_report_says_what_was_trained(finished, monkeypatch):
     """Whatever the last command was given, and not what is not of this checkpoint any more."""
-    finished.train("slpo", 7, **{"slpo.optimizer.learning_rate": 0.25})
-    finished.evaluate(monkeypatch, report=True, **{"slpo.steps": 77777, "evaluate.datasets": ("real",)})
+    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.25})
+    finished.evaluate(monkeypatch, report=True, **{"rl.steps": 77777, "evaluate.datasets": ("real",)})
     text = (finished.work / "report.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("- `slpo`: ")]
-    assert "`slpo.steps` = 6" in line
-    assert "`slpo.optimizer.learning_rate` = 0.25" in line
+    assert "`rl.steps` = 6" in line
+    assert "`rl.optimizer.learning_rate` = 0.25" in line
     assert "77777" not in text + (finished.work / "report.json").read_text()
     assert "slpo on made: left out, it is of another checkpoint" in text
     report = json.loads((finished.work / "report.json").read_text())
@@ -242,7 +238,7 @@ def test_the_report_says_what_was_trained(finished, monkeypatch):
 
 
 def test_objectives_are_found_by_what_they_say(finished, monkeypatch):
-    finished.train("pathwise", 6, facts={"stage": "rl"})
+    finished.train("pathwise", 6)
     assert finished.evaluate(monkeypatch) == {"validation", "pathwise on real", "pathwise on made"}
     row = json.loads((finished.work / "eval" / "pathwise" / "row.json").read_text())
     assert row["baselines"] == ["slpo", "cold_start", "imitate_control", "best_fixed"]

@@ -11,7 +11,7 @@ from grids import GRIDS, Grid, Run
 from ml_collections import ConfigDict
 
 # The same stage from the same start: its programs are compiled by then.
-AGAIN = {"stages": ("slpo", "evaluate"), "init": "{after}/checkpoints/cold_start"}
+AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
 
 
 def tiny_grid(folder, **changes):
@@ -36,14 +36,14 @@ def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
         ("again", 7),
     ]
     job = reproduce.plan(grid, tmp_path, [], ["again"], 4)[-1]
-    assert job.lender == tmp_path / "main" / "seed_1"
     assert {
         f"--config={tmp_path}/small.py",
         f"--workdir={tmp_path}/again/seed_1",
         "--config.seed=1",
         "--config.evaluate.limit=4",
-        "--config.stages=('slpo', 'evaluate')",
+        "--config.stages=('rl', 'evaluate')",
         f"--config.init={tmp_path}/main/seed_1/checkpoints/cold_start",
+        f"--config.evaluate.rows_from={tmp_path}/main/seed_1",
     } <= set(job.arguments)
 
 
@@ -64,10 +64,10 @@ def test_every_grid_sets_keys_that_its_config_has(name):
 def test_ablations_are_factors_of_the_configs_own_values():
     config = runpy.run_path(str(reproduce.ROOT / GRIDS["ablations"].config))["get_config"]()
     runs = {run.label: run.overrides for run in GRIDS["ablations"].runs}
-    rate = "slpo.optimizer.learning_rate"
+    rate = "rl.optimizer.learning_rate"
     for label, factor in (("lr_third", 1 / 3), ("lr_x_3", 3), ("lr_x_10", 10)):
-        assert runs[label][rate] == pytest.approx(factor * config.slpo.optimizer.learning_rate)
-    assert 4 * runs["batch_quarter"]["slpo.batch_size"] == config.slpo.batch_size
+        assert runs[label][rate] == pytest.approx(factor * config.rl.optimizer.learning_rate)
+    assert 4 * runs["batch_quarter"]["rl.batch_size"] == config.rl.batch_size
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,9 @@ class Objective(abc.ABC):
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
         forced_stop: the law of a stop at T, see `first_stop_log_probs`; True is the law that made the samples.
     """
+
+    label: ClassVar[str] = ""
+    """What a report calls it; "" is its name."""
 
     learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)

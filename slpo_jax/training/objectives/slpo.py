@@ -1,7 +1,7 @@
 """Surrogate latent policy optimization (paper section 4.2): K passes, a Gaussian, one likelihood-ratio loss."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 from flax import struct
@@ -36,6 +36,8 @@ class Slpo(Objective):
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
         epsilon: floor of the variance.
     """
+
+    label: ClassVar[str] = "SLPO"
 
     passes: int = setting(4, least=1)
     answer_passes: Literal["mean", "clean"] = "mean"
