@@ -1,0 +1,162 @@
+"""One rollout at a time in numpy's float64: what the objectives' losses are sums of, and what their gradients are.
+
+Nothing here is padded, batched, cached or differentiated. It shares with the package the keys of the positions and the
+map from a key to a mask, which other tests establish; where noise is on is said here again.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special, stats
+from tiny import CONFIG, END, EOS, SlowReasoner, compiled, real_tokens
+
+from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import RolloutConfig
+
+
+@dataclasses.dataclass
+class Rollout:
+    """One trajectory without its padding.
+
+    Attributes:
+        prompt: token ids.
+        latents: [tau, D], what was fed.
+        spoken: token ids of the answer, eos included if it was reached.
+        key: of its noise.
+    """
+
+    prompt: np.ndarray
+    latents: np.ndarray
+    spoken: list[int]
+    key: jax.Array
+
+
+def rollouts_of(prompts, trajectories) -> list[Rollout]:
+    """The rows of `Trajectories`, of which each prompt has equally many."""
+    group, found = len(trajectories.lengths) // len(prompts.tokens), []
+    for row, (length, tokens) in enumerate(zip(trajectories.lengths, trajectories.tokens, strict=True)):
+        latents = np.asarray(trajectories.actions[row, : int(length)], np.float64)
+        found.append(Rollout(real_tokens(prompts, row // group), latents, spoken(tokens), trajectories.keys[row]))
+    return found
+
+
+def spoken(tokens) -> list[int]:
+    """The answer up to and including eos."""
+    tokens = np.asarray(tokens).tolist()
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+def _masks(prompt_keys, keys, slots, config, width, layers):
+    parts = (
+        noise.prompt_dropout(prompt_keys, jnp.ones((len(keys), slots), bool), config.dropout_rate, "thought"),
+        noise.latent_dropout(
+            keys, jnp.arange(1, config.max_latents + 1), jnp.ones((len(keys), config.max_latents), bool),
+            config.dropout_rate, "all",
+        ),
+        noise.answer_dropout(keys, jnp.arange(config.answer_slots), config.dropout_rate, "all"),
+    )  # fmt: skip
+    position_keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
+    everywhere = Dropout(position_keys, jnp.ones(position_keys.shape, bool), config.dropout_rate)
+    ones = jnp.ones((*position_keys.shape, width))
+    return {site: drop(ones, everywhere, site) for site in range(3 * layers)}
+
+
+_all_masks = compiled(_masks, static=("slots", "config", "width", "layers"))
+
+
+def factors_of(rollouts: list[Rollout], prompt_keys, keys, config: RolloutConfig) -> list[dict[int, np.ndarray]]:
+    """What each site multiplies a row's positions with, [L, D] by site, where noise is on in a rollout ("thought").
+
+    Args:
+        prompt_keys, keys: one a row each, of the prompts' noise and of the rest.
+    """
+    if config.dropout_rate == 0.0:
+        return [{} for _ in rollouts]
+    assert config.dropout_where == "thought"
+    slots = max(len(rollout.prompt) for rollout in rollouts)
+    masks = _all_masks(prompt_keys, keys, slots=slots, config=config, width=CONFIG.n_embd, layers=CONFIG.n_layer)
+    masks = {site: np.asarray(mask, np.float64) for site, mask in masks.items()}
+    found = []
+    for row, rollout in enumerate(rollouts):
+        prompt, length = len(rollout.prompt), len(rollout.latents)
+        kept = np.r_[slots - prompt : slots, slots : slots + length, slots + config.max_latents : masks[0].shape[1]]
+        on = np.arange(len(kept)) < prompt + max(length - 1, 0)  # neither the last latent nor the answer
+        found.append({site: np.where(on[:, None], mask[row, kept], 1.0) for site, mask in masks.items()})
+    return found
+
+
+def teacher_forced(reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors) -> tuple[np.ndarray, float]:
+    """The latents [tau, D] that one pass would have drawn at each step, and the answer's log-probability.
+
+    Args:
+        latents: [tau, D], what is fed.
+        answer: token ids.
+    """
+    reasoner.factors = factors
+    embedded = reasoner.embed(rollout.prompt), latents, reasoner.embed([END, *answer[:-1]])
+    hidden = reasoner.hidden(np.concatenate(embedded))
+    first = len(rollout.prompt) - 1  # the position that produces h_1
+    log_probs = special.log_softmax(reasoner.logits(hidden[first + len(latents) + 1 :]), axis=-1)
+    return hidden[first : first + len(latents)], sum(log_probs[slot, token] for slot, token in enumerate(answer))
+
+
+def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.ndarray:
+    """The rollout's latents [tau, D] made again, step by step, with something `added` [tau, D] to each."""
+    reasoner.factors = factors
+    inputs, added = reasoner.embed(rollout.prompt), np.broadcast_to(added, rollout.latents.shape)
+    for step in added:
+        inputs = np.concatenate([inputs, reasoner.hidden(inputs)[-1:] + step])
+    return inputs[len(rollout.prompt) :]
+
+
+def stop_log_prob(gate, latents, most: int) -> float:
+    """log P(tau) of Bernoulli stops, of which there is none at T."""
+    rho = special.expit(latents @ gate["out"]["kernel"][:, 0] + gate["out"]["bias"][0])
+    return np.log1p(-rho[:-1]).sum() + (np.log(rho[-1]) if len(latents) < most else 0.0)
+
+
+def normal_log_prob(x_D, mean_D, variance: float) -> float:
+    """log N(x; mean, variance I)."""
+    return float(stats.norm(mean_D, np.sqrt(variance)).logpdf(x_D).sum())
+
+
+def leave_one_out(rewards_BG) -> np.ndarray:
+    """RLOO's advantages, [B * G]."""
+    rewards_BG = np.asarray(rewards_BG, np.float64)
+    others = rewards_BG.sum(axis=1, keepdims=True) - rewards_BG
+    return (rewards_BG - others / (rewards_BG.shape[1] - 1)).reshape(-1)
+
+
+def as_float64(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def assert_is_gradient(gradient, value, params, step: float = 1e-5, rel: float = 2e-3) -> None:
+    """`gradient` is that of `value` by central differences: in each array along a random direction and along itself.
+
+    Args:
+        value: parameters in float64 -> float.
+    """
+    params, rng = as_float64(params), np.random.default_rng(0)
+    leaves, tree = jax.tree.flatten(params)
+    slopes = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
+    scale = max(np.linalg.norm(slope) for slope in slopes)
+    assert scale > 0.01
+    for number, slope in enumerate(slopes):
+        random = rng.normal(size=slope.shape)
+        for direction in (random, slope):
+            if not np.any(direction):
+                continue
+            direction = direction / np.linalg.norm(direction)
+
+            def moved(by, number=number, direction=direction):
+                changed = [leaf + by * direction if i == number else leaf for i, leaf in enumerate(leaves)]
+                return value(jax.tree.unflatten(tree, changed))
+
+            expected = (moved(step) - moved(-step)) / (2 * step)
+            name = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[number][0])
+            found, tolerance = float(np.sum(slope * direction)), rel * np.linalg.norm(slope) + 2e-5 * scale
+            assert abs(found - expected) < tolerance, f"{name}: {found} is not {expected}"
