@@ -162,7 +162,7 @@ def test_the_card_tells_what_was_trained_and_measured(tmp_path):
     assert (described["gate"], described["gate_trained"]) == (0, False)
     assert "the stopping gate (random)" in (tmp_path / "imitate" / "README.md").read_text()
     assert "reinforcement" not in (tmp_path / "imitate" / "README.md").read_text()
-    convert.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
+    exchange.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
     assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
 
 
