@@ -188,7 +188,7 @@ def _cell(kind: str, metric: str, figure: dict[str, float] | None) -> str:
 
 
 def draw(grid: Grid, found: dict[str, Any], path: Path) -> None:
-    """A panel a metric, with a line for each of the tables': differences with their intervals, or else means."""
+    """A panel a metric, lines as in the tables: value and interval of the differences, or else of the means."""
     kind = "differences" if grid.minus else "means"
     figure = Figure(figsize=(2.6 * len(grid.metrics) + 2, 0.3 * len(found) + 1.3), dpi=130, layout="constrained")
     for axis, metric in zip(figure.subplots(1, len(grid.metrics), squeeze=False)[0], grid.metrics, strict=True):

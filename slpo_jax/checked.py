@@ -53,12 +53,12 @@ class _Limits:
 
     def __str__(self) -> str:
         """The range, to come after "a number"."""
-        if self.least is not None and self.most is not None:
-            return f" from {self.least} to {self.most}"
-        parts = [f"{self.least} or more" if self.least is not None else ""]
-        words = {"above": self.above, "at most": self.most, "below": self.below}
-        parts += [f"{word} {bound}" for word, bound in words.items() if bound is not None]
-        return "".join(f", {part}" for part in parts if part)
+        lower = "" if self.above is None else f" above {self.above}"
+        upper = "" if self.most is None else f"{self.most}"
+        upper = upper if self.below is None else f"below {self.below}"
+        if self.least is not None:
+            return f" from {self.least} to {upper}" if upper else f", {self.least} or more"
+        return lower + (f", up to {upper}" if upper else "")
 
 
 class FieldError(UserError):
@@ -150,19 +150,21 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
 
     Args:
         cls: the dataclass.
-        node: its section, as `section` made it and the user changed it, or a dict; keys that it lacks have defaults.
+        node: its section, as `section` made it and the user changed it, or a dict.
         key: where the section stands in the config.
         **known: fields that are taken from here, whether they are keys of the section or not.
     Raises:
-        UserError: a value is not valid, or a key unknown; the message names it.
+        UserError: a value is not valid, or a key unknown or missing; the message names it.
     """
     values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
     for name in node:
         if name not in keys:
             raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(keys))}")
-    for name, hint, *_ in _fields(cls):
-        if name in known or name not in node:
+    for name, hint, _, limits in _fields(cls):
+        if name in known or not limits.in_config:
             continue
+        if name not in node:
+            raise UserError(f"{key}.{name}: missing config key; begin with slpo_jax.config.default_config()")
         nested = dataclasses.is_dataclass(hint)
         values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
     try:

@@ -200,7 +200,7 @@ def objective_of(config: ConfigDict, name: str) -> Objective:
     kind = settings.pop("kind", name)
     if kind not in OBJECTIVES:
         raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    return fill(OBJECTIVES[kind], settings, key)
+    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | settings, key)
 
 
 def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:

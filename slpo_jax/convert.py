@@ -7,30 +7,14 @@ export  SRC (WORKDIR/checkpoints/STAGE, or what import wrote) -> DST, a director
         (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
 """
 
-import dataclasses
-import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.interop.export import export_reasoner
-from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
-from slpo_jax.io.workdir import REASONER
-from slpo_jax.origin.card import model_card, short
-from slpo_jax.origin.identify import Identity, identify
-from slpo_jax.origin.open import Origin, open_origin
-from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.command import in_flags, run_command
-from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
-_REASONER = flags.DEFINE_string("reasoner", None, f"One of {', '.join(REASONERS)}; needed where SRC doesn't tell.")
+_REASONER = flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2 or codi_llama; needed where SRC doesn't tell.")
 _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
 _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
@@ -39,99 +23,20 @@ _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters tim
 _NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha")} | {"init": "SRC"}
 
 
-def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> Origin:
-    """Convert a foreign checkpoint into one of ours.
-
-    Args:
-        target: must not exist, or be empty.
-        config: its reasoner and tokenizer are used.
-    Returns:
-        what the checkpoint is.
-    Raises:
-        UserError: it can't be used; nothing has been written then.
-    """
-    _check_free(target)
-    source = identity.source
-    config.init = source
-    origin = open_origin(config, identity)
-    if origin.read is None:
-        raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    params = origin.read()
-    if origin.recipe.has_projector and "projector" not in params["reasoner"]:
-        raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
-    origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, source=short(source)))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        save_params(made, jax.tree.map(np.asarray, params))
-        origin.write(made / REASONER)
-        made.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        made.replace(target)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
-    return origin
-
-
-def export_checkpoint(source: Path, target: Path) -> None:
-    """Convert one of our checkpoints into a Hugging Face directory.
-
-    Args:
-        source: WORKDIR/checkpoints/STAGE, or what `import_checkpoint` wrote.
-        target: must not exist, or be empty.
-    Raises:
-        UserError: no checkpoint there, or the target is in use.
-    """
-    _check_free(target)
-    if not is_checkpoint(source):
-        raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    identity = identify(str(source))
-    description, recipe = identity.description, REASONERS[identity.reasoner or ""]
-    assert description is not None
-    assert identity.tokenizer is not None
-    template = recipe.template(identity.tokenizer(), None, description.tidy)
-    params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
-    origin = Origin(recipe, description, template)
-    card = model_card(source, description, target.name)
-    export_reasoner(target, params, description, template.tokenizer, origin.tokens, card)
-
-
-def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
-    """The name in `REASONERS` that a checkpoint's own tensors and files tell.
-
-    Args:
-        tokenizer: directory or hub id to look into instead of the checkpoint's own; "" for that.
-    Raises:
-        UserError: they fit both kinds.
-    """
-    if identity.reasoner:
-        return identity.reasoner
-    # A language model whose tokenizer has the latent tokens is COCONUT in Hugging Face's layout: it has no more.
-    texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
-    if texts and {START_LATENT, END_LATENT} <= texts.get_vocab().keys():
-        return f"coconut_{identity.backbone}"
-    raise UserError(
-        f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, "
-        f"coconut_{identity.backbone} or codi_{identity.backbone}"
-    )
-
-
-def _check_free(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: exists and is not empty; give another directory")
-
-
 def main(argv: list[str]) -> None:
     if len(argv) != 4 or argv[1] not in ("import", "export"):
         raise UserError("usage: python -m slpo_jax.convert import|export SRC DST; see --help")
     _, action, source, target = argv
+    # Imports that take seconds wait until they are needed: --help comes at once.
+    from slpo_jax.config import default_config
+    from slpo_jax.origin.exchange import check_free, export_checkpoint, guess_reasoner, import_checkpoint
+    from slpo_jax.origin.identify import identify
+
     try:
         if action == "export":
             export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
         else:
-            _check_free(Path(target).expanduser())
+            check_free(Path(target).expanduser())
             identity, config = identify(source, _BASE.value, _LORA_ALPHA.value), default_config()
             config.tokenizer = _TOKENIZER.value
             config.reasoner = _REASONER.value or guess_reasoner(identity, config.tokenizer)

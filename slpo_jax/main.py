@@ -9,49 +9,48 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from slpo_jax import config as configs
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import write_text
-from slpo_jax.run.cold_start import run_cold_start
 from slpo_jax.run.command import run_command, set_up_jax
-from slpo_jax.run.evaluate import run_evaluate
-from slpo_jax.run.experiment import build
-from slpo_jax.run.imitate import run_imitate
-from slpo_jax.run.plan import check_stages
-from slpo_jax.run.rl import run_rl
 
-RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
-
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True)
+_ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
 
+_EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
 
-def main(_: list[str]) -> None:
+
+def main(argv: list[str]) -> None:
+    # Here and below imports that take seconds wait until they are needed: --help and most errors come at once.
+    from slpo_jax.config import check
+
+    if argv[1:]:
+        raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
     config = _CONFIG.value
-    configs.check(config)
+    check(config)
     set_up_jax(config.cpu_devices)
+    from slpo_jax.run.plan import run_stages
+
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
-    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
-    experiment = build(config, workdir)
-    try:
-        check_stages(experiment)
-        write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
-        for stage in config.stages:
-            RUN[stage](experiment)
-    finally:
-        experiment.log.close()
+    experiment = run_stages(config, Path(_WORKDIR.value or f"runs/{name}").expanduser())
     if experiment.workdir.report_md.exists():
         print(f"report: {experiment.workdir.report_md}")
 
 
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
+    argv, eval_sets = _take_eval_sets(argv)
+    _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     known = ", ".join(sorted(map(str, Path("configs").glob("*.py"))))
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
-        _ = missing or _CONFIG.value.stages  # a file that could not be loaded raises only when it is looked into
+        if not missing:  # a file that could not be loaded raises only when it is looked into
+            own = _CONFIG.value.data.eval
+            with own.unlocked():
+                own.update(eval_sets)
     except UserError:
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
@@ -71,6 +70,30 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def _take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without the data sets to evaluate on, and those: their names are the user's, not keys that exist.
+
+    Raises:
+        UserError: one without a source.
+    """
+    rest: list[str] = []
+    found: dict[str, str] = {}
+    waiting = ""  # the name of a set whose source is the next argument
+    for arg in argv:
+        if waiting:
+            found[waiting], waiting = arg, ""
+        elif (match := _EVAL_SET.fullmatch(arg)) is None:
+            rest.append(arg)
+        elif match[2] is None:
+            waiting = match[1]
+        else:
+            found[match[1]] = match[2]
+    for name in [waiting, *(name for name, source in found.items() if not source)]:
+        if name:
+            raise UserError(f"config.data.eval.{name}: no source; give a file, a hub id or a synthetic set")
+    return rest, found
+
+
 def _reason(error: Exception) -> str:
     """What went wrong in one line: ml_collections adds whole tracebacks and whole configs."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -80,7 +103,9 @@ def _reason(error: Exception) -> str:
 
 def _neighbours(key: str) -> str:
     """The keys that stand where an unknown one was given."""
-    node = configs.default_config()
+    from slpo_jax.config import default_config
+
+    node = default_config()
     for part in key.split(".")[1:-1]:
         node = node.get(part) if hasattr(node, "get") else None
     return f"use one of {', '.join(sorted(node))}" if node else "there is no such section"

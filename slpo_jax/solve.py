@@ -10,21 +10,22 @@ is written.
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from slpo_jax.errors import UserError
-from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.command import in_flags, run_command, set_up_jax
-from slpo_jax.run.solver import Solution, Solver, Vote, load_solver, solve, vote
+
+if TYPE_CHECKING:
+    from slpo_jax.run.solver import Solution, Solver, Vote
 
 # Flags by the config's keys.
 _FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
 _FLAGS |= {"init": "--checkpoint", "max_latents": "--latents"}
 
 
-def describe(solver: Solver, solution: Solution) -> str:
+def describe(solver: "Solver", solution: "Solution") -> str:
     """A solution for a terminal of 100 columns."""
     indent = "\n" + " " * 10
     shown = "none: the text has no number in its place, or no end" if solution.answer is None else solution.answer
@@ -45,7 +46,7 @@ def describe(solver: Solver, solution: Solution) -> str:
     return "\n".join(lines)
 
 
-def _ending(solver: Solver, solution: Solution) -> str:
+def _ending(solver: "Solver", solution: "Solution") -> str:
     steps = len(solution.latents)
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length":
@@ -65,7 +66,7 @@ def _short(token: str) -> str:
     return text if len(text) <= 9 else text[:8] + "…"
 
 
-def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
+def describe_vote(solver: "Solver", found: "Vote", seed: int) -> str:
     """A vote for a terminal."""
     total = sum(count for _, count in found.counts)
     lines = [f"vote of {total} rollouts with dropout {solver.setup.policy.config.dropout_rate} (seed {seed})"]
@@ -75,7 +76,7 @@ def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
     return "\n".join(lines)
 
 
-def as_json(solver: Solver, solution: Solution, found: Vote | None, seed: int) -> dict[str, Any]:
+def as_json(solver: "Solver", solution: "Solution", found: "Vote | None", seed: int) -> dict[str, Any]:
     """All of it as one JSON object."""
     config = solver.setup.config
     voted = found and {
@@ -99,7 +100,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=1)
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the dropout of --samples.", lower_bound=0)
-    flags.DEFINE_enum("reasoner", None, list(REASONERS), "Default: what the checkpoint says.")
+    flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")
     flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
     flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")
     flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
@@ -117,6 +118,8 @@ def main(argv: list[str]) -> None:
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     set_up_jax()
+    from slpo_jax.run.solver import load_solver, solve, vote  # takes seconds, for which --help need not wait
+
     try:
         solver = load_solver(
             values.checkpoint, values.threshold, values.latents, values.max_answer_tokens,

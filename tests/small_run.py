@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+# What the package imports when it is needed; transformers imports the modules of its names when they are asked for.
+_LATE = ("tensorboardX", "orbax.checkpoint", "transformers.models.auto", "scipy.stats", "slpo_jax.evaluation.figures")
 _PATIENCE = float(os.environ.get("SLPO_TEST_PATIENCE", "800"))  # seconds for one command, on a busy machine
 TOTALS = {"imitate": 44, "imitate_control": 50, "cold_start": 7, "slpo": 6}  # steps
 
@@ -120,7 +122,7 @@ def _stop_at(stage: str, step: int, number: int) -> None:
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slpo_jax.main"])
+    context.set_forkserver_preload(["slpo_jax.main", "slpo_jax.run.plan", *_LATE])
     return context
 
 

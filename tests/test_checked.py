@@ -96,11 +96,12 @@ def test_a_share_that_float32_rounds_to_1_is_not_below_1():
         ("count", 0, "0 is not valid; give a whole number, 1 or more"),
         ("count", 2**40, f"{2**40} is not valid; give a whole number from 1 to {2**31 - 1}"),
         ("start", -1, f"give a whole number from 0 to {2**32 - 1}"),
-        ("scale", math.nan, "nan is not valid; give a number, above 0"),
+        ("scale", math.nan, "nan is not valid; give a number above 0"),
         ("limit", 0, "give a whole number, 1 or more or None; None is no limit"),
         ("sizes", ("a",), "give a tuple of at least one element, each a whole number, 1 or more, e.g. (4, 8)"),
         ("sites", ("c",), "('c',) is not valid; give a tuple, each one of a, b or None"),
         ("start", 5, "5 is not valid; lower it to count"),
+        ("pairs", ((0.0, 1.0),), "give a tuple, each (a number above 0, up to 1, a number above 0, up to 1), e.g. (("),
         ("name", 1, "give a text"),
         ("on", 1, "give True or False"),
         ("sizes", "x" * 1000, "... is not valid"),
@@ -149,7 +150,7 @@ def test_what_is_known_is_not_read():
 def test_errors_name_the_key():
     node = section(Outer)
     node.inner.rate = 1.5
-    with pytest.raises(UserError, match=r"^config\.part\.inner\.rate: 1\.5 is not valid; give a number, 0 or more, "):
+    with pytest.raises(UserError, match=r"^config\.part\.inner\.rate: 1\.5 is not valid; give a number from 0 to "):
         fill(Outer, node, "config.part")
     node = section(Outer)
     node.start = 5

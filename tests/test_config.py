@@ -8,8 +8,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from ml_collections import ConfigDict
 
-from slpo_jax.config import Config, check, default_config
+from slpo_jax.config import Config, check, default_config, objective_of
 from slpo_jax.errors import UserError
+from slpo_jax.run.presets import objective_variant
+from slpo_jax.training.objectives import OBJECTIVES
 
 HUGE = 2**70
 
@@ -27,7 +29,10 @@ def _leaves(node: ConfigDict, key: str = "config"):
 def _hint(key: str) -> Any:
     """The annotation of a key's field, found by walking the dataclasses from `Config`."""
     cls: Any = Config
-    for name in key.split(".")[1:]:
+    names = key.split(".")[1:]
+    if names[0] == "objective":
+        cls, names = OBJECTIVES[names[1]], names[2:]
+    for name in names:
         assert name in {field.name for field in dataclasses.fields(cls)}, f"{key} is in no dataclass"
         cls = get_type_hints(cls)[name]
     return cls
@@ -52,7 +57,7 @@ def _bad_values(hint: Any) -> list[Any]:
     return {bool: [0, 1, None, "True"], str: [1, None, True]}[hint]
 
 
-KEYS = [key for key, _ in _leaves(default_config()) if not key.startswith("config.slpo.")]
+KEYS = [key for key, value in _leaves(default_config()) if not dataclasses.is_dataclass(_hint(key))]
 
 
 def _with(key: str, value: Any) -> ConfigDict:
@@ -86,6 +91,14 @@ def test_every_key_has_a_range(key):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        ("config.objective.slpo.epsilon", 0.0, "above 0"),
+        ("config.objective.slpo.advantage", "ppo", "rloo, grpo, pkpo"),
+        ("config.objective.pathwise.mixture_weight", 1.5, "from 0 to 1"),
+        ("config.thinker.name", "free", "latent, additive"),
+        ("config.rl.group", 1, "2 or more"),
+        ("config.rl.capacities", ((0.5, 0.5),), "ascend to (1, 1)"),
+        ("config.rl.capacities", ((0.7, 0.5), (0.6, 0.6), (1.0, 1.0)), "ascend to (1, 1)"),
+        ("config.rl.capacities", (), "ascend to (1, 1)"),
         ("config.model.n_head", 0, "a whole number, 1 or more"),
         ("config.model.n_layer", 0, "a whole number, 1 or more"),
         ("config.model.n_embd", 0, "1 or more"),
@@ -94,7 +107,7 @@ def test_every_key_has_a_range(key):
         ("config.prompt_slots", (), "at least one"),
         ("config.prompt_slots", (0,), "1 or more"),
         ("config.seed", 2**32, "from 0 to 4294967295"),
-        ("config.max_latents", 0, "1 or more"),
+        ("config.max_latents", -1, "0 or more"),
         ("config.stages", ("imitate", "r"), "imitate, cold_start"),
         ("config.lora_alpha", 0.0, "above 0"),
         ("config.imitate.dropout", 1.5, "below 1"),
@@ -126,6 +139,8 @@ def test_the_remedy_says_the_range(key, value, said):
 
 
 TOGETHER = {
+    "rl.objectives": {"rl.objectives": ("ppo",)},
+    "rl.optimizer.warmup_steps": {"rl.optimizer.warmup_steps": 11, "rl.steps": 10},
     "min_latents": dict(min_latents=13),
     "imitate.control": {"imitate.control": True, "imitate.lora.rank": 8},
     "imitate.c_thought": {"imitate.c_thought": 5},
@@ -182,3 +197,38 @@ def test_unknown_keys_are_errors(key):
         config = config[part]
     with pytest.raises((AttributeError, KeyError), match="nosuch"):
         config.nosuch = 1
+
+
+def test_a_further_objective():
+    config = _good_config()
+    objective_variant(config, "mine", "slpo", passes=2)
+    config.rl.objectives = ("mine",)
+    check(config)
+    assert objective_of(config, "mine").passes == 2
+    config.objective.mine.passes = 0
+    with pytest.raises(UserError, match=r"^config\.objective\.mine\.passes: 0 is not valid; "):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "said"),
+    [
+        ("mine", {"kind": "nosuch"}, r"config\.objective\.mine\.kind: 'nosuch' is unknown; use one of slpo, "),
+        ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is unknown; use one of slpo, "),
+        ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
+        ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: its name is that of files"),
+        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: its name is that of files"),
+    ],
+)
+def test_a_further_objective_that_is_none(name, node, said):
+    config = _good_config()
+    config.objective[name] = ConfigDict(node)
+    with pytest.raises(UserError, match=said):
+        check(config)
+
+
+def test_a_missing_key_is_named():
+    tree = _good_config().to_dict()
+    del tree["imitate"]["lora"]["rank"]
+    with pytest.raises(UserError, match=r"^config\.imitate\.lora\.rank: missing config key; "):
+        check(ConfigDict(tree))

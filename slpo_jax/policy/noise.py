@@ -83,8 +83,7 @@ def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -
     """
     if rate == 0.0:
         return None
-    active_NT = jnp.ones_like(last_NT) if where == "all" else ~last_NT
-    return Dropout(_position_keys(keys_N, _LATENT + steps_T), active_NT, rate)
+    return Dropout(_position_keys(keys_N, _LATENT + steps_T), ~last_NT | (where == "all"), rate)
 
 
 def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:

@@ -55,7 +55,7 @@ class Replay:
 
 @struct.dataclass
 class _Thought:
-    """The loop's state before latent step t: `action` [N, 1, ..] is about to be fed."""
+    """The loop's state before latent step t: `action`, leaves [N, ..], is about to be fed."""
 
     t: jax.Array
     action: Action
@@ -66,7 +66,7 @@ class _Thought:
 
 
 def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
-    """Prefill: the hidden states [N, 1, D] of the last prompt positions and the prompts' cache.
+    """Prefill: the hidden states [N, D] of the last prompt positions and the prompts' cache.
 
     Args:
         params: the reasoner's.
@@ -75,7 +75,7 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
     if prompts.capacity:
         packing = pack(prompts.valid, prompts.valid.shape[0], prompts.capacity)
         tokens, positions, dropout = jax.tree.map(packing.packed, (tokens, positions, dropout))
-    return reasoner.forward(
+    hidden_N1D, prefix = reasoner.forward(
         params,
         reasoner.embed(params, tokens),
         positions,
@@ -84,6 +84,7 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
         last=1,
         packing=packing,
     )
+    return hidden_N1D[:, 0], prefix
 
 
 def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: RolloutConfig) -> tuple[jax.Array, KVCache]:
@@ -99,8 +100,8 @@ def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: Roll
         return encode_prompts(reasoner, params, prompts, dropout)
 
     if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
-        hidden_B1D, prefix = encode(keys_N[:rows])
-        return repeat_to(hidden_B1D, rollouts), prefix
+        hidden_BD, prefix = encode(keys_N[:rows])
+        return repeat_to(hidden_BD, rollouts), prefix
     encoded = jax.vmap(encode, in_axes=1, out_axes=1)(keys_N.reshape(rows, -1))
     return jax.tree.map(lambda x: x.reshape(rollouts, *x.shape[2:]), encoded)
 
@@ -110,16 +111,17 @@ def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
     return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
 
 
-def _draw(policy: Policy, params, hidden_N1D, keys_N, step) -> Action:
-    """The action of one step, leaves [N, 1, ..]."""
+def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
+    """The action of one step, leaves [N, ..]."""
     keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.thinker_noise else None
-    return policy.thinker.draw(params, hidden_N1D, keys_N1)
+    return jax.tree.map(lambda x: x[:, 0], policy.thinker.draw(params, hidden_ND[:, None], keys_N1))
 
 
 def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought: _Thought) -> _Thought:
     """Decide whether step t is the last, feed its action (without noise if it is), and draw the next."""
     config, t = policy.config, thought.t
-    rho_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, thought.action)[:, 0])
+    action_N1 = jax.tree.map(lambda x: x[:, None], thought.action)
+    rho_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, action_N1)[:, 0])
     if config.stopping == "sample":
         fires_N = noise.stop_uniforms(keys_N, t) < rho_N
     elif config.stopping == "threshold":
@@ -131,7 +133,7 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
     dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
     hidden_N1D, cache = policy.reasoner.forward(
         params["reasoner"],
-        policy.thinker.feed(params, thought.action),
+        policy.thinker.feed(params, action_N1),
         (before_N + t - 1)[:, None],
         thought.active_N[:, None],
         prefix=prefix,
@@ -142,12 +144,12 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
 
     def keep(actions, action):
         used = thought.active_N.reshape(-1, *(1,) * (action.ndim - 1))
-        kept = jnp.where(used, action, jnp.zeros_like(action)).astype(actions.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(actions, kept, t - 1, axis=1)
+        kept = jnp.where(used, action, 0).astype(actions.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(actions, kept[:, None], t - 1, axis=1)
 
     return _Thought(
         t=t + 1,
-        action=_draw(policy, params, hidden_N1D, keys_N, t + 1),
+        action=_draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1),
         cache=cache,
         actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),
@@ -160,15 +162,15 @@ def think(
 ) -> tuple[_Thought, KVCache]:
     """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`."""
     config = policy.config
-    hidden_N1D, prefix = encode_for_rollouts(policy.reasoner, params["reasoner"], prompts, keys_N, config)
-    rows = hidden_N1D.shape[0]
+    hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params["reasoner"], prompts, keys_N, config)
+    rows = hidden_ND.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
-    first = _draw(policy, params, hidden_N1D, keys_N, jnp.int32(1))
+    first = _draw(policy, params, hidden_ND, keys_N, jnp.int32(1))
     thought = _Thought(
         t=jnp.int32(1),
         action=first,
         cache=policy.reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
-        actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[2:]), x.dtype), first),
+        actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0),
     )

@@ -143,11 +143,11 @@ def score(
     capacity = capacity or full_capacity(policy, group)
     actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
-    hidden_B1D, prefix = encode_prompts(reasoner, params["reasoner"], prompts, noisy)
+    first_BD, prefix = encode_prompts(reasoner, params["reasoner"], prompts, noisy)
     thoughts, answers, inputs = _side_by_side(policy, params, prompts, trajectories, keys, capacity, actions)
     hidden_BSD, _ = reasoner.forward(params["reasoner"], prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
-    of_step = functools.partial(_of_step, thoughts, jnp.repeat(hidden_B1D, group, axis=0), hidden_BSD)
+    of_step = functools.partial(_of_step, thoughts, jnp.repeat(first_BD, group, axis=0)[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
     if config.max_latents:
         draws_NT = noise.draw_keys(keys.trajectories, steps_T) if config.thinker_noise else None

@@ -1,6 +1,7 @@
 """What the project's commands share: flags, jax's settings, and one line with status 2 for what the user can mend."""
 
 import ctypes
+import logging as python_logging
 import os
 import platform
 import re
@@ -8,9 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 from absl import app, flags, logging
-from transformers.utils import logging as transformers_logging
 
 from slpo_jax.errors import UserError
 
@@ -30,7 +29,9 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
 
     def quiet(arguments: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
-        transformers_logging.set_verbosity_error()  # what is wrong with a file, our one line says
+        # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+        python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
         main(arguments)
 
     try:
@@ -70,6 +71,8 @@ def set_up_jax(cpu_devices: int = 1) -> None:
     Args:
         cpu_devices: shards of the batch where there is no accelerator.
     """
+    import jax  # a second that --help need not wait for
+
     jax.config.update("jax_num_cpu_devices", cpu_devices)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))

@@ -16,7 +16,7 @@ from slpo_jax.run.stage import check_batch, close_stage, open_stage, starting_pa
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.imitate import Imitation, Phase, of_adapter
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.state import TrainState, init_state, make_train_step, replicate, shard_rows
 
 
@@ -48,10 +48,13 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
     return chosen
 
 
-def run_imitate(experiment: Experiment) -> None:
-    """CoT-SFT and the COCONUT curriculum, or CODI's distillation; then, if asked for, the control's further steps."""
+def planned(experiment: Experiment) -> tuple[Imitation, list[Phase], list[OptimizerConfig]]:
+    """How the reasoner imitates, the stage's phases, and the optimizer of each.
+
+    Raises:
+        UserError: there are no steps, or a phase has fewer than its warm-up.
+    """
     config = experiment.config.imitate
-    check_batch(experiment, "imitate")
     imitation = experiment.origin.recipe.imitation(config)
     plan = imitation.phases(
         config.cot_steps,
@@ -64,21 +67,33 @@ def run_imitate(experiment: Experiment) -> None:
     )
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    # A constant schedule that is not begun anew goes through all phases.
+    whole = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
+    steps = [whole or phase.end - phase.start for phase in plan]
+    return imitation, plan, [experiment.optimizer_config("imitate", count) for count in steps]
+
+
+def run_imitate(experiment: Experiment) -> None:
+    """CoT-SFT and the COCONUT curriculum, or CODI's distillation; then, if asked for, the control's further steps."""
+    config = experiment.config.imitate
+    check_batch(experiment, "imitate")
+    _, plan, _ = planned(experiment)
     claim(experiment, "imitate")
     if not experiment.workdir.stage("imitate").is_finished:
-        _imitate(experiment, imitation, "imitate", plan, plan[-1].end)
+        _imitate(experiment, "imitate", plan[-1].end)
     if not config.control:
         return
     claim(experiment, "imitate_control")
     if not experiment.workdir.stage("imitate_control").is_finished:
-        _imitate(experiment, imitation, "imitate_control", plan, plan[-1].end + experiment.config.rl.steps)
+        _imitate(experiment, "imitate_control", plan[-1].end + experiment.config.rl.steps)
 
 
-def _imitate(experiment: Experiment, imitation: Imitation, stage: str, plan: list[Phase], until: int) -> None:
+def _imitate(experiment: Experiment, stage: str, until: int) -> None:
     """Run the phases up to step `until`; the last goes on beyond its end for the control."""
+    imitation, plan, optimizer_configs = planned(experiment)
     problems = imitated(experiment, imitation, plan)
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
-    optimizers = [make_optimizer(experiment.optimizer_config("imitate", phase.end - phase.start)) for phase in plan]
+    optimizers = [make_optimizer(each) for each in optimizer_configs]
     params, trained = starting_params(experiment, ()), ("reasoner",)
     if rank:
         key = jax.random.fold_in(experiment.key, 1 << 29)

@@ -1,17 +1,49 @@
-"""What is checked before the first stage."""
+"""The stages of a run: what is checked before the first, and one after the other."""
 
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from slpo_jax.io.files import write_text
 from slpo_jax.run.claims import claim
-from slpo_jax.run.evaluate import check_evaluation
-from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.rl import make_objective, optimizer_config
+from slpo_jax.run.cold_start import run_cold_start
+from slpo_jax.run.evaluate import check_evaluation, run_evaluate, set_names
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.imitate import planned, run_imitate
+from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
+from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import check_batch
+
+RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
+
+
+def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
+    """Run `config.stages`.
+
+    Args:
+        config: checked.
+        workdir: where checkpoints and reports go.
+    Returns:
+        what was run.
+    Raises:
+        UserError: something in the config or the workdir can't be used.
+    """
+    experiment = build(config, workdir)
+    try:
+        check_stages(experiment)
+        write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
+        for stage in config.stages:
+            RUN[stage](experiment)
+    finally:
+        experiment.log.close()
+    return experiment
 
 
 def check_stages(experiment: Experiment) -> None:
     """Fail before the first stage, not hours later, on what a later one could not use.
 
     Raises:
-        UserError: a setting of a stage can't be used, or the workdir holds the stage of another config.
+        UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
     """
     config = experiment.config
     for stage in config.stages:
@@ -19,13 +51,40 @@ def check_stages(experiment: Experiment) -> None:
             check_evaluation(experiment)
             continue
         check_batch(experiment, stage)
-        if stage != "rl":
-            claim(experiment, stage, write=False)
-        if stage == "imitate" and config.imitate.control:
-            claim(experiment, "imitate_control", write=False)
-        if stage != "imitate":  # whose schedules are its phases'
-            experiment.optimizer_config(stage, config[stage].steps)
         if stage == "rl":
             for name in config.rl.objectives:
                 claim(experiment, name, write=False)
                 optimizer_config(experiment, make_objective(experiment, name))
+            continue
+        claim(experiment, stage, write=False)
+        if stage == "cold_start":
+            experiment.optimizer_config(stage, config.cold_start.steps)
+        else:
+            planned(experiment)
+            if config.imitate.control:
+                claim(experiment, "imitate_control", write=False)
+    _open_data(experiment)
+
+
+def _open_data(experiment: Experiment) -> None:
+    """Read every data set that a stage is going to ask for, in the order in which they do.
+
+    Raises:
+        UserError: one is missing, malformed, or has a prompt that is too long.
+    """
+    config, finished = experiment.config, set(experiment.workdir.finished_stages())
+    makes = {
+        "imitate": {"imitate", *(["imitate_control"] if config.imitate.control else [])},
+        "cold_start": {"cold_start"},
+        "rl": set(config.rl.objectives),
+        "evaluate": set(),
+    }
+    to_train = [stage for stage in config.stages if makes[stage] - finished]
+    if to_train:
+        _ = experiment.train
+    if "evaluate" in config.stages:
+        for name in set_names(experiment):
+            experiment.test_set(name)
+    chooses = "evaluate" in config.stages and any(len(row.rules) > 1 for row in rows(experiment, planned=True))
+    if chooses or "cold_start" in to_train:
+        _ = experiment.valid

@@ -40,15 +40,16 @@ class RlConfig:
     group: int = setting(8, least=2, note="fewer give no baseline")
     temperature: float = setting(0.0, least=0)
     stopping: Literal["sample", "threshold"] = "sample"
-    capacities: tuple[tuple[float, float], ...] = setting(((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1)
+    capacities: tuple[tuple[float, float], ...] = setting(
+        ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1, note="they ascend to (1, 1)"
+    )
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
     def __post_init__(self) -> None:
         check_fields(self)
         columns = [list(column) for column in zip(*self.capacities, strict=True)]
         if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
-            remedy = "give pairs of shares that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))"
-            raise FieldError(self, "capacities", remedy)
+            raise FieldError(self, "capacities", "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))")
 
 
 def roll_out(

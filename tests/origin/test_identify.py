@@ -5,10 +5,10 @@ import json
 import pytest
 from asked import RUN, T, workdir
 
-from slpo_jax import convert
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.origin import exchange
 from slpo_jax.origin import identify as identifying
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of, stopping_of
@@ -20,7 +20,7 @@ def case(request, tmp_path_factory):
     """(reasoner, its workdir, the export of its cold start)."""
     folder = tmp_path_factory.mktemp(request.param)
     work = workdir(request.param, folder / "work")
-    convert.export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
+    exchange.export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
     return request.param, work, folder / "exported"
 
 
@@ -62,7 +62,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     found = identify(str(plain))
     assert (found.kind, found.reasoner, found.description) == ("plain", None, None)
     assert found.backbone == reasoner.partition("_")[2]
-    assert convert.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
+    assert exchange.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
 
 
 def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
@@ -70,8 +70,8 @@ def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
     load_solver(str(exported))
     assert opened == [str(exported)]
     identity, config = identify(str(exported)), default_config()
-    config.reasoner = convert.guess_reasoner(identity)
-    convert.import_checkpoint(identity, tmp_path / "imported", config)
+    config.reasoner = exchange.guess_reasoner(identity)
+    exchange.import_checkpoint(identity, tmp_path / "imported", config)
     assert opened == [str(exported)] * 2
     assert identify(str(tmp_path / "imported")).reasoner == reasoner
     assert len(opened) == 2
@@ -82,7 +82,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     identity, config = identify(str(exported)), default_config()
     config.reasoner = identity.reasoner
     imported = tmp_path / "near" / "imported"
-    convert.import_checkpoint(identity, imported, config)
+    exchange.import_checkpoint(identity, imported, config)
     (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
     (tmp_path / "thresholds.json").write_text(json.dumps({"imported": {"chosen": 0.75}}))
     found = identify(str(imported))
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
     _, _, exported = case
     identity, config = identify(str(exported)), default_config()
     config.reasoner = identity.reasoner
-    convert.import_checkpoint(identity, tmp_path / "imported", config)
+    exchange.import_checkpoint(identity, tmp_path / "imported", config)
     (tmp_path / "imported" / "reasoner" / "reasoner.json").unlink()
     with pytest.raises(UserError, match=r"has no reasoner\.json"):
         identify(str(tmp_path / "imported"))

@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 from small_run import finished_run, load_config
 from tiny_llama import random_tree
 
-from slpo_jax import convert
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.models.gate import stopping_gate
+from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.open import open_origin
 from slpo_jax.origin.recipes import REASONERS
@@ -59,7 +59,7 @@ def there(request, tmp_path_factory):
     save_params(checkpoint, params)
     origin.write(checkpoint.parent / "reasoner")
     (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
-    convert.export_checkpoint(checkpoint, folder / "exported")
+    exchange.export_checkpoint(checkpoint, folder / "exported")
     return origin, reasoner, params, checkpoint, folder / "exported"
 
 
@@ -90,11 +90,11 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     origin, _, params, _, exported = there
     config = default_config()
     identity = identify(str(exported))
-    name = convert.guess_reasoner(identity)
+    name = exchange.guess_reasoner(identity)
     assert name == f"{origin.recipe.kind}_{origin.recipe.backbone}"
     config.reasoner = name
     config.gate.hidden = 5 if name == "codi_llama" else 0
-    back = convert.import_checkpoint(identity, tmp_path / "back", config)
+    back = exchange.import_checkpoint(identity, tmp_path / "back", config)
     _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
     assert back.description.gate_trained
     assert (back.template.start_id, back.template.end_id, back.template.banned_ids) == (
@@ -102,7 +102,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
         origin.template.end_id,
         origin.template.banned_ids,
     )
-    convert.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    exchange.export_checkpoint(tmp_path / "back", tmp_path / "again")
     card = (tmp_path / "again" / "README.md").read_text()
     assert "converted by slpo_jax from `exported`" in card
     assert str(exported.parent) not in card
@@ -144,7 +144,7 @@ def test_side_file_is_as_documented(there):
 
 def test_the_card_tells_what_was_trained_and_measured(tmp_path):
     work = finished_run() / "work"
-    convert.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
+    exchange.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
     card = (tmp_path / "card" / "README.md").read_text()
     report = json.loads((work / "report.json").read_text())["eval"]["slpo"]
     for name, row in report.items():
@@ -157,12 +157,12 @@ def test_the_card_tells_what_was_trained_and_measured(tmp_path):
         assert words in card
     assert str(tmp_path) not in card
     assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
-    convert.export_checkpoint(work / "checkpoints" / "imitate", tmp_path / "imitate")
+    exchange.export_checkpoint(work / "checkpoints" / "imitate", tmp_path / "imitate")
     described = json.loads((tmp_path / "imitate" / "reasoner.json").read_text())
     assert (described["gate"], described["gate_trained"]) == (0, False)
     assert "the stopping gate (random)" in (tmp_path / "imitate" / "README.md").read_text()
     assert "reinforcement" not in (tmp_path / "imitate" / "README.md").read_text()
-    convert.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
+    exchange.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
     assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
 
 
@@ -184,11 +184,11 @@ def test_refusals_write_nothing(there, tmp_path):
     full.mkdir()
     (full / "kept").write_text("")
     cases = [
-        (lambda: convert.export_checkpoint(checkpoint, full), "not empty"),
-        (lambda: convert.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
-        (lambda: convert.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
-        (lambda: convert.import_checkpoint(identify(str(exported)), full, config), "not empty"),
-        (lambda: convert.import_checkpoint(identify("./nowhere"), tmp_path / "a", config), "./nowhere"),
+        (lambda: exchange.export_checkpoint(checkpoint, full), "not empty"),
+        (lambda: exchange.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: exchange.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: exchange.import_checkpoint(identify(str(exported)), full, config), "not empty"),
+        (lambda: exchange.import_checkpoint(identify("./nowhere"), tmp_path / "a", config), "./nowhere"),
     ]
     for act, words in cases:
         with pytest.raises(UserError, match=re.escape(words)) as caught:

@@ -52,12 +52,13 @@ FLAGS = {
     "unknown section": (["--config.none.steps=1"], "config.none.steps: unknown config key", ""),
     "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
     "a word for a number": (["--config.rl.group=many"], "config.rl.group", "many"),
-    "G": (["--config.rl.group=1"], "config.rl.group: G = 1", "use 2 or more"),
+    "G": (["--config.rl.group=1"], "config.rl.group: 1", "2 or more; fewer give no baseline"),
     "capacities": (["--config.rl.capacities=((0.5, 0.5), (0.4, 1.0))"], "config.rl.capacities", "ascend to (1, 1)"),
     "K": (["--config.objective.slpo.passes=0"], "config.objective.slpo.passes", "1 or more"),
     "T_min > T_max": (["--config.min_latents=4"], "config.min_latents: 4", "max_latents (3)"),
-    "T": (["--config.max_latents=0"], "config.max_latents", "at least 1"),
-    "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ['slpo']", "imitate, cold_start, rl, evaluate"),
+    "T": (["--config.max_latents=-1"], "config.max_latents: -1", "0 or more"),
+    "no thought, and a gate": (["--config.max_latents=0"], "config.gate.enabled", "False"),
+    "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ('imi", "imitate, cold_start, rl, evaluate"),
     "no stage": (["--config.stages=()"], "config.stages", "imitate"),
     "a set to evaluate": (
         ["--config.evaluate.datasets=('real','svamp')"],
@@ -66,18 +67,52 @@ FLAGS = {
     ),
     "the gate off, and trained": (["--config.gate.enabled=False"], "config.gate.enabled", "config.stages"),
     "the latents of the last stage": (["--config.imitate.c_thought=4"], "config.imitate.c_thought: 4", "max_latents"),
-    "log_every": (["--config.log_every=0"], "config.log_every", "at least 1"),
-    "checkpoint_every": (["--config.checkpoint_every=0"], "config.checkpoint_every", "at least 1"),
-    "a batch of nothing": (["--config.cold_start.batch_size=0"], "config.cold_start.batch_size", "at least 1"),
-    "no threshold": (["--config.evaluate.thresholds=()"], "config.evaluate.thresholds", "(0.5,)"),
-    "dropout": (["--config.dropout.rate=1.0"], "config.dropout.rate: 1.0", "[0, 1)"),
-    "a term": (["--config.objective.slpo.advantage=ppo"], "config.objective.slpo.advantage", "rloo or grpo"),
+    "log_every": (["--config.log_every=0"], "config.log_every", "1 or more"),
+    "checkpoint_every": (["--config.checkpoint_every=0"], "config.checkpoint_every", "1 or more"),
+    "a batch of nothing": (["--config.cold_start.batch_size=0"], "config.cold_start.batch_size", "1 or more"),
+    "no threshold": (["--config.evaluate.thresholds=()"], "config.evaluate.thresholds", "(0.5, 0.6"),
+    "dropout": (["--config.dropout.rate=1.0"], "config.dropout.rate: 1.0", "below 1"),
+    "a term": (["--config.objective.slpo.advantage=ppo"], "config.objective.slpo.advantage: 'ppo'", "rloo, grpo, pkpo"),
     "reasoner": (["--config.reasoner=gpt5"], "config.reasoner: 'gpt5'", "coconut_gpt2"),
     "tokenizer": (["--config.tokenizer=./nowhere"], "tokenizer ./nowhere", "synthetic:N"),
     "positions": (["--config.model.n_positions=26"], "config.model.n_positions: 26 is less than the 27", "raise it"),
     "heads": (["--config.model.n_head=3"], "config.model.n_embd", "n_head"),
     "no devices to share a batch": (["--config.rl.batch_size=5"], "config.rl.batch_size: 5", "2 devices"),
     "micro-batches": (["--config.imitate.micro_batches=3"], "config.imitate.batch_size: 8", "3 micro-batches"),
+    "a stray argument": (["stages=imitate"], "stages=imitate: is no flag", "--config.KEY=VALUE"),
+    "no heads": (["--config.model.n_head=0"], "config.model.n_head: 0", "1 or more"),
+    "fewer than no heads": (["--config.model.n_head=-2"], "config.model.n_head: -2", "1 or more"),
+    "no layer": (["--config.model.n_layer=0"], "config.model.n_layer: 0", "1 or more"),
+    "a word for a bucket": (["--config.prompt_slots=('a',)"], "config.prompt_slots: ('a',)", "(128, 256)"),
+    "a seed beyond 64 bits": ([f"--config.seed={2**64}"], "config.seed: 18446744073709551616", "4294967295"),
+    "a negative seed": (["--config.seed=-1"], "config.seed: -1", "from 0"),
+    "imitation's dropout": (["--config.imitate.dropout=1.5"], "config.imitate.dropout: 1.5", "below 1"),
+    "imitation's dropout, nan": (["--config.imitate.dropout=nan"], "config.imitate.dropout: nan", "below 1"),
+    "the gate's dropout": (["--config.gate.dropout=-1.0"], "config.gate.dropout: -1.0", "from 0 to below 1"),
+    "samples": (["--config.evaluate.samples=-1"], "config.evaluate.samples: -1", "0 is Acc alone"),
+    "limit": (["--config.evaluate.limit=-3"], "config.evaluate.limit: -3", "0 is all"),
+    "seeds": (["--config.evaluate.seeds=0"], "config.evaluate.seeds: 0", "1 or more"),
+    "steps": (["--config.rl.steps=-5"], "config.rl.steps: -5", "1 or more"),
+    "a word for a threshold": (["--config.evaluate.thresholds=('a',)"], "config.evaluate.thresholds: ('a',)", "0 to 1"),
+    "a threshold": (["--config.evaluate.thresholds=(7.0,)"], "config.evaluate.thresholds: (7.0,)", "from 0 to 1"),
+    "a site": (["--config.model.dropout_sites=('atention',)"], "config.model.dropout_sites", "attention, mlp"),
+    "temperature": (["--config.rl.temperature=-1.0"], "config.rl.temperature: -1.0", "0 or more"),
+    "temperature, nan": (["--config.rl.temperature=nan"], "config.rl.temperature: nan", "0 or more"),
+    "epsilon": (["--config.objective.slpo.epsilon=0.0"], "config.objective.slpo.epsilon: 0.0", "above 0"),
+    "epsilon below 0": (["--config.objective.slpo.epsilon=-1.0"], "config.objective.slpo.epsilon: -1.0", "above 0"),
+    "a weight": (["--config.objective.slpo.latent_weight=nan"], "config.objective.slpo.latent_weight: nan", "number"),
+    "latents a step": (["--config.imitate.c_thought=-1"], "config.imitate.c_thought: -1", "0 or more"),
+    "warm-up": (["--config.rl.optimizer.warmup_steps=7"], "config.rl.optimizer.warmup_steps: 7", "6 steps"),
+    "warm-up of a phase": (["--config.imitate.cot_steps=1"], "config.imitate.optimizer.warmup_steps: 2", "1 steps"),
+    "an objective": (["--config.rl.objectives=('ppo',)"], "config.rl.objectives: 'ppo'", "slpo"),
+    "a thinker": (["--config.thinker.name=free"], "config.thinker.name: 'free'", "latent, additive"),
+    "its noise": (["--config.thinker.additive.sigma=0.0"], "config.thinker.additive.sigma: 0.0", "above 0"),
+    "a thought without a likelihood": (["--config.rl.objectives=('exact',)"], "config.objective.exact", "additive"),
+    "k of pkpo": (
+        ["--config.objective.slpo.advantage=pkpo"],
+        "config.objective.slpo.pass_k: 4",
+        "below config.rl.group (4)",
+    ),
     "an optimizer": (["--config.rl.optimizer.name=sgd"], "config.rl.optimizer.name: 'sgd'", "adafactor, adamw"),
     "nothing to train": (
         [f"--config.objective.slpo.{name}_weight=0.0" for name in ("latent", "answer", "stop")],
@@ -101,6 +136,18 @@ FLAGS = {
         "config.data.train: nowhere.jsonl: no such file",
         "check the path",
     ),
+    "a missing file of a later stage": (
+        ["--config.data.eval.real=nowhere.json"],
+        "config.data.eval.real: nowhere.json: no such file",
+        "check the path",
+    ),
+    "a missing file under a name of one's own": (
+        ["--config.data.eval.mine=nowhere.json"],
+        "config.data.eval.mine: nowhere.json: no such file",
+        "check the path",
+    ),
+    "a set without a source": (["--config.data.eval.mine"], "config.data.eval.mine: no source", "give a file"),
+    "an empty source": (["--config.data.eval.mine="], "config.data.eval.mine: no source", "give a file"),
     "a missing validation file": (["--config.data.valid=nowhere.txt"], "nowhere.txt: no such file", "check the path"),
     "a kind of file": (["--config.data.train=pens.csv"], "config.data.train: pens.csv", ".jsonl"),
     "a broken line": (["--config.data.train=broken.jsonl"], "config.data.train: broken.jsonl, line 2", "mend"),
@@ -160,16 +207,13 @@ def test_no_config(folder):
 
 
 def test_long_problem_of_an_evaluation_set(folder):
-    """Unless it lies beyond the limit."""
+    """It is found before the first stage."""
     (folder / "long.json").write_text(json.dumps([json.loads(line) for line in (GOOD * 3 + LONG).splitlines()]))
     text = (folder / "small.py").read_text().replace("real.json", "long.json")
     (folder / "long.py").write_text(text)
-    one_step = ["--config.imitate.cot_steps=1", "--config.imitate.final_steps=0", "--config.imitate.control=False"]
-    stages = "--config.stages=('imitate','evaluate')"
-    done = run("--config=long.py", "--workdir=work/long", stages, *one_step, folder=folder)
-    assert done.status == 2
-    assert "Traceback" not in done.stderr
-    assert "error: config.data.eval.real: problem 3 has a prompt of 27 tokens" in done.stderr.splitlines()[-1]
+    line = _error_of(run("--config=long.py", "--workdir=work/long", folder=folder))
+    assert "config.data.eval.real: problem 3 has a prompt of 27 tokens" in line
+    assert not (folder / "work" / "long" / "checkpoints").exists()  # nothing was trained before that
 
 
 def test_debug_shows_where(folder):
@@ -186,6 +230,7 @@ def test_a_failed_run_binds_nobody(folder):
     )
     assert run("--config=small.py", "--workdir=work/again", "--config.data.train=long.jsonl", folder=folder).status == 2
     one_step = ["--config.imitate.cot_steps=1", "--config.imitate.final_steps=0", "--config.imitate.control=False"]
+    one_step.append("--config.imitate.optimizer.warmup_steps=0")
     done = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, folder=folder)
     assert done.status == 0, done.stderr
     before = (folder / "work" / "again" / "config.json").read_text()
@@ -193,3 +238,44 @@ def test_a_failed_run_binds_nobody(folder):
     wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, "--config.seed=3", folder=folder)
     assert "config.seed: " in _error_of(wrong)
     assert (folder / "work" / "again" / "config.json").read_text() == before
+
+
+def test_sets_are_read_before_anything_is_trained(folder):
+    """The last stage's, whichever key they stand under; what they hold is checked, not just that they are there."""
+    for number, source in enumerate(("nowhere.json", "broken.jsonl", "long.jsonl")):
+        workdir = f"work/read_{number}"
+        flags = ["--config=small.py", f"--workdir={workdir}", f"--config.data.eval.mine={source}"]
+        line = _error_of(run(*flags, folder=folder))
+        assert line.startswith("config.data.eval.mine: ")
+        assert not (folder / workdir / "checkpoints").exists()
+        assert not (folder / workdir / "config.json").exists()
+
+
+def test_a_set_of_one_s_own_is_evaluated(folder):
+    """Its name is not in the config file; both ways to write a flag."""
+    (folder / "mine.jsonl").write_text(GOOD * 2)
+    only = ["--config.stages=('imitate','evaluate')", "--config.imitate.control=False", "--config.evaluate.samples=0"]
+    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
+    sets = ["--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl"]
+    chosen = "--config.evaluate.datasets=('mine','other')"
+    done = run("--config=small.py", "--workdir=work/mine", *only, *steps, *sets, chosen, folder=folder)
+    assert done.status == 0, done.stderr
+    report = json.loads((folder / "work" / "mine" / "report.json").read_text())
+    assert {name: figures["n"] for name, figures in report["eval"]["imitate"].items()} == {"mine": 2, "other": 2}
+    config = json.loads((folder / "work" / "mine" / "config.json").read_text())
+    assert config["data"]["eval"]["mine"] == "mine.jsonl"
+    assert "\r" not in done.stderr  # a log file gets lines
+    assert "imitate: 4/4 steps" in done.stderr
+
+
+def test_a_finished_stage_needs_no_training_data(folder):
+    """A workdir can be evaluated where the data that it was trained on is not."""
+    flags = ["--config=small.py", "--workdir=work/moved", "--config.imitate.control=False"]
+    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
+    copied = folder / "copied.jsonl"
+    copied.write_text((folder / "train.jsonl").read_text())
+    flags += [*steps, "--config.data.train=copied.jsonl", "--config.evaluate.samples=0"]
+    assert run(*flags, ONE_STAGE, folder=folder).status == 0
+    copied.unlink()
+    done = run(*flags, "--config.stages=('imitate','evaluate')", folder=folder)
+    assert done.status == 0, done.stderr

@@ -191,6 +191,10 @@ def test_lost_latents_are_made_again(finished, monkeypatch):
     (finished.work / "eval" / "slpo" / "real.latents.npz").unlink()
     assert finished.evaluate(monkeypatch, **kept) == {"slpo on real"}
     assert finished.evaluate(monkeypatch) == set()
+    finished.train("slpo", 7)
+    assert finished.evaluate(monkeypatch) == {"validation", "slpo on real", "slpo on made"}
+    left = [path.parent.name for path in (finished.work / "eval").rglob("*.latents.npz")]
+    assert sorted(left) == sorted(ROWS[:-1] * 2)  # the old checkpoint's are gone
 
 
 @pytest.mark.parametrize(

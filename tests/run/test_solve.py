@@ -10,8 +10,8 @@ from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
 from scipy.special import erf, expit, softmax
 from tiny import SlowReasoner
 
-from slpo_jax.convert import export_checkpoint
 from slpo_jax.errors import UserError
+from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of
 from slpo_jax.run.solver import Vote, load_solver, solve, vote

@@ -38,7 +38,7 @@ def _child(argv: list[str], stdin: str, output: str) -> None:
 @functools.cache
 def _server():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slpo_jax.solve"])
+    context.set_forkserver_preload(["slpo_jax.solve", "slpo_jax.run.solver", "slpo_jax.text.tokenizer", "transformers"])
     return context
 
 

@@ -1,0 +1,279 @@
+"""What the pages say: links and paths lead somewhere, names and keys exist, commands parse, and the examples run."""
+
+import dataclasses
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
+from tiny import GATE, compiled
+
+from slpo_jax import config as configs
+from slpo_jax.policy.advantage import ADVANTAGES
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.training import rl
+from slpo_jax.training.objectives import OBJECTIVES, Objective
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# These hold what was measured, by the names that things had then.
+CURRENT = [page for page in PAGES if page.name not in ("measurements.md", "speed.md")]
+METHODS = ROOT / "docs" / "methods.md"
+OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "report.md", "runs"}  # in a workdir
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_EXAMPLE = re.compile(r"^`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")
+
+
+def of(pages):
+    return pytest.mark.parametrize("page", pages, ids=[page.name for page in pages])
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return _FENCE.sub("", page.read_text())
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in _FENCE.findall(page.read_text()) if kind == language]
+
+
+def example_paths() -> set[str]:
+    return {path for path, _ in _EXAMPLE.findall(METHODS.read_text())}
+
+
+def found(path: str) -> bool:
+    """Whether it is there, from the repository's root or the package's."""
+    path = path.partition(":")[0]
+    return any(any(base.glob(path.rstrip("/"))) for base in (ROOT, ROOT / "slpo_jax"))
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+@of(PAGES)
+def test_links_lead_to_files(page):
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    assert all((page.parent / target.partition("#")[0]).is_file() for target in targets), targets
+    assert targets or page.parent != ROOT  # the root's pages lead to the others
+
+
+@of(CURRENT)
+def test_paths_are_there(page):
+    quoted = [text for text in re.findall(r"`([^`\n]+)`", prose(page)) if text not in example_paths()]
+    files = [text for text in quoted if _FILE.fullmatch(text) and text.partition("/")[0] not in OF_A_RUN]
+    folders = [text for text in quoted if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", text)]
+    folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
+    missing = [path for path in files + folders if not found(path)]
+    assert not missing
+    if page.name in ("README.md", "CONTRIBUTING.md", "equations.md", "configuration.md"):
+        assert len(files) + len(folders) > 3, "nothing was looked for"
+
+
+@of(CURRENT)
+def test_names_are_in_their_files(page):
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", prose(page))
+    for path, names in named:
+        source = (ROOT / "slpo_jax" / path).read_text()
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^(?:def|class) {name}\b|^{name}\b.*=", source, re.MULTILINE), f"{path}: {name}"
+    assert len(named) > 10 or page.name != "equations.md"
+
+
+def holds(node, key: str) -> bool:
+    """Whether a config has a key, in which NAME stands for any objective or data set, STAGE for any stage."""
+    first, _, rest = key.partition(".")
+    if first == "STAGE":
+        return all(holds(node[stage], rest) for stage in ("imitate", "cold_start", "rl"))
+    if first == "NAME":
+        return all(holds(child, rest) for child in node.values() if isinstance(child, ConfigDict)) if rest else True
+    return first in node and (not rest or holds(node[first], rest))
+
+
+@of(CURRENT)
+def test_config_keys_exist(page):
+    config, text = configs.default_config(), prose(page)
+    quoted = [key.partition("=")[0] for key in re.findall(r"`(?:--)?config\.(?!json`)([\w.]+(?:=\S*)?)`", text)]
+    sections = "|".join(key for key, value in config.items() if isinstance(value, ConfigDict))
+    quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
+    quoted = [key for key in quoted if "right_answers" not in key]
+    assert not [key for key in quoted if not holds(config, key)]
+    assert len(quoted) > 5 or page.name not in ("configuration.md", "equations.md", "methods.md")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of every command of a page, without what installs."""
+    lines = "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    parts = [part for line in lines for part in line.split("&&")]
+    return [shlex.split(part, comments=True) for part in parts if part.strip()]
+
+
+@of(CURRENT)
+def test_runs_have_configs_that_can_be_used(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runs = [words for words in commands(page) if "slpo_jax.main" in words]
+    for words in runs:
+        monkeypatch.setattr(sys, "argv", words[2:])  # where config_flags looks for the keys that are given
+        values = flags.FlagValues()
+        config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
+        flags.DEFINE_string("workdir", None, "", flag_values=values)
+        assert values(words[2:]) == ["slpo_jax.main"]
+        configs.check(values.config)
+    assert runs or page.name not in ("README.md", "configuration.md")
+
+
+@of(CURRENT)
+def test_other_commands_have_their_files_and_flags(page):
+    for words in commands(page):
+        if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax.", "benchmarks.")):
+            path = ROOT / (words[2].replace(".", "/") + ".py")
+        elif words[0] == "python" and words[1].endswith(".py"):
+            path = ROOT / words[1]
+        else:
+            continue
+        sources = [path.read_text(), (ROOT / "slpo_jax" / "main.py").read_text()]
+        sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
+        for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
+            quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
+            assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
+
+
+def _table(title: str) -> dict[str, str]:
+    """Name -> last cell, of the table of a section of docs/methods.md."""
+    section = METHODS.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[-1] for cells in rows}
+
+
+def test_methods_are_all_there():
+    assert list(_table("Thinkers")) == list(THINKERS)
+    assert list(_table("Objectives")) == list(OBJECTIVES)
+    assert list(_table("Advantages")) == list(ADVANTAGES)
+    common = {field.name for field in dataclasses.fields(Objective)}
+    for kinds, title, known in ((OBJECTIVES, "Objectives", common), (THINKERS, "Thinkers", set())):
+        for name, settings in _table(title).items():
+            own = {field.name for field in dataclasses.fields(kinds[name])} - known
+            assert set(re.findall(r"`(\w+)`", settings)) == own, name
+    shared = re.search(r"^All have (.*?)\.$", METHODS.read_text(), re.MULTILINE | re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", shared)) == common
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """name -> the class of docs/methods.md's example of that name, from a file as one would write it."""
+
+    def load(name: str):
+        code = {Path(path).stem: code for path, code in _EXAMPLE.findall(METHODS.read_text())}[name]
+        (tmp_path / f"example_{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        module = importlib.import_module(f"example_{name}")
+        monkeypatch.delitem(sys.modules, module.__name__)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        (made,) = (x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__)
+        return made
+
+    return load
+
+
+def _gradient(policy, objective, references):
+    """Metrics and gradient of one step's loss."""
+    loss_fn = rl.make_loss(policy, objective, rigged_reward, GROUP)
+    step = compiled(jax.grad(loss_fn, has_aux=True))
+    gradient, sums = step(small_params(), prompted_batch(references), jax.random.key(1))
+    return jax.tree.map(np.asarray, gradient), {name: float(total / count) for name, (total, count) in sums.items()}
+
+
+def test_example_of_an_objective(example, monkeypatch):
+    """Right rollouts are imitated: the gradient is that of their mean likelihood, and wrong ones leave no trace."""
+    monkeypatch.setitem(OBJECTIVES, "right_answers", example("right_answers"))
+    objective = OBJECTIVES["right_answers"](answer_weight=0.5)
+    right, metrics = _gradient(POLICY, objective, (ALWAYS,) * 4)
+    expected = -(0.5 * metrics["answer_log_likelihood"] + _mean_stop(POLICY)) * 4
+    assert metrics["reward"] == 1
+    assert metrics["loss"] == pytest.approx(expected / 4, rel=1e-5)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(right["gate"]))
+    assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(right["reasoner"]))
+    wrong, metrics = _gradient(POLICY, objective, (NEVER,) * 4)
+    assert metrics["loss"] == metrics["reward"] == 0
+    assert all(not leaf.any() for leaf in jax.tree.leaves(wrong))
+
+
+def _mean_stop(policy) -> float:
+    """The mean of log P(tau) by hand, of the step that `_gradient` takes."""
+    key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
+    roll_out = compiled(lambda params: rl.roll_out(policy, params, batch, rigged_reward, GROUP, key))
+    trajectories, _ = roll_out(small_params())
+    logits = policy.thinker.stop_logits(small_params(), trajectories.actions)
+    rho = np.asarray(jax.nn.sigmoid(logits), np.float64)
+    logs = []
+    for row, length in zip(rho, np.asarray(trajectories.lengths), strict=True):
+        fires = 1.0 if length == len(row) else row[length - 1]
+        logs.append(np.log(fires) + np.log1p(-row[: length - 1]).sum())
+    return float(np.mean(logs))
+
+
+def test_example_of_a_thinker(example, monkeypatch):
+    """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
+    monkeypatch.setitem(THINKERS, "tokens", example("tokens"))
+    thinker = THINKERS["tokens"](temperature=2.0)(REASONER, GATE)
+    params, vocabulary = small_params(), 61
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32)
+    every = jnp.arange(vocabulary)[:, None]
+    log_prob = compiled(thinker.log_prob)(params, jnp.repeat(hidden, vocabulary, axis=0), every)
+    assert float(jnp.exp(log_prob).sum()) == pytest.approx(1, abs=1e-5)
+    keys = jax.random.split(jax.random.key(0), (1, 4000))
+    drawn = compiled(thinker.draw)(params, jnp.repeat(hidden, 4000, axis=1), keys)
+    shares = np.bincount(np.asarray(drawn[0]), minlength=vocabulary) / 4000
+    np.testing.assert_allclose(shares, np.exp(log_prob[:, 0]), atol=0.03)
+    assert int(thinker.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
+
+    policy = dataclasses.replace(POLICY, thinker=thinker).having(dropout_rate=0.0)
+    objective = OBJECTIVES["exact"]()
+    objective.check("config.objective.exact", policy, GROUP)
+    gradient, metrics = _gradient(policy, objective, (0, 1, 0, 1))
+    assert 0 < metrics["reward"] < 1
+    assert metrics["latent_log_likelihood"] < -1
+    assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient["reasoner"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["right_answers", "tokens"])
+def test_an_example_is_one_file_one_line_and_one_config(name, tmp_path):
+    """In a copy of the package, followed to the letter, the command trains with it."""
+    page = METHODS.read_text()
+    path, code = next((path, code) for path, code in _EXAMPLE.findall(page) if Path(path).stem == name)
+    after = page.partition(code)[2]
+    line, config = re.findall(r"^```python\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]
+    for folder in ("slpo_jax", "configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / path).write_text(code)
+    table = (tmp_path / path).parent / "__init__.py"
+    module, made = ".".join(Path(path).with_suffix("").parts), line.split()[-1].rstrip(",")
+    source, replaced = re.subn(r"^((?:OBJECTIVES|THINKERS)\b.*= \{)", rf"\1\n{line}", table.read_text(), flags=re.M)
+    assert replaced == 1
+    table.write_text(source.replace("from slpo_jax", f"from {module} import {made}\nfrom slpo_jax", 1))
+    (tmp_path / "configs" / "mine.py").write_text(config)
+    objective = "right_answers" if name == "right_answers" else "exact"
+    small = {
+        "stages": "('rl',)", "rl.objectives": f"('{objective}',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2,
+        "rl.optimizer.warmup_steps": 0, "cpu_devices": 1, "data.synthetic.train_size": 16,
+        "data.synthetic.valid_size": 4,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/mine.py", "--workdir=work"]
+    command += [f"--config.{key}={value}" for key, value in small.items()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "work" / "checkpoints" / objective / "finished").read_text() == "1\n"
