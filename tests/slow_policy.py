@@ -135,28 +135,25 @@ def as_float64(tree):
 
 
 def assert_is_gradient(gradient, value, params, step: float = 1e-5, rel: float = 2e-3) -> None:
-    """`gradient` is that of `value` by central differences: in each array along a random direction and along itself.
+    """`gradient` is that of `value` by central differences: of each array along itself, of all along random directions.
 
     Args:
         value: parameters in float64 -> float.
     """
-    params, rng = as_float64(params), np.random.default_rng(0)
-    leaves, tree = jax.tree.flatten(params)
-    slopes = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
-    scale = max(np.linalg.norm(slope) for slope in slopes)
+    params, gradient, rng = as_float64(params), as_float64(gradient), np.random.default_rng(0)
+    paths, tree = jax.tree_util.tree_flatten_with_path(gradient)
+    slopes = [slope for _, slope in paths]
+    scale = np.sqrt(sum(np.sum(slope**2) for slope in slopes))
     assert scale > 0.01
-    for number, slope in enumerate(slopes):
-        random = rng.normal(size=slope.shape)
-        for direction in (random, slope):
-            if not np.any(direction):
-                continue
-            direction = direction / np.linalg.norm(direction)
-
-            def moved(by, number=number, direction=direction):
-                changed = [leaf + by * direction if i == number else leaf for i, leaf in enumerate(leaves)]
-                return value(jax.tree.unflatten(tree, changed))
-
-            expected = (moved(step) - moved(-step)) / (2 * step)
-            name = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[number][0])
-            found, tolerance = float(np.sum(slope * direction)), rel * np.linalg.norm(slope) + 2e-5 * scale
-            assert abs(found - expected) < tolerance, f"{name}: {found} is not {expected}"
+    directions = {
+        jax.tree_util.keystr(path): [slope / np.linalg.norm(slope) if i == number else 0 * other
+                                     for i, (_, other) in enumerate(paths)]
+        for number, (path, slope) in enumerate(paths) if np.any(slope)
+    } | {f"direction {n}": [rng.normal(size=slope.shape) / 10 for slope in slopes] for n in range(4)}  # fmt: skip
+    for name, direction in directions.items():
+        by_tree = jax.tree.unflatten(tree, direction)
+        up, down = (value(jax.tree.map(lambda p, d, s=s: p + s * d, params, by_tree)) for s in (step, -step))
+        found = sum(np.sum(slope * part) for slope, part in zip(slopes, direction, strict=True))
+        length = np.sqrt(sum(np.sum((slope * part) ** 2) for slope, part in zip(slopes, direction, strict=True)))
+        tolerance = rel * max(abs(found), length) + 2e-5 * scale
+        assert abs(found - (up - down) / (2 * step)) < tolerance, f"{name}: {found} is not {(up - down) / (2 * step)}"

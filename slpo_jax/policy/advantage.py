@@ -54,7 +54,9 @@ def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
 
     A rollout is worth the share, of all subsets of k rollouts, of those that it is in and that hold a right one: k/G if
     it is right, else k/G * rho(G - 1, c, k - 1). Its baseline is what a rollout of the others is worth in the mean when
-    it is left out: k/(G - 1) * rho(G - 1, c - r_i, k).
+    it is left out: k/(G - 1) * rho(G - 1, c - r_i, k). The sum over i of A_i grad log pi is an unbiased estimate of the
+    gradient of Pass@k, so the mean over i, which the loss has, is one of 1/G of it. Where all are right no advantage is
+    0, but -k / (G (G - 1)), as the baseline is of fewer rollouts.
 
     Args:
         rewards_G: float [G], of zeros and ones.

@@ -1,11 +1,14 @@
-"""RLOO and GRPO against numbers worked out by hand."""
+"""RLOO and GRPO against numbers worked out by hand, PKPO against all subsets."""
+
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.policy.advantage import grpo, rloo
+from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, rloo, solved_share
 
 
 def test_rloo_by_hand():
@@ -29,18 +32,75 @@ def test_grpo_by_hand():
     np.testing.assert_allclose(grpo(jnp.array([1e-3, 0])), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("advantage", [rloo, grpo])
+PKPO = functools.partial(pkpo, k=2)
+
+
+@pytest.mark.parametrize("advantage", [rloo, grpo, PKPO])
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
     np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
     for value in (0.0, 1.0):
-        np.testing.assert_array_equal(advantage(jnp.full(8, value)), np.zeros(8))
+        # PKPO's baseline is of fewer rollouts: k/G - k/(G - 1) where all are right.
+        expected = -2 / (8 * 7) if advantage is PKPO and value else 0.0
+        np.testing.assert_allclose(advantage(jnp.full(8, value)), np.full(8, expected), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("advantage", [rloo, grpo])
+@pytest.mark.parametrize("advantage", [rloo, grpo, PKPO])
 def test_one_group_at_a_time(advantage):
     with pytest.raises(AssertionError):
         advantage(jnp.zeros((2, 4)))
     groups = jnp.array([[1.0, 0, 0, 1], [0, 0, 0, 1]])
     both = jax.vmap(advantage)(groups)
     np.testing.assert_allclose(both[1], advantage(groups[1]), rtol=1e-6)
+
+
+GROUPS = [(group, k) for group in range(2, 6) for k in range(1, group)]
+
+
+def _patterns(group):
+    return np.array(list(itertools.product((0.0, 1.0), repeat=group)), np.float32)
+
+
+def _worth(rewards, members, k) -> dict[int, float]:
+    """Of each member: the share, of all their subsets of k, of those that it is in and that hold a right one."""
+    subsets = list(itertools.combinations(members, k))
+    return {i: sum(i in s and any(rewards[j] for j in s) for s in subsets) / len(subsets) for i in members}
+
+
+@pytest.mark.parametrize(("group", "k"), GROUPS)
+def test_pkpo_is_the_sum_over_all_subsets(group, k):
+    patterns, everyone, expected = _patterns(group), range(group), []
+    for rewards in patterns:
+        worth = _worth(rewards, everyone, k)
+        baselines = [np.mean([*_worth(rewards, [j for j in everyone if j != i], k).values()]) for i in everyone]
+        expected.append([worth[i] - baselines[i] for i in everyone])
+    found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(found).max() > 0.1
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_solved_share_by_counting(n):
+    for k in range(n + 1):
+        subsets = list(itertools.combinations(range(n), k))
+        for right in range(n + 1):
+            counted = np.mean([any(i < right for i in subset) for subset in subsets])
+            assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k):
+    """In the mean over all groups of draws from a categorical policy, 1/G sum_i A_i grad log p is 1/G of Pass@k's."""
+    group, right = 4, np.array([1.0, 0.0, 0.0, 1.0], np.float32)
+    logits = np.array([-0.9, 0.7, 0.4, -2.0])
+    law = np.exp(logits) / np.exp(logits).sum()
+    draws = np.array(list(itertools.product(range(4), repeat=group)))
+    advantages = np.asarray(jax.vmap(lambda rewards: pkpo(rewards, k))(right[draws]), np.float64)
+    scores = np.eye(4)[draws] - law  # grad log p of each draw, [.., G, 4]
+    estimate = (advantages[..., None] * scores).mean(axis=1)
+    mean = law[draws].prod(axis=1) @ estimate
+    # Pass@k is 1 - (1 - p)^k with p = sum of the right ones, whose gradient is p (1 - p) over the right logits' shares.
+    p = law @ right
+    to_p = law * (right - p)
+    np.testing.assert_allclose(group * mean, k * (1 - p) ** (k - 1) * to_p, atol=1e-7)
+    assert np.abs(to_p).max() > 0.05

@@ -1,0 +1,132 @@
+"""The thinker of additive noise: its draws, its density, and the deterministic run without it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from tiny import (
+    CONFIG,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+    take_rows,
+)
+
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import PassKeys, score
+
+SIGMA, T, D = 0.4, ROLLOUT.max_latents, CONFIG.n_embd
+CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+POLICY = policy_of(CLEAN, REASONER, "additive", sigma=SIGMA)
+ROWS = 500
+PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
+LENGTHS = jnp.asarray(np.resize([T, 2, 3], ROWS))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return both_params()
+
+
+@pytest.fixture(scope="module")
+def rolled(params):
+    """Rollouts of one prompt, and what a noiseless pass over them says."""
+
+    @compiled
+    def run(params, keys):
+        trajectories = sample(POLICY, params, PROMPTS, keys, LENGTHS)
+        return trajectories, score(POLICY, params, PROMPTS, trajectories, None)
+
+    return run(params, keys_of(ROWS))
+
+
+@pytest.fixture(scope="module")
+def means(params, rolled):
+    """The latents [N, T, D] that the plain model makes of each prefix, up to tau."""
+    slow, found = SlowReasoner(params["reasoner"]), np.zeros((ROWS, T, D))
+    prompt = real_tokens(PROMPTS, 0)
+    for row in range(ROWS):
+        tau = int(LENGTHS[row])
+        fed = np.asarray(rolled[0].actions[row, : tau - 1], np.float64)
+        hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))
+        found[row, :tau] = hidden[len(prompt) - 1 :]
+    return found
+
+
+def _noise(rolled, means, step):
+    """Standardised noise [n, D] of the rows that took the step (from 0)."""
+    took = np.asarray(LENGTHS) > step
+    return ((np.asarray(rolled[0].actions, np.float64) - means) / SIGMA)[took, step]
+
+
+def test_draws_are_normal_around_the_transition(rolled, means):
+    draws = np.concatenate([_noise(rolled, means, step) for step in range(T)])
+    count = draws.size
+    assert abs(draws.mean()) < 5 / count**0.5
+    assert abs(draws.var() - 1) < 5 * (2 / count) ** 0.5
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-4
+    # Units are independent of each other.
+    off = np.corrcoef(draws.T)[~np.eye(D, dtype=bool)]
+    assert np.abs(off).max() < 5 / len(draws) ** 0.5
+
+
+def test_steps_and_rollouts_draw_apart(rolled, means):
+    full = np.asarray(LENGTHS) == T
+    by_step = np.stack([_noise(rolled, means, step)[full[np.asarray(LENGTHS) > step]] for step in range(T)])
+    for a in range(T):
+        for b in range(a):
+            assert abs(np.corrcoef(by_step[a].ravel(), by_step[b].ravel())[0, 1]) < 5 / by_step[a].size ** 0.5
+    first = _noise(rolled, means, 0)
+    assert len(np.unique(first[:, 0].round(5))) > 0.99 * ROWS
+    assert abs(np.corrcoef(first[1:].ravel(), first[:-1].ravel())[0, 1]) < 5 / first.size**0.5
+
+
+def test_log_prob_is_the_density(rolled, means):
+    trajectories, scores = rolled
+    assert scores.action_log_probs.shape == (ROWS, T)
+    for row in range(6):
+        for step in range(int(LENGTHS[row])):
+            law = stats.multivariate_normal(means[row, step], SIGMA**2 * np.eye(D))
+            expected = law.logpdf(np.asarray(trajectories.actions[row, step], np.float64))
+            assert scores.action_log_probs[row, step] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_noiseless_pass_draws_the_means(rolled, means):
+    took = np.arange(T) < np.asarray(LENGTHS)[:, None]
+    np.testing.assert_allclose(np.asarray(rolled[1].actions)[took], means[took], rtol=0, atol=1e-4)
+
+
+def test_without_noise_it_is_the_reasoner_s_own_run(params):
+    """What is evaluated greedily: the additive thinker without its noise is the latent one."""
+    prompts, keys = take_rows(PROMPTS, range(3)), keys_of(3)
+    quiet, latent = POLICY.without_noise(), policy_of(dataclasses.replace(CLEAN, thinker_noise=False))
+    ours, theirs = (compiled(sample, policy)(params, prompts, keys, LENGTHS[:3]) for policy in (quiet, latent))
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.actions, theirs.actions, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours.actions[0, 0], ours.actions[1, 0], atol=1e-6)
+
+
+def test_surrogate_passes_draw_anew(params, rolled):
+    """Under keys of its own a pass draws around the same means with noise of its own."""
+    trajectories, clean = rolled
+    keys = keys_of(ROWS, seed=5)
+
+    def drawn(params, keys):
+        return score(POLICY, params, PROMPTS, trajectories, PassKeys(keys, keys)).actions
+
+    z = np.asarray(compiled(drawn)(params, keys))
+    took = np.arange(T) < np.asarray(LENGTHS)[:, None]
+    fresh = ((z - np.asarray(clean.actions)) / SIGMA)[took]
+    old = ((np.asarray(trajectories.actions) - np.asarray(clean.actions)) / SIGMA)[took]
+    assert abs(fresh.var() - 1) < 5 * (2 / fresh.size) ** 0.5
+    assert abs(np.corrcoef(fresh.ravel(), old.ravel())[0, 1]) < 5 / fresh.size**0.5
+    assert jax.tree.map(jnp.shape, z) == (ROWS, T, D)

@@ -1,0 +1,292 @@
+"""The objectives beside SLPO against loops over prompts and rollouts, gradients against finite differences."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+from slow_policy import (
+    as_float64,
+    assert_is_gradient,
+    factors_of,
+    leave_one_out,
+    normal_log_prob,
+    rollouts_of,
+    spoken,
+    stop_log_prob,
+    teacher_forced,
+    think,
+)
+from small_steps import GROUP, PROMPTS, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
+from tiny import EOS, PAD, SlowReasoner, compiled, policy_of
+
+from slpo_jax.policy.rollout import replay
+from slpo_jax.policy.score import answer_after_replay, pass_keys, score
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives import answer_only as answer_only_module
+from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
+from slpo_jax.training.rl import roll_out
+
+KEY = jax.random.key(7)
+SIGMA = 0.3
+POLICY = policy_of(ROLLOUT)
+ADDITIVE = policy_of(ROLLOUT, REASONER, "additive", sigma=SIGMA).having(dropout_rate=0.0)
+
+
+# Reference answers that the model is not too unlikely to give: below 1e-6 in all, pass_at_k has no gradient.
+ANSWERS = [[42, EOS], [EOS], [42, 42, EOS], [17, EOS]]
+BATCH = prompted_batch().replace(
+    answers=np.array([row + [PAD] * (ROLLOUT.answer_slots - len(row)) for row in ANSWERS], np.int32)
+)
+
+
+class Frozen:
+    """What a policy's rollouts are, and all that a slow loop over them asks for."""
+
+    def __init__(self, policy):
+        rolled = compiled(functools.partial(roll_out, policy), static=("reward", "group"))
+        self.policy, self.params = policy, small_params()
+        self.trajectories, self.rewards = rolled(self.params, BATCH, reward=rigged_reward, group=GROUP, key=KEY)
+        self.rollouts = rollouts_of(BATCH.prompts, self.trajectories)
+        keys = self.trajectories.keys
+        self.factors = factors_of(self.rollouts, keys, keys, policy.config)
+        self.advantages = leave_one_out(self.rewards)
+        assert min(np.sum(self.advantages > 0), np.sum(self.advantages < 0)) >= 2
+        assert len(np.unique(self.trajectories.lengths)) >= 3
+
+    def loss_and_gradient(self, objective):
+        """Of the objective, over the prompts' number."""
+
+        def loss(params):
+            total, metrics = objective(self.policy, params, BATCH, self.trajectories, self.rewards, KEY)
+            return total / len(PROMPTS), metrics
+
+        (value, metrics), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(self.params)
+        return float(value), gradient, {name: float(total / count) for name, (total, count) in metrics.items()}
+
+    def weighted(self, log_probs) -> float:
+        """-1/B sum_x 1/G sum_i A_i l_i."""
+        return -float(self.advantages @ np.asarray(log_probs)) / len(self.advantages)
+
+    def stops(self, params) -> list[float]:
+        return [stop_log_prob(params["gate"], row.latents, ROLLOUT.max_latents) for row in self.rollouts]
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Rollouts whose noise is dropout's."""
+    return Frozen(POLICY)
+
+
+@pytest.fixture(scope="module")
+def additive():
+    """Rollouts whose noise is the thinker's own."""
+    return Frozen(ADDITIVE)
+
+
+def _assert_finite(found):
+    loss, gradient, metrics = found
+    assert np.isfinite(loss)
+    assert all(np.isfinite(value) for value in metrics.values())
+    for part in gradient:
+        sizes = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient[part])]
+        assert np.isfinite(sizes).all()
+        assert max(sizes) > 0
+
+
+# pathwise
+
+
+def _one_of(probabilities) -> float:
+    """The probability that one rollout at least is right, summed over all that G rollouts can be."""
+    total = 0.0
+    for pattern in itertools.product((True, False), repeat=len(probabilities)):
+        chance = np.prod([p if right else 1 - p for p, right in zip(probabilities, pattern, strict=True)])
+        total += chance if any(pattern) else 0.0
+    return total
+
+
+@pytest.mark.parametrize("probabilities", [(0.3,), (0.2, 0.7), (0.5, 0.01, 0.9), (1e-3, 1e-4, 2e-3, 1e-3)])
+def test_pass_at_k_is_the_sum_over_what_the_rollouts_can_be(probabilities):
+    scores = np.log(probabilities)
+    value, gradient = jax.value_and_grad(pass_at_k_log_prob)(jnp.asarray(scores, jnp.float32))
+    assert value == pytest.approx(np.log(_one_of(probabilities)), rel=1e-3)
+    for i in range(len(scores)):
+        up, down = (np.exp(scores + step * (np.arange(len(scores)) == i)) for step in (1e-5, -1e-5))
+        slope = (np.log(_one_of(up)) - np.log(_one_of(down))) / 2e-5
+        assert gradient[i] == pytest.approx(slope, rel=2e-3)
+
+
+@pytest.mark.parametrize("score", [0.0, -1e-8, -1e-5, -200.0])
+def test_pass_at_k_is_finite_at_the_ends(score):
+    for scores in ([score], [score, -0.5], [score, score, -200.0]):
+        value, gradient = jax.value_and_grad(pass_at_k_log_prob)(jnp.array(scores))
+        assert np.isfinite(value)
+        assert value <= 0
+        assert np.isfinite(gradient).all()
+        assert (gradient >= 0).all()
+
+
+def _references():
+    return [spoken(row) for row in np.repeat(BATCH.answers, GROUP, axis=0)]
+
+
+def _slow_pathwise(frozen, estimator, params, added):
+    """The loss with every latent made again under `params`; the stop term has the rollout's latents."""
+    reasoner, scores = SlowReasoner(params["reasoner"]), []
+    answers = [row.spoken for row in frozen.rollouts] if estimator == "reward" else _references()
+    for row, answer, factors, more in zip(frozen.rollouts, answers, frozen.factors, added, strict=True):
+        latents = think(reasoner, row, factors, more)
+        scores.append(teacher_forced(reasoner, row, latents, answer, factors)[1])
+    stop = frozen.weighted(frozen.stops(params))
+    if estimator == "reward":
+        return frozen.weighted(scores) + stop
+    scores = np.array(scores).reshape(-1, GROUP)
+    assert (np.exp(scores).sum(axis=1) > 1e-5).all()
+    solved = np.log(1 - np.prod(1 - np.exp(scores), axis=1)).mean()
+    return stop - {"pass_at_k": solved, "mixture": 0.3 * solved + 0.7 * scores.mean()}[estimator]
+
+
+@pytest.mark.parametrize("estimator", ["pass_at_k", "reward", "mixture"])
+def test_pathwise_gradient_is_the_finite_difference_through_the_rollout(frozen, estimator):
+    """Keys, lengths and answers are held fixed; the latents move with the parameters."""
+    loss, gradient, metrics = frozen.loss_and_gradient(OBJECTIVES["pathwise"](estimator=estimator, mixture_weight=0.3))
+
+    def value(params):
+        return _slow_pathwise(frozen, estimator, params, [0.0] * len(frozen.rollouts))
+
+    assert loss == pytest.approx(value(as_float64(frozen.params)), rel=1e-3)
+    assert_is_gradient(gradient, value, frozen.params)
+    if estimator == "mixture":
+        assert 0 < metrics["pass_at_k"] < 1
+
+
+def test_pathwise_on_additive_noise(additive):
+    """The noise itself, of each step, is what stays fixed."""
+    loss, gradient, _ = additive.loss_and_gradient(OBJECTIVES["pathwise"](estimator="reward"))
+    reasoner = SlowReasoner(additive.params["reasoner"])
+    means = [teacher_forced(reasoner, row, row.latents, row.spoken, {})[0] for row in additive.rollouts]
+    added = [row.latents - mean for row, mean in zip(additive.rollouts, means, strict=True)]
+
+    def value(params):
+        return _slow_pathwise(additive, "reward", params, added)
+
+    assert loss == pytest.approx(value(as_float64(additive.params)), rel=1e-3)
+    assert_is_gradient(gradient, value, additive.params)
+
+
+def test_replay_is_the_rollout_to_the_last_bit(frozen, additive):
+    for each in (frozen, additive):
+        again = compiled(
+            lambda params, each=each: replay(each.policy, params, BATCH.prompts, each.trajectories).actions
+        )
+        np.testing.assert_array_equal(again(each.params), each.trajectories.actions)
+
+
+def test_answers_after_a_replay(frozen):
+    """The rollout's own answers and others', against the slow loop; and the law of the first token, whole."""
+    policy, trajectories = frozen.policy, frozen.trajectories
+    tokens = jnp.arange(REASONER.config.vocab_size)
+
+    @compiled
+    def scores(params, references):
+        replayed = replay(policy, params, BATCH.prompts, trajectories)
+        answer = functools.partial(answer_after_replay, policy, params, replayed, trajectories)
+        first = jax.vmap(lambda token: answer(jnp.full((len(trajectories.lengths), 1), token)))(tokens)
+        return answer(trajectories.tokens), answer(references), first
+
+    own, references, first = scores(frozen.params, np.repeat(BATCH.answers, GROUP, axis=0))
+    reasoner = SlowReasoner(frozen.params["reasoner"])
+    for answers, found in (([row.spoken for row in frozen.rollouts], own), (_references(), references)):
+        for row, answer, factors, log_prob in zip(frozen.rollouts, answers, frozen.factors, found, strict=True):
+            _, expected = teacher_forced(reasoner, row, row.latents, answer, factors)
+            assert log_prob == pytest.approx(expected, abs=2e-4)
+    np.testing.assert_allclose(special.logsumexp(first, axis=0), 0, atol=1e-5)
+    for number, (row, factors) in enumerate(zip(frozen.rollouts, frozen.factors, strict=True)):
+        assert first[:, number].argmax() == _greedy(reasoner, row, factors)
+
+
+def _greedy(reasoner, row, factors) -> int:
+    reasoner.factors = factors
+    return reasoner.answer(row.prompt, row.latents, ROLLOUT)[0]
+
+
+# answer_only
+
+
+@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass):
+    objective = OBJECTIVES["answer_only"](answer_pass=answer_pass, answer_weight=0.7, stop_weight=1.3)
+    loss, gradient, metrics = frozen.loss_and_gradient(objective)
+    factors = [{}] * len(frozen.rollouts)
+    if answer_pass == "noisy":
+        keys = jax.tree.map(lambda x: x[0], pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.index), GROUP, 1))
+        factors = factors_of(frozen.rollouts, jnp.repeat(keys.prompts, GROUP), keys.trajectories, ROLLOUT)
+
+    def value(params):
+        reasoner = SlowReasoner(params["reasoner"])
+        answers = [
+            teacher_forced(reasoner, row, row.latents, row.spoken, of_row)[1]
+            for row, of_row in zip(frozen.rollouts, factors, strict=True)
+        ]
+        return frozen.weighted(0.7 * np.array(answers) + 1.3 * np.array(frozen.stops(params)))
+
+    assert loss == pytest.approx(value(as_float64(frozen.params)), rel=1e-3)
+    assert_is_gradient(gradient, value, frozen.params)
+    assert set(metrics) == {"answer_log_likelihood", "stop_log_likelihood"}
+    assert metrics["stop_log_likelihood"] == pytest.approx(np.mean(frozen.stops(as_float64(frozen.params))), rel=1e-4)
+
+
+def _work(function, *arguments) -> float:
+    """Floating point operations of a program, before it is compiled."""
+    return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypatch):
+    calls = []
+    monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
+    keys = jax.tree.map(lambda x: x[0], pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
+    keys = keys if answer_pass == "noisy" else None
+
+    def of(objective):
+        return lambda params: objective(POLICY, params, BATCH, frozen.trajectories, frozen.rewards, KEY)[0]
+
+    def one_pass(params):
+        return score(POLICY, params, BATCH.prompts, frozen.trajectories, keys).answer_log_prob
+
+    once = _work(one_pass, frozen.params)
+    assert _work(of(OBJECTIVES["answer_only"](answer_pass=answer_pass)), frozen.params) < 1.1 * once
+    assert len(calls) == 1
+    assert _work(of(OBJECTIVES["slpo"](passes=4)), frozen.params) > 2 * once  # or the measure says nothing
+
+
+# exact
+
+
+def test_exact_on_additive_noise_is_reinforce(additive):
+    """-1/G sum_i A_i (sum_t log N(h_t; mean of step t, sigma^2) + log pi(answer) + log P(tau)), row by row."""
+    objective = OBJECTIVES["exact"](latent_weight=0.05, answer_weight=0.8, stop_weight=1.5)
+    loss, gradient, metrics = additive.loss_and_gradient(objective)
+    latent_terms = []
+
+    def value(params):
+        reasoner, log_probs = SlowReasoner(params["reasoner"]), []
+        latent_terms.clear()
+        for row, stop in zip(additive.rollouts, additive.stops(params), strict=True):
+            means, answer = teacher_forced(reasoner, row, row.latents, row.spoken, {})
+            latent = sum(normal_log_prob(h, mean, SIGMA**2) for h, mean in zip(row.latents, means, strict=True))
+            latent_terms.append(latent)
+            log_probs.append(0.05 * latent + 0.8 * answer + 1.5 * stop)
+        return additive.weighted(log_probs)
+
+    assert loss == pytest.approx(value(as_float64(additive.params)), rel=1e-3)
+    assert metrics["latent_log_likelihood"] == pytest.approx(np.mean(latent_terms), rel=1e-3)
+    assert_is_gradient(gradient, value, additive.params)
+
+
+def test_slpo_on_additive_noise(additive):
+    _assert_finite(additive.loss_and_gradient(OBJECTIVES["slpo"](passes=2)))
