@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_gpt2 import dropout_factors, plain_hidden
+from plain_gpt2 import dropout_factors
+from scipy import special
+from slow_policy import as_float64, assert_is_gradient
 from small_steps import (
     CONFIG,
     IMITATION,
+    PROMPTS,
     difference,
     imitation_batch,
     small_params,
     take_steps,
 )
-from tiny import compiled, real_tokens, slow_noise
+from tiny import SlowReasoner, compiled, real_tokens, slow_noise
 
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
@@ -98,7 +101,7 @@ def test_batch_by_hand(problems, dropped, latents):
     assert len(set(batch.index.tolist())) == 5  # an example that comes again has noise of its own
     np.testing.assert_array_equal(batch.latents, np.full(5, latents))
     assert batch.prompts.tokens.shape == (5, 9)  # six words, a line break and the start marker fit the smaller bucket
-    for row, example in enumerate(batch.index):
+    for row, example in enumerate(batch.index % 3):
         prompt = real_tokens(batch.prompts, row)
         assert _words(problems, prompt) == f"Tom has {example} pens . | <|start-latent|>"
         kept = batch.suffix.weights[row] > 0
@@ -112,7 +115,7 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
     phase, seen = imitate.Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
     for step in range(100):
         batch = imitate.make_batch(problems, phase, step, 0, 6, (12,), (4,))
-        for example, latents in zip(batch.index, batch.latents, strict=True):
+        for example, latents in zip(batch.index % 3, batch.latents, strict=True):
             seen[int(example)].append(int(latents))
     for example, drawn in seen.items():
         least = len(STEPS[example])
@@ -147,27 +150,35 @@ def test_more_steps_than_slots_takes_all_slots(problems):
     assert batch.latents[list(batch.index).index(2)] == 2
 
 
-def _slow_loss(params, batch, key, latents_B, flow=1.0):
-    """Mean cross-entropy of the suffixes' tokens, row by row, without padding; `flow` scales the latents' gradient."""
-    wte = params["reasoner"]["backbone"]["wte"]
-    total, count = 0.0, 0
-    for row in range(len(batch.index)):
-        prompt = real_tokens(batch.prompts, row)
+def _factors(batch, key, latents_B):
+    """Each row's noise, which is on everywhere: factors by site."""
+    found = []
+    for row, prompt in enumerate(PROMPTS):
         used = int(batch.suffix.weights[row].sum())
-        fed, targets = batch.suffix.tokens[row, :used], batch.suffix.targets[row, :used]
-        row_key = jax.random.fold_in(key, batch.index[row])
         layout = IMITATION.having(dropout_where="all", answer_slots=used).config
-        noise = slow_noise(row_key, row_key, len(prompt), int(latents_B[row]), layout)
-        factors = dropout_factors(noise, CONFIG.n_embd, CONFIG.n_layer)
-        inputs = wte[prompt]
-        for _ in range(latents_B[row]):
-            h = plain_hidden(params["reasoner"], inputs, factors)[-1:]
-            inputs = jnp.concatenate([inputs, flow * h + (1 - flow) * jax.lax.stop_gradient(h)])
-        hidden = plain_hidden(params["reasoner"], jnp.concatenate([inputs, wte[fed]]), factors)[-used:]
-        log_probs = jax.nn.log_softmax(hidden @ wte.T)
+        row_key = jax.random.fold_in(key, batch.index[row])
+        noise = slow_noise(row_key, row_key, prompt, latents_B[row], layout)
+        found.append(dropout_factors(noise, CONFIG.n_embd, CONFIG.n_layer))
+    return found
+
+
+def _slow_loss(params, batch, factors_B, latents_B, thoughts_B=None):
+    """Mean cross-entropy of the suffixes' tokens, row by row, without padding, and what was thought.
+
+    Args:
+        thoughts_B: latents to take as they are; None makes them.
+    """
+    reasoner, total, count, thoughts = SlowReasoner(params["reasoner"]), 0.0, 0, []
+    for row, factors in enumerate(factors_B):
+        reasoner.factors = jax.tree.map(np.asarray, factors)
+        prompt, used = real_tokens(batch.prompts, row), int(batch.suffix.weights[row].sum())
+        fed, targets = batch.suffix.tokens[row, :used], batch.suffix.targets[row, :used]
+        thoughts.append(reasoner.think(prompt, latents_B[row]) if thoughts_B is None else thoughts_B[row])
+        inputs = np.concatenate([reasoner.embed(prompt), thoughts[row], reasoner.embed(fed)])
+        log_probs = special.log_softmax(reasoner.logits(reasoner.hidden(inputs)[-used:]), axis=-1)
         total -= sum(log_probs[a, target] for a, target in enumerate(targets))
         count += used
-    return total / count
+    return total / count, thoughts
 
 
 @pytest.fixture(scope="module")
@@ -179,15 +190,19 @@ def step_key():
 def test_loss_and_gradient_are_the_slow_loop_s(step_key):
     batch = imitation_batch()
     taken = take_steps("imitate", [batch])
-    slow = compiled(jax.value_and_grad(lambda params, flow: _slow_loss(params, batch, step_key, batch.latents, flow)))
-    loss, gradient = slow(small_params(), 1.0)
-    assert taken.metrics[0]["loss"] == pytest.approx(float(loss), rel=1e-4)
+    factors = compiled(_factors, batch, static=("latents_B",))(step_key, latents_B=tuple(batch.latents.tolist()))
+    params = as_float64(small_params())
+    loss, thoughts = _slow_loss(params, batch, factors, batch.latents)
+    assert taken.metrics[0]["loss"] == pytest.approx(loss, rel=1e-4)
     assert set(taken.gradient) == {"reasoner"}
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient["reasoner"]))
-    assert difference(taken.gradient["reasoner"], gradient["reasoner"]) < 1e-4 * scale
+
+    def value(reasoner, thoughts=None):
+        return _slow_loss({"reasoner": reasoner}, batch, factors, batch.latents, thoughts)[0]
+
+    assert_is_gradient(taken.gradient["reasoner"], value, params["reasoner"])
     # The gradient through the latents is no small part of it.
-    _, cut_off = slow(small_params(), 0.0)
-    assert difference(cut_off["reasoner"], gradient["reasoner"]) > 0.1 * scale
+    with pytest.raises(AssertionError, match="is not"):
+        assert_is_gradient(taken.gradient["reasoner"], lambda p: value(p, thoughts), params["reasoner"], rel=0.1)
     assert difference(taken.params["gate"], small_params()["gate"]) == 0
 
 
@@ -197,8 +212,9 @@ def test_loss_without_latents_is_the_slow_loop_s(step_key):
     loss_fn = imitate.make_loss(IMITATION.having(max_latents=0))
     none = np.zeros(len(batch.index), np.int32)
     total, sums = compiled(loss_fn)(small_params(), batch.replace(latents=none), step_key)
-    expected = compiled(lambda params: _slow_loss(params, batch, step_key, none))(small_params())
-    assert float(total / sums["loss"][1]) == pytest.approx(float(expected), rel=1e-4)
+    factors = compiled(_factors, batch, static=("latents_B",))(step_key, latents_B=tuple(none.tolist()))
+    expected, _ = _slow_loss(as_float64(small_params()), batch, factors, none)
+    assert float(total / sums["loss"][1]) == pytest.approx(expected, rel=1e-4)
     assert float(sums["loss"][1]) == batch.suffix.weights.sum()
 
 
