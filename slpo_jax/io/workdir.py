@@ -5,6 +5,7 @@
       checkpoints/
         reasoner/                               what the checkpoints are: shapes, texts, tokenizer
         STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its state
+        STAGE.digest.json                       of the stage's parameters
       eval/
         SET.jsonl                               the last row's records
         ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
@@ -150,6 +151,10 @@ class Workdir:
     def stage(self, name: str) -> StageFolder:
         """The folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
+
+    def digest(self, stage: str) -> Path:
+        """The digest of a stage's parameters; without a stage, of what the run started from."""
+        return self.checkpoints / f"{stage or 'init'}.digest.json"
 
     def finished_stages(self) -> list[str]:
         """The stages that were run to their end, by name."""

@@ -47,7 +47,7 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
         stage: whose checkpoint, "" for `config.init`.
         load: reads the parameters.
     """
-    kept = experiment.workdir.checkpoints / f"{stage or 'init'}.digest.json"
+    kept = experiment.workdir.digest(stage)
     state = _files(experiment, stage)
     try:
         known = json.loads(kept.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
     paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md}
     for stage in workdir.finished_stages():
-        paths |= {workdir.stage(stage).facts, workdir.stage(stage).finished}
+        paths |= {workdir.stage(stage).facts, workdir.stage(stage).finished, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
         paths |= {files.records, files.latents, files.stamp}
