@@ -58,7 +58,7 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
         capacity: S; used slots beyond it are lost, see `most_used`.
     """
     slots = used_NX.shape[1]
-    used_BM = used_NX.reshape(-1, group * slots)
+    used_BM = used_NX.reshape(used_NX.shape[0] // group, group * slots)
     source_BS = jnp.argsort(~used_BM, axis=1, stable=True)[:, :capacity]
     packed_BM = jnp.clip(jnp.cumsum(used_BM, axis=1) - 1, 0, capacity - 1)
     return Packing(source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots)
@@ -66,7 +66,7 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
 
 def most_used(used_NX: jax.Array, group: int) -> jax.Array:
     """int: the used slots of the row that has most of them."""
-    return used_NX.reshape(-1, group * used_NX.shape[1]).sum(axis=1).max()
+    return used_NX.sum(axis=1).reshape(-1, group).sum(axis=1).max()
 
 
 def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array) -> jax.Array:
