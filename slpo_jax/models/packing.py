@@ -20,7 +20,8 @@ class Packing:
         used_BS: bool, whether the packed slot holds a used one.
         packed_BM: int [B, G*X], where each slot is packed; means nothing for an unused one.
         used_BM: bool, which slots are used.
-        slots: X, slots of one sequence.
+        slots: X, slots of one sequence; may be 0, where thought has no latents.
+        group: G, sequences of a row.
     """
 
     source_BS: jax.Array
@@ -28,6 +29,7 @@ class Packing:
     packed_BM: jax.Array
     used_BM: jax.Array
     slots: int = struct.field(pytree_node=False)
+    group: int = struct.field(pytree_node=False)
 
     @property
     def capacity(self) -> int:
@@ -37,17 +39,17 @@ class Packing:
     @property
     def owner_BS(self) -> jax.Array:
         """Which of its row's sequences a packed slot belongs to."""
-        return self.source_BS // self.slots
+        return self.source_BS // max(self.slots, 1)
 
     def packed(self, x_NX: jax.Array) -> jax.Array:
         """[B*G, X, ..] -> [B, S, ..]."""
-        x_BM = x_NX.reshape(self.source_BS.shape[0], -1, *x_NX.shape[2:])
+        x_BM = x_NX.reshape(self.source_BS.shape[0], self.group * self.slots, *x_NX.shape[2:])
         return _move(x_BM, self.source_BS, self.packed_BM, self.used_BM)
 
     def unpacked(self, x_BS: jax.Array) -> jax.Array:
         """[B, S, ..] -> [B*G, X, ..]; finite, but meaningless, at unused slots."""
         x_BM = _move(x_BS, self.packed_BM, self.source_BS, self.used_BS)
-        return x_BM.reshape(-1, self.slots, *x_BS.shape[2:])
+        return x_BM.reshape(x_BS.shape[0] * self.group, self.slots, *x_BS.shape[2:])
 
 
 def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
@@ -57,16 +59,17 @@ def pack(used_NX: jax.Array, group: int, capacity: int) -> Packing:
         used_NX: bool, N = B*group sequences, a row's G in a row.
         capacity: S; used slots beyond it are lost, see `most_used`.
     """
-    slots = used_NX.shape[1]
-    used_BM = used_NX.reshape(used_NX.shape[0] // group, group * slots)
+    rows, slots = used_NX.shape
+    used_BM = used_NX.reshape(rows // group, group * slots)
     source_BS = jnp.argsort(~used_BM, axis=1, stable=True)[:, :capacity]
     packed_BM = jnp.clip(jnp.cumsum(used_BM, axis=1) - 1, 0, capacity - 1)
-    return Packing(source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots)
+    return Packing(source_BS, _rows_take(used_BM, source_BS), packed_BM, used_BM, slots, group)
 
 
 def most_used(used_NX: jax.Array, group: int) -> jax.Array:
     """int: the used slots of the row that has most of them."""
-    return used_NX.sum(axis=1).reshape(-1, group).sum(axis=1).max()
+    rows, slots = used_NX.shape
+    return used_NX.reshape(rows // group, group * slots).sum(axis=1).max()
 
 
 def _move(x_BI: jax.Array, from_BO: jax.Array, back_BI: jax.Array, used_BI: jax.Array) -> jax.Array:

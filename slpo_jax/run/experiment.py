@@ -159,7 +159,10 @@ def build(config: ConfigDict, workdir: Path) -> Experiment:
     """
     paths = Workdir(workdir)
     setup = assemble(config, paths)
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir={workdir}: is no directory to write to ({error.strerror}); give another") from None
     parts = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
     return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 

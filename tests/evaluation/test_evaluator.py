@@ -1,18 +1,20 @@
 """Evaluation's batches: every rollout once, little padding, and results that depend on neither."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import END, GATE, PAD, REASONER, ROLLOUT, both_params, keys_of, pad_left, random_prompts, run_rollout
+from tiny import END, FAST, PAD, ROLLOUT, both_params, keys_of, pad_left, policy_of, random_prompts, run_rollout
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.schedule import classes, shard
 from slpo_jax.policy import noise
+from slpo_jax.policy.rollout import sample
 from slpo_jax.training.state import data_mesh
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
@@ -33,7 +35,7 @@ def problems():
 
 def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
     mesh = data_mesh(jax.devices("cpu")[:devices])
-    return Evaluator(REASONER, GATE, config, mesh, batch_size, slots, jax.random.key(2))
+    return Evaluator(policy_of(config), mesh, batch_size, slots, jax.random.key(2))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -51,7 +53,7 @@ def test_every_rollout_is_in_one_batch(problems, batch_size, samples, devices, c
             whole = problems.prompts[index]
             assert batch.prompts.tokens[row][batch.prompts.valid[row]].tolist() == (whole if real else whole[-1:])
         on_a_device = batch.prompts.lengths.reshape(devices, -1).sum(axis=1)
-        assert not batch.prompts.places or max(on_a_device) <= batch.prompts.places < batch.prompts.tokens.size
+        assert not batch.prompts.capacity or max(on_a_device) <= batch.prompts.capacity < batch.prompts.tokens.size
         seen += zip(batch.index_N[batch.real_N].tolist(), batch.sample_N[batch.real_N].tolist(), strict=True)
     assert sorted(seen) == [(index, sample) for index in range(len(LENGTHS)) for sample in range(samples)]
 
@@ -81,12 +83,13 @@ def test_no_loop_waits_for_what_fills_a_batch_up():
     rule = jnp.array([1, 2, 1, 2, 1, 5, 5])
     config = dataclasses.replace(ROLLOUT, stopping="length")
     real = rule < 5
-    whole = run_rollout(params, prompts, keys, config=config, stop_rule=rule)
-    some = run_rollout(params, prompts, keys, config=config, stop_rule=rule, real_N=real)
+    roll_out = jax.jit(functools.partial(sample, policy_of(config)), compiler_options=FAST)
+    whole = roll_out(params, prompts, keys, rule)
+    some = roll_out(params, prompts, keys, rule, real)
     assert some.lengths.tolist() == [1, 2, 1, 2, 1, 0, 0]
     assert (some.tokens[~real] == PAD).all()
-    assert not some.latents[:, 2:].any()
-    for ours, other in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
+    assert not some.actions[:, 2:].any()
+    for ours, other in ((some.actions, whole.actions), (some.lengths, whole.lengths), (some.tokens, whole.tokens)):
         np.testing.assert_allclose(ours[real], other[real], atol=1e-6)
 
 
@@ -105,7 +108,7 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
     """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
     config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()
     made = evaluator(12, slots=(12,), config=config)
-    assert all(batch.prompts.places for batch in made.batches(problems, len(LENGTHS), samples))
+    assert all(batch.prompts.capacity for batch in made.batches(problems, len(LENGTHS), samples))
     done = made.run(params, problems, "threshold", 0.5, seed=1, samples=samples, keep_latents=True)
     assert len(set(done.latent_steps.tolist())) > 1
     key = noise.stream_key(jax.random.key(2), "evaluate", 1)
@@ -115,4 +118,4 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
         alone = run_rollout(params, pad_left([problems.prompts[index]], 9), keys, config=config, stop_rule=0.5)
         assert done.tokens[place].tolist() == alone.tokens[0].tolist()
         assert done.latent_steps[place] == alone.lengths[0]
-        np.testing.assert_allclose(done.latents[place], alone.latents[0], atol=1e-5)
+        np.testing.assert_allclose(done.latents[place], alone.actions[0], atol=1e-5)

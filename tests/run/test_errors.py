@@ -202,6 +202,11 @@ def test_bad_config_files(folder, name):
     assert all(part in line for part in CONFIGS[name])
 
 
+def test_a_workdir_that_is_a_file(folder):
+    done = run("--config=small.py", "--workdir=small.py", folder=folder)
+    assert "--workdir=small.py: is no directory" in _error_of(done)
+
+
 def test_no_config(folder):
     assert "--config: not given" in _error_of(run("--workdir=work/config", folder=folder))
 

@@ -36,7 +36,7 @@ POLICY = policy_of(ROLLOUT)
 ADDITIVE = policy_of(ROLLOUT, REASONER, "additive", sigma=SIGMA).having(dropout_rate=0.0)
 
 
-# Reference answers that the model is not too unlikely to give: below 1e-6 in all, pass_at_k has no gradient.
+# Reference answers that the model is not too unlikely to give.
 ANSWERS = [[42, EOS], [EOS], [42, 42, EOS], [17, EOS]]
 BATCH = prompted_batch().replace(
     answers=np.array([row + [PAD] * (ROLLOUT.answer_slots - len(row)) for row in ANSWERS], np.int32)
@@ -128,6 +128,16 @@ def test_pass_at_k_is_finite_at_the_ends(score):
         assert value <= 0
         assert np.isfinite(gradient).all()
         assert (gradient >= 0).all()
+
+
+@pytest.mark.parametrize("far", [-15.9, -16.1, -40.0, -200.0])
+def test_pass_at_k_of_an_answer_that_is_hardly_ever_given_still_has_a_gradient(far):
+    """There the probability is the sum of the p_i, and its logarithm's gradient their shares, which add up to 1."""
+    scores = far + np.array([0.0, -1.0, -2.5])
+    value, gradient = jax.value_and_grad(pass_at_k_log_prob)(jnp.asarray(scores, jnp.float32))
+    shares = np.exp(scores - far) / np.exp(scores - far).sum()
+    assert value == pytest.approx(far + np.log(np.exp(scores - far).sum()), rel=1e-5)
+    np.testing.assert_allclose(gradient, shares, rtol=1e-4)
 
 
 def _references():

@@ -25,10 +25,13 @@ def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
     Args:
         scores_G: float32 [G], log-probabilities s_i of the reference.
     Returns:
-        float32 scalar, finite with a finite gradient for every s_i <= 0.
+        float32 scalar, finite with a finite gradient for every s_i <= 0, which is not 0 where all are far below.
     """
-    none_right = jnp.sum(jnp.log1p(-jnp.exp(jnp.minimum(scores_G, -1e-4))))
-    return jnp.log(-jnp.expm1(jnp.minimum(none_right, -1e-6)))
+    # Where all p_i are below 1e-7, their sum is that probability to float32's rounding.
+    rare = jnp.max(scores_G) < -16.0
+    usual_G = jnp.minimum(jnp.where(rare, -1.0, scores_G), -1e-4)
+    none_right = jnp.sum(jnp.log1p(-jnp.exp(usual_G)))
+    return jnp.where(rare, jax.nn.logsumexp(scores_G), jnp.log(-jnp.expm1(none_right)))
 
 
 @dataclass(frozen=True)
