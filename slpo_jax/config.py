@@ -41,9 +41,9 @@ from slpo_jax.training.rl import RlConfig
 
 Stage = Literal["imitate", "cold_start", "rl", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-# Of checkpoints/ and eval/, beside those of the objectives.
-_FOLDERS = {"reasoner", "imitate", "imitate_adapter", "imitate_control", "imitate_fixed_tmax", "cold_start",
-            "cold_start_best"}  # fmt: skip
+# Of stages, checkpoints/ and rows, beside those of the objectives.
+_TAKEN = {*STAGES, "reasoner", "imitate_adapter", "imitate_control", "imitate_fixed_tmax", "cold_start_best",
+          "checkpoint", "best_fixed"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,10 @@ def objective_of(config: ConfigDict, name: str) -> Objective:
 def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
     for name in config.objective:
         need(
-            re.fullmatch(r"\w[\w-]*", name) and name not in _FOLDERS,
+            re.fullmatch(r"\w[\w-]*", name),
             f"objective.{name}: its name is that of files, in which letters, digits, _ and - can be; use another",
         )
+        need(name not in _TAKEN, f"objective.{name}: a stage or a row of the report has this name; use another")
         objective_of(config, name)
     if "rl" in settings.stages:
         for name in settings.rl.objectives:

@@ -54,8 +54,8 @@ def thinker_of(config: ConfigDict) -> dict[str, Any]:
 def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
     """What a stage's result depends on."""
     facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS} | {"thinker": thinker_of(config)}
-    section = stage.partition("_control")[0].partition("_adapter")[0]
-    if section in config:
+    section = {"imitate_control": "imitate", ADAPTER: "imitate"}.get(stage, stage)
+    if section in ("imitate", "cold_start"):
         facts |= {"stage": section, section: config[section]}
     else:  # an objective of the stage rl; the others beside it don't matter
         others = {key: value for key, value in config.rl.items() if key != "objectives"}

@@ -23,8 +23,14 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     if kind not in OBJECTIVES:
         raise UserError(f"config.objective.{name}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
     node = section(OBJECTIVES[kind])
+    for key, value in settings.items():
+        if key not in node:
+            raise UserError(f"config.objective.{name}.{key}: unknown; {kind} has {', '.join(node)}")
+        try:
+            node[key] = value
+        except TypeError as error:
+            raise UserError(f"config.objective.{name}.{key}: {value!r} is of another type; {error}") from error
     node.kind = kind
-    node.lock().update(settings)
     config.objective[name] = node
 
 

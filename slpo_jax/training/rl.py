@@ -47,6 +47,8 @@ class RlConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if len(set(self.objectives)) < len(self.objectives):
+            raise FieldError(self, "objectives", "give each name once")
         columns = [list(column) for column in zip(*self.capacities, strict=True)]
         if self.capacities[-1:] != ((1, 1),) or any(column != sorted(column) for column in columns):
             raise FieldError(self, "capacities", "give pairs that ascend to (1, 1), e.g. ((0.5, 0.5), (1, 1))")

@@ -1,0 +1,149 @@
+"""Several objectives side by side, from one start; and a run of explicit text alone."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from small_run import TOTALS, checkpoint_of, finished_run, new_folder, rows_of, run
+
+# A variant of an objective under a name of its own.
+CONFIG = """
+import sys
+
+sys.path.insert(0, ".")
+from small import get_config as small
+
+from slpo_jax.run.presets import objective_variant
+
+
+def get_config():
+    config = small()
+    objective_variant(config, "sampled", "pathwise", estimator="reward", temperature=1.0, learning_rate=5e-4)
+    return config
+"""
+FIRST, ALL = ("pathwise", "sampled", "slpo"), ("pathwise", "sampled", "slpo", "answer_only")
+
+
+def _command(names):
+    return ("--config=side.py", "--workdir=work", f"--config.rl.objectives={names}")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A run of slpo alone."""
+    return finished_run() / "work"
+
+
+@pytest.fixture(scope="module")
+def work(alone, tmp_path_factory):
+    """Three objectives from the very same start, in another order."""
+    folder = new_folder(tmp_path_factory.mktemp("side"))
+    (folder / "side.py").write_text(CONFIG)
+    for stage in ("imitate", "imitate_control", "cold_start", "reasoner"):
+        shutil.copytree(alone / "checkpoints" / stage, folder / "work" / "checkpoints" / stage)
+    shutil.copy(alone / "thresholds.json", folder / "work")
+    done = run(*_command(FIRST), folder=folder)
+    assert done.status == 0, done.stderr[-3000:]
+    return folder / "work"
+
+
+def _facts(work, name):
+    return json.loads((work / "checkpoints" / name / "config.json").read_text())
+
+
+def test_slpo_does_not_know_what_is_trained_beside_it(work, alone):
+    """Nor what was trained before: the same batches and keys, to the last bit."""
+    ours, theirs = checkpoint_of(work, "slpo"), checkpoint_of(alone, "slpo")
+    assert ours.keys() == theirs.keys()
+    for path in theirs:
+        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=path)
+    rows = [[row for row in rows_of(each) if row["stage"] == "slpo"] for each in (work, alone)]
+    assert rows[0] == rows[1]
+    assert _facts(work, "slpo") == _facts(alone, "slpo")
+
+
+def test_each_objective_has_a_checkpoint_of_its_own(work):
+    wte, trees = "['params']['reasoner']['backbone']['wte']", {name: checkpoint_of(work, name) for name in FIRST}
+    start = checkpoint_of(work, "cold_start")[wte]
+    for name in FIRST:
+        assert trees[name]["step"] == TOTALS["slpo"]
+        assert (trees[name][wte] != start).any()
+    for a, b in itertools.pairwise(FIRST):
+        assert (trees[a][wte] != trees[b][wte]).any()
+
+
+def test_each_objective_has_metrics_of_its_own(work):
+    rows = {name: [row for row in rows_of(work) if row["stage"] == name] for name in FIRST}
+    for name in FIRST:
+        assert [row["step"] for row in rows[name]] == list(range(1, TOTALS["slpo"] + 1))
+        assert all(np.isfinite(value) for row in rows[name] for value in row.values() if not isinstance(value, str))
+    common = {"step", "stage", "loss", "reward", "solved", "mixed", "latent_steps", "stop_log_likelihood", "grad_norm"}
+    assert set(rows["pathwise"][0]) == common | {"reference_log_likelihood", "pass_at_k"}
+    assert set(rows["sampled"][0]) == common | {"answer_log_likelihood"}
+    assert {"latent_log_likelihood", "surrogate_variance"} < set(rows["slpo"][0])
+    # The first step is taken from one start, on the same rollouts.
+    assert len({(rows[name][0]["reward"], rows[name][0]["latent_steps"]) for name in FIRST}) == 1
+
+
+def test_each_objective_s_settings_lie_beside_its_checkpoint(work):
+    for name in FIRST:
+        facts = _facts(work, name)
+        assert facts["stage"] == "rl"
+        assert list(facts["objective"]) == [name]
+        assert "objectives" not in facts["rl"]
+    sampled = _facts(work, "sampled")["objective"]["sampled"]
+    expected = {"kind": "pathwise", "estimator": "reward", "temperature": 1.0, "learning_rate": 5e-4}
+    assert {key: sampled[key] for key in expected} == expected
+    assert _facts(work, "pathwise")["objective"]["pathwise"]["estimator"] == "pass_at_k"
+
+
+def test_each_objective_has_a_row_in_the_report(work, alone):
+    ours, theirs = (json.loads((each / "report.json").read_text()) for each in (work, alone))
+    assert tuple(ours["eval"]) == ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", *FIRST)
+    for row in theirs["eval"]:  # the shared rows and slpo's are what they were alone
+        assert ours["eval"][row] == theirs["eval"][row]
+    for name in FIRST:
+        row = json.loads((work / "eval" / name / "row.json").read_text())
+        assert row["gated"]
+        assert name in (work / "report.md").read_text() or row["label"] in (work / "report.md").read_text()
+
+
+def test_an_objective_added_later_is_all_that_is_trained(work):
+    """On the finished run: with one name more."""
+    stages = [path for path in (work / "checkpoints").iterdir() if path.name != "reasoner"]
+    before = {path: path.stat().st_mtime_ns for stage in stages for path in stage.rglob("*") if path.is_file()}
+    rows = rows_of(work, timing=True)
+    done = run(*_command(ALL), folder=work.parent)
+    assert done.status == 0, done.stderr[-3000:]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    names = {path.name for path in (work / "checkpoints").iterdir()}
+    assert names == {"reasoner", "answer_only", *(stage.name for stage in stages)}
+    after = rows_of(work, timing=True)
+    assert after[: len(rows)] == rows
+    assert {row["stage"] for row in after[len(rows) :]} == {"answer_only"}
+    assert tuple(json.loads((work / "report.json").read_text())["eval"])[-4:] == ALL
+
+
+def test_explicit_text_alone(tmp_path):
+    """T = 0: CoT-SFT, rl and evaluation without a latent; steps and answer are all answer tokens."""
+    folder = new_folder(tmp_path)
+    done = run(
+        "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=0",
+        "--config.gate.enabled=False", "--config.imitate.c_thought=0", "--config.imitate.cot_steps=60",
+        "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=10",
+        "--config.rl.objectives=('answer_only',)", folder=folder,
+    )  # fmt: skip
+    assert done.status == 0, done.stderr[-3000:]
+    rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
+    assert len(rows) == TOTALS["slpo"]
+    assert all(np.isfinite(row["loss"]) and row["latent_steps"] == 0 for row in rows)
+    assert "stop_log_likelihood" not in rows[0]
+    assert max(row["mixed"] for row in rows) > 0
+    report = json.loads((folder / "work" / "report.json").read_text())
+    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "answer_only"}
+    records = [json.loads(line) for line in (folder / "work" / "eval" / "real.jsonl").read_text().splitlines()]
+    assert {record["latent_steps"] for record in records} == {0}
+    assert np.mean([record["correct"] for record in records]) > 0.5
+    assert all(" = " in record["completion"] for record in records), "steps are written out"

@@ -1,0 +1,150 @@
+"""Objectives, advantages and thinkers that can't be used are refused in one line, before any work."""
+
+import pytest
+from small_run import load_config
+
+from slpo_jax.config import STAGES, check
+from slpo_jax.errors import UserError
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.presets import objective_variant
+
+# case -> (changes, what the line begins with, what it says)
+CASES = {
+    "an unknown objective": (
+        {"rl.objectives": ("slpp",)},
+        "config.rl.objectives: 'slpp' is unknown",
+        "use one of answer_only, exact, pathwise, slpo",
+    ),
+    "no objective": ({"rl.objectives": ()}, "config.rl.objectives: ()", "at least one"),
+    "an objective twice": (
+        {"rl.objectives": ("slpo", "pathwise", "slpo")},
+        "config.rl.objectives: ('slpo', 'pathwise', 'slpo')",
+        "give each name once",
+    ),
+    "an unknown advantage": (
+        {"objective.slpo.advantage": "ppo"},
+        "config.objective.slpo.advantage: 'ppo'",
+        "rloo, grpo, pkpo",
+    ),
+    "an unknown estimator": (
+        {"objective.pathwise.estimator": "best"},
+        "config.objective.pathwise.estimator: 'best'",
+        "pass_at_k, reward, mixture",
+    ),
+    "a mixture of more than all": (
+        {"objective.pathwise.mixture_weight": 1.5},
+        "config.objective.pathwise.mixture_weight: 1.5",
+        "from 0 to 1",
+    ),
+    "an unknown thinker": ({"thinker.name": "noise"}, "config.thinker.name: 'noise'", "latent, additive"),
+    "additive noise of nothing": ({"thinker.additive.sigma": 0.0}, "config.thinker.additive.sigma: 0.0", "above 0"),
+    "exact without a likelihood": (
+        {"rl.objectives": ("exact",)},
+        "config.objective.exact: needs a thought with a likelihood",
+        "config.thinker.name=additive",
+    ),
+    "exact under dropout": (
+        {"rl.objectives": ("exact",), "thinker.name": "additive"},
+        "config.dropout.rate: 0.3",
+        "config.objective.exact needs; set it to 0",
+    ),
+    "a reference answer that doesn't fit": (
+        {"rl.objectives": ("pathwise",), "max_answer_tokens": 2},
+        "config.objective.pathwise.estimator: needs reference answers",
+        "takes 3 tokens of config.max_answer_tokens (2); raise it, or use estimator=reward",
+    ),
+    "greedy answers with a pathwise reward": (
+        {"rl.objectives": ("pathwise",), "objective.pathwise.estimator": "reward", "rl.temperature": 0.0},
+        "config.objective.pathwise.temperature: answers at 0.0",
+        "set it to 1.0",
+    ),
+    "k of pkpo": (
+        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 4},
+        "config.objective.slpo.pass_k: 4 is not below config.rl.group (4)",
+        "lower it or raise the group",
+    ),
+    "nothing to train": (
+        {f"objective.slpo.{name}_weight": 0.0 for name in ("latent", "answer", "stop")},
+        "config.objective.slpo: all weights",
+        "set one",
+    ),
+    "no answer and no stop": (
+        {"rl.objectives": ("answer_only",)}
+        | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},
+        "config.objective.answer_only.answer_weight: 0",
+        "set it",
+    ),
+}
+
+
+def _check_all(config, tmp_path) -> None:
+    check(config)
+    experiment = build(config, tmp_path / "work")
+    try:
+        check_stages(experiment)
+    finally:
+        experiment.log.close()
+
+
+def _refused(config, tmp_path) -> str:
+    """The one line that a run of this config ends with."""
+    with pytest.raises(UserError) as caught:
+        _check_all(config, tmp_path)
+    assert not (tmp_path / "work" / "checkpoints").exists()
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 300
+    return line
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_before_any_work(case, tmp_path):
+    changes, begins, says = CASES[case]
+    config = load_config()
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
+    line = _refused(config, tmp_path)
+    assert line.startswith(begins)
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*STAGES, "imitate_control", "imitate_fixed_tmax", "cold_start_best", "imitate_adapter", "reasoner", "checkpoint"],
+)
+def test_an_objective_can_t_have_the_name_of_another_stage_or_row(name, tmp_path):
+    config = load_config()
+    objective_variant(config, name, "answer_only")
+    config.rl.objectives = ("slpo", name)
+    line = _refused(config, tmp_path)
+    assert line.startswith(f"config.objective.{name}: ")
+    assert "use another" in line
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "a b"])
+def test_an_objective_s_name_is_one_of_files(name, tmp_path):
+    config = load_config()
+    objective_variant(config, name, "answer_only")
+    assert _refused(config, tmp_path).startswith(f"config.objective.{name}: ")
+
+
+def test_a_variant_needs_a_kind(tmp_path):
+    config = load_config()
+    objective_variant(config, "mine", "slpo")
+    config.objective.mine.kind = "slpp"
+    assert _refused(config, tmp_path).startswith("config.objective.mine.kind: 'slpp' is unknown")
+    with pytest.raises(UserError, match=r"^config.objective.mine.kind: 'slpp' is unknown; use one of slpo"):
+        objective_variant(load_config(), "mine", "slpp")
+    with pytest.raises(UserError, match=r"^config.objective.mine.passses"):
+        objective_variant(load_config(), "mine", "slpo", passses=3)
+    with pytest.raises(UserError, match=r"^config.objective.mine.passes: 'many'"):
+        objective_variant(load_config(), "mine", "slpo", passes="many")
+
+
+def test_the_config_itself_is_fine(tmp_path):
+    """Or every case above would be refused for nothing; under a name that a section of the config has, too."""
+    config = load_config()
+    objective_variant(config, "gate", "pathwise", estimator="reward")
+    config.rl.objectives = ("slpo", "gate", "answer_only", "pathwise")
+    _check_all(config, tmp_path)
