@@ -1,13 +1,17 @@
 """Input order and padding, against sets worked out by hand."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_steps import POLICY
 
 from slpo_jax.errors import UserError
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.text.batches import (
     batch_indices,
+    draw_numbers,
     encode_problems,
     end_to_end,
     pad_prompts,
@@ -17,6 +21,7 @@ from slpo_jax.text.batches import (
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training import rl
 from slpo_jax.training.batches import make_batch
 
 PROBLEMS = (
@@ -121,7 +126,7 @@ def test_prompt_batch_of_encoded_problems():
 
 
 @pytest.mark.parametrize(
-    ("most", "slots", "places"),
+    ("most", "slots", "capacity"),
     [
         (10, 8, 12),  # in multiples of 4 * 3
         (12, 8, 12),
@@ -130,12 +135,12 @@ def test_prompt_batch_of_encoded_problems():
         (13, 9, 0),  # 24 of 27 saves too little
     ],
 )
-def test_places_for_three_prompts_end_to_end(most, slots, places):
-    assert end_to_end(most, 3, slots) == places
+def test_capacity_of_three_prompts_end_to_end(most, slots, capacity):
+    assert end_to_end(most, 3, slots) == capacity
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_prompts_of_a_run_are_end_to_end_in_as_many_places_as_its_steps_need(parts):
+def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(parts):
     """Long and short ones: in 24 slots, that is much padding."""
     long, short = "Tom has 5 apples .", "5 ."
     problems = encode_problems(
@@ -144,8 +149,48 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_places_as_its_steps_need(par
     most = problems.most_tokens(3, 60, 8, parts)
     batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
     assert max(batch.lengths.reshape(parts, -1).sum(axis=1).max() for batch in batches) == most
-    assert {batch.places for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
+    assert {batch.capacity for batch in batches} == {end_to_end(most, 8 // parts, 24)} != {0}
     assert problems.most_tokens(3, 0, 8, parts) == 0  # a stage may have no steps
     longest = max(len(prompt) for prompt in problems.prompts)
-    assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.places == 0  # nothing to gain
-    assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.places == 0
+    assert make_batch(problems, 0, 3, 8, (longest,), 4, most, parts).prompts.capacity == 0  # nothing to gain
+    assert make_batch(problems, 0, 3, 8, (24,), 4).prompts.capacity == 0
+
+
+def _set_of(count):
+    """Problems of different lengths."""
+    questions = [f"Tom has {n} apples ." + " He buys 3 ." * (n % 2) for n in range(count)]
+    return encode_problems(
+        coconut_template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
+    )
+
+
+def test_a_most_that_is_too_low_is_no_loss_of_tokens():
+    problems = _set_of(8)
+    most = problems.most_tokens(0, 5, 4, 1)
+    with pytest.raises(ValueError, match=r"^most: 9 is too low for a part of step 0, whose prompts have \d+ tokens"):
+        make_batch(problems, 0, 0, 4, (40,), 4, 9)
+    assert make_batch(problems, 0, 0, 4, (40,), 4, most).prompts.capacity >= most
+
+
+def test_draw_numbers_by_hand():
+    numbers = draw_numbers(np.array([2, 0, 2, 1, 2, 0]), 3)
+    np.testing.assert_array_equal(numbers, [2, 0, 5, 1, 8, 3])
+    assert numbers.dtype == np.int32
+
+
+def test_an_example_that_comes_twice_in_a_batch_has_rollouts_of_its_own(monkeypatch):
+    """Five of three problems, over the borders of epochs: no two rollouts have one key."""
+    problems, group = _set_of(3), 4
+    batch = make_batch(problems, 1, 0, 5, (20,), 4)
+    indices = batch_indices(0, 1, 3, 5)
+    assert len(set(indices.tolist())) < 5
+    np.testing.assert_array_equal(batch.index % 3, indices)
+    for row, index in enumerate(indices):
+        np.testing.assert_array_equal(batch.prompts.tokens[row][batch.prompts.valid[row]], problems.prompts[index])
+
+    def sample(policy, params, prompts, keys_N, rule):
+        return Trajectories(None, None, np.zeros((len(keys_N), 1), np.int32), keys_N)
+
+    monkeypatch.setattr(rl, "sample", sample)
+    made, _ = rl.roll_out(POLICY, None, batch, lambda tokens, references: tokens[:, 0], group, jax.random.key(0))
+    assert len({tuple(words) for words in np.asarray(jax.random.key_data(made.keys)).tolist()}) == 5 * group

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+from slow_policy import as_float64, assert_is_gradient
 from small_steps import (
     ALWAYS,
     BATCH,
     COLD,
     MIN_LATENTS,
+    NEVER,
     REASONER,
     ROLLOUT,
     SECOND,
@@ -31,6 +33,11 @@ T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)
 
 
+def _batch():
+    """One prompt has no right answer of any length, so that its trajectories are left out."""
+    return prompted_batch(references=(0, 0, NEVER, 1))
+
+
 @pytest.fixture(scope="module")
 def keys():
     """Key 0 of the run, stream 1, step 0; then the example and the trajectory."""
@@ -42,7 +49,7 @@ def keys():
 @pytest.fixture(scope="module")
 def decoded(keys):
     """Latents [B*N, T, D] of the full trajectories, and rewards [B*N, C] of each length decoded on its own."""
-    batch = prompted_batch()
+    batch = _batch()
     prompts, references = repeat_rows((batch.prompts, batch.references), N)
     run = compiled(sample, policy_of(dataclasses.replace(ROLLOUT, stopping="length"), REASONER))
     rewards = []
@@ -52,20 +59,20 @@ def decoded(keys):
     return np.array(result.actions), np.stack(rewards, axis=1)
 
 
-def _rho(latents, keys):
-    """Stop probabilities [B*N, T] under the head's own dropout."""
+@pytest.fixture(scope="module")
+def gate_inputs(keys, decoded):
+    """The latents [B*N, T, D] under the head's own dropout."""
     kind = 5 << 20  # apart from the noise of the forwards
     steps = kind + jnp.arange(1, T + 1)
     position_keys = jax.vmap(lambda key: jax.vmap(lambda step: jax.random.fold_in(key, step))(steps))(keys)
-    on = jnp.ones(latents.shape[:2], bool)
-    dropped = drop(jnp.asarray(latents), Dropout(position_keys, on, COLD.gate_dropout), 0)
-    gate = small_params()["gate"]["out"]
-    return special.expit(np.asarray(dropped @ gate["kernel"][:, 0] + gate["bias"][0], np.float64))
+    on = jnp.ones(decoded[0].shape[:2], bool)
+    dropped = drop(jnp.asarray(decoded[0]), Dropout(position_keys, on, COLD.gate_dropout), 0)
+    return np.asarray(dropped, np.float64)
 
 
-def test_loss_is_the_enumeration_over_separately_decoded_lengths(keys, decoded):
-    latents, right = decoded
-    rho = _rho(latents, keys)
+def _enumerated(gate, inputs, right):
+    """-log of the probability of a right stop, of each trajectory that has one, and the expected lengths of all."""
+    rho = special.expit(inputs @ gate["out"]["kernel"][:, 0] + gate["out"]["bias"][0])
     losses, expected_lengths = [], []
     for row in range(BATCH * N):
         stops = [np.prod(1 - rho[row, : t - 1]) * rho[row, t - 1] for t in range(1, T + 1)]  # as printed
@@ -75,12 +82,27 @@ def test_loss_is_the_enumeration_over_separately_decoded_lengths(keys, decoded):
         forced = [*stops[:-1], np.prod(1 - rho[row, : T - 1])]
         assert sum(forced) == pytest.approx(1)
         expected_lengths.append(sum(t * p for t, p in enumerate(forced, 1)))
-    assert 0 < len(losses) < BATCH * N or not right.all(), "some lengths must be wrong"
-    metrics = take_steps("cold_start", [prompted_batch()]).metrics[0]
+    return losses, expected_lengths
+
+
+def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, decoded):
+    """Its mean, and its gradient, are over the trajectories that have a right length."""
+    right = decoded[1]
+    losses, expected_lengths = _enumerated(as_float64(small_params()["gate"]), gate_inputs, right)
+    assert 0 < len(losses) < BATCH * N
+    assert not right.any(axis=1).all()
+    assert (right.any(axis=1) & ~right.all(axis=1)).any(), "some lengths of a trajectory must be wrong, others right"
+    taken = take_steps("cold_start", [_batch()])
+    metrics = taken.metrics[0]
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert metrics["valid_share"] == pytest.approx(len(losses) / (BATCH * N))
     assert metrics["expected_length"] == pytest.approx(np.mean(expected_lengths), rel=1e-4)
     assert metrics["right_share"] == pytest.approx(right.mean())
+
+    def value(gate):
+        return float(np.mean(_enumerated(gate, gate_inputs, right)[0]))
+
+    assert_is_gradient(taken.gradient["gate"], value, small_params()["gate"])
 
 
 def test_only_the_gate_learns():
