@@ -181,7 +181,8 @@ def test_stop_uniforms_are_uniform_and_apart_from_the_masks():
         counts = np.histogram(uniform, bins=10, range=(0, 1))[0]
         assert all(_within(count, 8000, 0.1) for count in counts)
     assert abs(np.corrcoef(first, second)[0, 1]) < SIGMAS / np.sqrt(8000)
-    kept = _kept(latent_dropout(keys, jnp.arange(1, 2), jnp.zeros((8000, 1), bool), rate=RATE, where="thought"), width=4)
+    not_last = jnp.zeros((8000, 1), bool)
+    kept = _kept(latent_dropout(keys, jnp.arange(1, 2), not_last, rate=RATE, where="thought"), width=4)
     for unit in range(4):
         assert abs(np.corrcoef(first, kept[:, 0, unit])[0, 1]) < SIGMAS / np.sqrt(8000)
 
