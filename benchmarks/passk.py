@@ -93,7 +93,8 @@ def make_runs(work: Work, torch: str) -> dict[str, Run]:
 
     @functools.cache
     def witness(is_compiled):
-        made = witness_of(parts, work.params, experiment.optimizer_config("rl", 1), work.answer_tokens - 1)
+        learning = experiment.optimizer_config("rl", experiment.config.rl.steps)
+        made = witness_of(parts, work.params, learning, work.answer_tokens - 1)
         if is_compiled:
             try:
                 made.compile_rollouts()

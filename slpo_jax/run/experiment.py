@@ -268,13 +268,17 @@ def _load(config: ConfigDict, key: str, source: str):
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
-    try:
-        problems = load_problems(source, synthetic, _ROLES.get(key, "test"))
-        if key == "config.data.train" and config.data.valid:
-            # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-            problems = without(problems, load_problems(config.data.valid, synthetic, "validation"))
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+
+    def load(key, source):
+        try:
+            return load_problems(source, synthetic, _ROLES.get(key, "test"))
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
+
+    problems = load(key, source)
+    if key == "config.data.train" and config.data.valid:
+        # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
+        problems = without(problems, load("config.data.valid", config.data.valid))
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems

@@ -14,7 +14,7 @@ SIGMAS = 4.5  # two-sided p of 7e-6 a comparison
 fast_drop = compiled(drop)
 row_keys = compiled(noise.row_keys)
 prompt_dropout = compiled(noise.prompt_dropout, static=("rate", "where"))
-latent_dropout = compiled(noise.latent_dropout, static=("rate",))
+latent_dropout = compiled(noise.latent_dropout, static=("rate", "where"))
 answer_dropout = compiled(noise.answer_dropout, static=("rate", "where"))
 gate_dropout = compiled(noise.gate_dropout, static=("rate",))
 
@@ -88,7 +88,7 @@ def test_positions_rows_sites_and_keys_are_independent():
 def test_keys_that_were_folded_from_neighbouring_numbers_are_independent():
     """As the policy makes them: nearby positions, steps, examples and rollouts."""
     rows = row_keys(jax.random.key(0), jnp.arange(2000) // 8, jnp.arange(2000) % 8)
-    latent = _kept(latent_dropout(rows, jnp.arange(1, 5), jnp.ones((2000, 4), bool), rate=RATE))
+    latent = _kept(latent_dropout(rows, jnp.arange(1, 5), jnp.zeros((2000, 4), bool), rate=RATE, where="thought"))
     prompt = _kept(prompt_dropout(rows, jnp.ones((2000, 4), bool), rate=RATE, where="thought"))
     answer = _kept(answer_dropout(rows, jnp.arange(4), rate=RATE, where="all"))
     for a, b in ((latent, prompt), (latent, answer), (prompt, answer)):
@@ -116,7 +116,7 @@ def test_no_two_positions_share_a_key():
     rows = row_keys(jax.random.key(0), jnp.repeat(jnp.arange(6), 4), jnp.tile(jnp.arange(4), 6))
     parts = (
         prompt_dropout(rows, jnp.ones((24, 9), bool), rate=RATE, where="all"),
-        latent_dropout(rows, jnp.arange(1, 8), jnp.ones((24, 7), bool), rate=RATE),
+        latent_dropout(rows, jnp.arange(1, 8), jnp.zeros((24, 7), bool), rate=RATE, where="thought"),
         answer_dropout(rows, jnp.arange(8), rate=RATE, where="all"),
         gate_dropout(rows, jnp.arange(1, 8), rate=RATE),
     )
@@ -163,7 +163,7 @@ def test_rate_zero_and_no_noise_are_the_identity():
     assert drop(x, _noise(rate=0.0), 0) is x
     keys, ones = noise.row_keys(jax.random.key(0), jnp.arange(2)), jnp.ones((2, 3), bool)
     assert noise.prompt_dropout(keys, ones, 0.0, "all") is None
-    assert noise.latent_dropout(keys, jnp.arange(1, 4), ones, 0.0) is None
+    assert noise.latent_dropout(keys, jnp.arange(1, 4), ones, 0.0, "all") is None
     assert noise.answer_dropout(keys, jnp.arange(3), 0.0, "all") is None
     assert noise.prompt_dropout(keys, ones, RATE, "latents") is None
     assert noise.answer_dropout(keys, jnp.arange(3), RATE, "thought") is None
@@ -181,7 +181,8 @@ def test_stop_uniforms_are_uniform_and_apart_from_the_masks():
         counts = np.histogram(uniform, bins=10, range=(0, 1))[0]
         assert all(_within(count, 8000, 0.1) for count in counts)
     assert abs(np.corrcoef(first, second)[0, 1]) < SIGMAS / np.sqrt(8000)
-    kept = _kept(latent_dropout(keys, jnp.arange(1, 2), jnp.ones((8000, 1), bool), rate=RATE), width=4)
+    not_last = jnp.zeros((8000, 1), bool)
+    kept = _kept(latent_dropout(keys, jnp.arange(1, 2), not_last, rate=RATE, where="thought"), width=4)
     for unit in range(4):
         assert abs(np.corrcoef(first, kept[:, 0, unit])[0, 1]) < SIGMAS / np.sqrt(8000)
 

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import types
 
 import pytest
 import reproduce
@@ -79,9 +80,9 @@ def folder(tmp_path, monkeypatch):
     def run(command, **_):
         commands.append(command)
         done = small_run.run(*command[3:], folder=folder)
-        return reproduce.subprocess.CompletedProcess(command, done.status)
+        return types.SimpleNamespace(returncode=done.status)
 
-    monkeypatch.setattr(reproduce.subprocess, "run", run)
+    monkeypatch.setattr(reproduce, "subprocess", types.SimpleNamespace(run=run))
     return folder, commands
 
 
@@ -126,9 +127,9 @@ def test_grid_is_run_once_and_compared(folder, capsys):
 def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_path):
     def fails(command, stdout, **_):
         stdout.write("a long story\nerror: config.seed: no\n")
-        return reproduce.subprocess.CompletedProcess(command, 2)
+        return types.SimpleNamespace(returncode=2)
 
-    monkeypatch.setattr(reproduce.subprocess, "run", fails)
+    monkeypatch.setattr(reproduce, "subprocess", types.SimpleNamespace(run=fails))
     assert reproduce.main(["tiny", f"--workdir={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/main/seed_0: its run ended with status 2 (error: config.seed: no); ")

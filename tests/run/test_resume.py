@@ -124,7 +124,7 @@ def whole(whole_workdir):
 def test_a_whole_run_takes_each_step_once(fake, tmp_path):
     _run(tmp_path)
     expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]
-    assert fake["steps"] == expected + [("slpo", n) for n in range(6)]
+    assert fake["steps"] == expected + [("rl", n) for n in range(6)]
     logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
     totals = {"imitate": range(1, 10), "imitate_control": range(10, 16), "cold_start": range(1, 8), "slpo": range(1, 7)}
     assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
@@ -151,7 +151,7 @@ def _crash():
     raise Crash
 
 
-STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("slpo", 5)]
+STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("rl", 5)]
 
 
 @pytest.mark.parametrize("what", [_terminate, _crash])

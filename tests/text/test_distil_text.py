@@ -31,8 +31,8 @@ def _words(template, ids) -> str:
 def test_texts_by_hand(case, last_step):
     way = dataclasses.replace(WAY, last_step=last_step)
     batch = way.make_batch(case.problems, PHASE, 3, 5, 6, (24,), way.suffix_slots(case.problems, PHASE, (32,)))
-    np.testing.assert_array_equal(batch.index, batch_indices(5, 3, 4, 6))
-    for row, index in enumerate(batch.index):
+    np.testing.assert_array_equal(batch.index % 4, batch_indices(5, 3, 4, 6))
+    for row, index in enumerate(batch.index % 4):
         question, steps, answer = ROWS[index]
         question = question.strip().replace("  ", " ")
         written = " ".join(steps if last_step else steps[:-1]) + f"The answer is: {answer}"

@@ -17,7 +17,7 @@ from small_steps import (
     small_params,
     take_steps,
 )
-from tiny import EOS, FAST
+from tiny import FAST
 
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
@@ -49,7 +49,6 @@ def test_the_batch_is_worth_sharding(sampled):
     trajectories, rewards = sampled
     assert len(np.unique(trajectories.lengths)) >= 4
     assert len(np.unique(trajectories.tokens, axis=0)) >= BATCH * GROUP - 2
-    assert (trajectories.tokens == EOS).any()
     assert ((rewards.min(axis=1) < rewards.max(axis=1)).sum()) >= 2
 
 
