@@ -59,24 +59,24 @@ def frozen(step_key):
     return trajectories, np.array(rewards)
 
 
-def _slow_loss(params, rollouts, rewards, factors_K):
-    """-1/B sum_x 1/G sum_i A_i l~(xi_i | x): Gaussian latents, the mean of the passes' answers, a forced stop at T."""
-    reasoner, width, total = SlowReasoner(params["reasoner"]), CONFIG.n_embd, 0.0
-    for row, (rollout, advantage) in enumerate(zip(rollouts, leave_one_out(rewards), strict=True)):
-        if advantage == 0:
-            continue
-        h, passes = rollout.latents, []
-        for factors in factors_K:
-            passes.append(teacher_forced(reasoner, rollout, h, rollout.spoken, factors[row]))
-        z, answers = (np.stack(parts) for parts in zip(*passes, strict=True))
-        mean = z.mean(axis=0)
-        latent = 0.0
-        for t in range(len(h)):
-            variance = ((z[:, t] - mean[t]) ** 2).sum() / (PASSES * width) + OBJECTIVE.epsilon
-            latent += normal_log_prob(h[t], mean[t], variance)
-        stop = stop_log_prob(params["gate"], h, ROLLOUT.max_latents)
-        total -= advantage * (latent + answers.mean() + stop) / GROUP
-    return total / BATCH
+def _terms(params, rollout, factors_K):
+    """Of one rollout: Gaussian latents, the mean of the passes' answers, a forced stop at T; and the mean variance."""
+    reasoner, h, width = SlowReasoner(params["reasoner"]), rollout.latents, CONFIG.n_embd
+    passes = [teacher_forced(reasoner, rollout, h, rollout.spoken, factors) for factors in factors_K]
+    z, answers = (np.stack(parts) for parts in zip(*passes, strict=True))
+    mean = z.mean(axis=0)
+    variances = ((z - mean) ** 2).sum(axis=(0, 2)) / (PASSES * width) + OBJECTIVE.epsilon
+    latent = sum(normal_log_prob(*step) for step in zip(h, mean, variances, strict=True))
+    return latent, answers.mean(), stop_log_prob(params["gate"], h, ROLLOUT.max_latents), variances.mean()
+
+
+def _slow_loss(params, rollouts, rewards, factors_N):
+    """-1/B sum_x 1/G sum_i A_i l~(xi_i | x)."""
+    rows = zip(rollouts, leave_one_out(rewards), factors_N, strict=True)
+    scored = [
+        advantage * sum(_terms(params, rollout, factors)[:3]) for rollout, advantage, factors in rows if advantage
+    ]
+    return -sum(scored) / GROUP / BATCH
 
 
 def _keys_of_pass(pass_key):
@@ -94,11 +94,16 @@ def test_proposition_2_gradient(first_step, frozen, step_key):
     rollouts = rollouts_of(prompted_batch().prompts, trajectories)
     pass_keys = jax.random.split(jax.random.fold_in(step_key, 1), PASSES)
     factors_K = [factors_of(rollouts, *_keys_of_pass(key), ROLLOUT) for key in pass_keys]
+    factors_N = list(zip(*factors_K, strict=True))
 
     def value(params):
-        return _slow_loss(params, rollouts, rewards, factors_K)
+        return _slow_loss(params, rollouts, rewards, factors_N)
 
-    assert first_step.metrics[0]["loss"] == pytest.approx(value(as_float64(small_params())), rel=1e-3)
+    params, metrics = as_float64(small_params()), first_step.metrics[0]
+    assert metrics["loss"] == pytest.approx(value(params), rel=1e-3)
+    terms = [_terms(params, *row) for row in zip(rollouts, factors_N, strict=True)]
+    names = [f"{name}_log_likelihood" for name in ("latent", "answer", "stop")] + ["surrogate_variance"]
+    assert [metrics[name] for name in names] == pytest.approx(np.mean(terms, axis=0), rel=2e-4)
     assert_is_gradient(first_step.gradient, value, small_params())
     for part in ("reasoner", "gate"):
         assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(first_step.gradient[part])) > 1e-2
