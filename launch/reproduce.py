@@ -7,8 +7,10 @@ on where it was; a run that is finished is not run again. Others of its runs (--
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -19,11 +21,12 @@ from typing import Any, NoReturn
 from grids import GRIDS, Grid, Run
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.report import compare_runs
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.files import digest, read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DONE, LOG = "reproduced.json", "run.log"
@@ -35,17 +38,24 @@ class Job:
 
     Attributes:
         arguments: of slpo_jax.main.
+        config: digest of what the config file in them says.
     """
 
     label: str
     seed: int
     workdir: Path
     arguments: tuple[str, ...]
+    config: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its result depends on, beside the code."""
+        return {"arguments": list(self.arguments), "config": self.config}
 
     @property
     def is_finished(self) -> bool:
         """Whether it ran to its end with these arguments."""
-        return read_json(self.workdir / DONE, default={}).get("arguments") == list(self.arguments)
+        return read_json(self.workdir / DONE, default={}) == self.facts
 
 
 def plan(grid: Grid, root: Path, seeds: Sequence[int], only: Sequence[str], limit: int | None) -> list[Job]:
@@ -81,7 +91,22 @@ def _job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> Job:
         overrides["evaluate.rows_from"] = lender
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
     arguments = (f"--config={ROOT / grid.config}", f"--workdir={workdir}", *values)
-    return Job(run.label, seed, workdir, arguments)
+    return Job(run.label, seed, workdir, arguments, _config_digest(grid.config))
+
+
+def load_config(name: str) -> ConfigDict:
+    """What a grid's config file says.
+
+    Args:
+        name: PATH or PATH:ARGUMENT.
+    """
+    path, _, argument = name.partition(":")
+    return runpy.run_path(str(ROOT / path))["get_config"](*filter(None, [argument]))
+
+
+@functools.cache
+def _config_digest(name: str) -> str:
+    return digest(json.loads(load_config(name).to_json_best_effort()))
 
 
 def run_job(job: Job) -> None:
@@ -99,7 +124,7 @@ def run_job(job: Job) -> None:
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
         raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
-    write_text(job.workdir / DONE, json.dumps({"arguments": job.arguments}, indent=1) + "\n")
+    write_text(job.workdir / DONE, json.dumps(job.facts, indent=1) + "\n")
 
 
 def run_all(jobs: Sequence[Job]) -> None:

@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checked import FieldError, check_fields, fill, section, setting
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
@@ -126,6 +127,12 @@ def own_latents(config: ConfigDict) -> int:
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 
+def thinker_of(config: ConfigDict) -> dict[str, Any]:
+    """`config.thinker` without the settings of the thinkers that are not used."""
+    name = config.thinker.name
+    return {"name": name, name: config.thinker[name]}
+
+
 def check(config: ConfigDict) -> None:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
@@ -138,6 +145,10 @@ def check(config: ConfigDict) -> None:
         if not ok:
             raise UserError(f"config.{message}")
 
+    need(
+        settings.stages == tuple(stage for stage in STAGES if stage in settings.stages),
+        f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(STAGES)}",
+    )
     _check_model(settings, need)
     _check_objectives(config, settings, need)
     need(
@@ -161,6 +172,7 @@ def check(config: ConfigDict) -> None:
         if stage in settings.stages:
             fill(OptimizerConfig, config[stage].optimizer, f"config.{stage}.optimizer", total_steps=config[stage].steps)
     sets = settings.data.eval
+    need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
     need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")

@@ -30,6 +30,7 @@ def describe(solver: "Solver", solution: "Solution") -> str:
     indent = "\n" + " " * 10
     shown = "none: the text has no number in its place, or no end" if solution.answer is None else solution.answer
     lines = [
+        f"from      {solver.setup.config.init}",
         f"question  {indent.join(solution.question.strip().splitlines())}",
         f"answer    {shown}",
         f"text      {indent.join(solution.text.strip().splitlines())}",
@@ -69,7 +70,10 @@ def _short(token: str) -> str:
 def describe_vote(solver: "Solver", found: "Vote", seed: int) -> str:
     """A vote for a terminal."""
     total = sum(count for _, count in found.counts)
-    lines = [f"vote of {total} rollouts with dropout {solver.setup.policy.config.dropout_rate} (seed {seed})"]
+    noise = f"dropout {solver.setup.policy.config.dropout_rate}"
+    if (name := solver.setup.config.thinker.name) != "latent":
+        noise += f" and the thinker {name}"
+    lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in found.counts:
         mark = "  <- majority" if answer is not None and answer == found.majority else ""
         lines.append(f"{count:6}  {'no answer' if answer is None else answer}{mark}")

@@ -5,13 +5,11 @@ files are to the byte what was written then. All four are digests, so that neith
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import file_digest, write_text
 from slpo_jax.io.workdir import SetFiles
 
 SAMPLING = ("evaluate.samples", "evaluate.seeds")
@@ -46,19 +44,6 @@ class Stamp:
     def same_evaluation(self, other: "Stamp") -> bool:
         """Whether both are of the same parameters, problems and settings, whatever was written."""
         return dataclasses.replace(self, files={}) == dataclasses.replace(other, files={})
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, in hexadecimal."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; "" where there is none."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_stamp(files: SetFiles, stamp: Stamp) -> None:

@@ -45,11 +45,11 @@ def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
 
 
 def differing_settings(runs: Sequence[Rows]) -> list[str]:
-    """Keys, other than the seed, in which the checkpoints of a row differ between runs."""
+    """Keys in which the checkpoints of a row differ between runs, other than the seed and what follows from it."""
     keys: set[str] = set()
     for name in {name for rows in runs for name in rows}:
         found = [flatten(rows[name].settings) for rows in runs if name in rows]
-        keys |= {key for one in found for key in one}.difference(_agreed(found), {"seed"})
+        keys |= {key for one in found for key in one}.difference(_agreed(found), {"seed", "start.digest"})
     return sorted(keys)
 
 

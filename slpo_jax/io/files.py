@@ -1,5 +1,6 @@
-"""Whole files: written at once or not at all, and JSON that says what is wrong with it."""
+"""Whole files: written at once or not at all, JSON that says what is wrong with it, and digests."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -46,3 +47,23 @@ def read_json(
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal; "" where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_digest(path: Path) -> str:
+    """SHA-256 of a file, or of names and contents of all files in a directory; "" where there is neither."""
+    if not path.is_dir():
+        return file_digest(path)
+    return digest({str(file.relative_to(path)): file_digest(file) for file in path.rglob("*") if file.is_file()})

@@ -1,18 +1,20 @@
 """Where everything of a run lies on the disk; no other file spells these names.
 
-    WORKDIR/
-      config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/
-      checkpoints/
-        reasoner/                               what the checkpoints are: shapes, texts, tokenizer
-        STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its state
-        STAGE.digest.json                       of the stage's parameters
-      eval/
-        SET.jsonl                               the last row's records
-        ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
+WORKDIR/
+  config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/
+  checkpoints/
+    reasoner/                               what the checkpoints are: shapes, texts, tokenizer
+    STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its state
+    STAGE.digest.json                       of the stage's parameters
+  eval/
+    SET.jsonl                               the last row's records
+    ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from slpo_jax.io.files import read_json
 
 REASONER = "reasoner"
 _CHECKPOINTS = "checkpoints"
@@ -85,6 +87,11 @@ class StageFolder:
     def is_finished(self) -> bool:
         """Whether the stage was run to its end."""
         return self.finished.is_file()
+
+    @property
+    def is_objective(self) -> bool:
+        """Whether the stage rl made it."""
+        return read_json(self.facts, default={}).get("stage") == "rl"
 
     @property
     def steps(self) -> list[int]:

@@ -15,8 +15,6 @@ _TITLES = {
     "cold_start": "cold start of the stopping gate",
     "rl": "reinforcement learning",
 }
-_BEFORE = {"imitate": (), "imitate_control": (), "cold_start": ("imitate",), "rl": ("imitate", "cold_start")}
-"""By kind of stage, the stages that lead to it; an imitation control's steps include imitation's."""
 
 
 def model_card(checkpoint: Path, description: Description, name: str) -> str:
@@ -49,13 +47,13 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
 
 def _kind(stage: StageFolder) -> str:
     """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
-    return "rl" if read_json(stage.facts, "mend the file").get("stage") == "rl" else stage.name
+    return "rl" if stage.is_objective else stage.name
 
 
 def _training(stage: StageFolder) -> str:
     assert stage.workdir is not None
     lines = []
-    for made in (*map(stage.workdir.stage, _BEFORE[_kind(stage)]), stage):
+    for made in _led_to(stage):
         if not (made.facts.is_file() and made.is_finished):
             continue
         facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
@@ -70,6 +68,14 @@ def _training(stage: StageFolder) -> str:
     first = read_json(stage.facts, "mend the file")
     start = f"`{short(first['init'])}`" if first["init"] else "random weights"
     return "\n".join([f"Started from {start}; then, in order:", "", *lines])
+
+
+def _led_to(stage: StageFolder) -> list[StageFolder]:
+    """The stages that were run one after the other; an imitation control's steps include imitation's."""
+    start = read_json(stage.facts, default={}).get("start", {}).get("stage", "")
+    if not start or stage.workdir is None or _kind(stage) == "imitate_control":
+        return [stage]
+    return [*_led_to(stage.workdir.stage(start)), stage]
 
 
 def _converted(checkpoint: Path, description: Description) -> str:

@@ -99,9 +99,7 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
     return steps_T <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, policy.config.eos_id)
 
 
-def smallest_capacity(
-    policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int
-) -> jax.Array:
+def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
     """int: the first of the ascending choices that every prompt's G trajectories fit in; the last has to hold them."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     latents, answers = most_used(fed_NT, group), most_used(spoken_NA, group)

@@ -29,9 +29,7 @@ def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Ar
     return dataclasses.replace(join(prompt_cache, latent_cache), valid=valid.reshape(rows * candidates, -1))
 
 
-def decode_candidates(
-    policy: Policy, params, prompts: Prompts, keys_N, min_latents: int
-) -> tuple[Action, jax.Array]:
+def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_latents: int) -> tuple[Action, jax.Array]:
     """Answers at every candidate length of full-length trajectories (paper section 4.1, the cold start).
 
     All C = T - T_min + 1 candidates of a trajectory share its one cache of prompt and latents and are decoded as one

@@ -1,14 +1,21 @@
-"""What a stage's result depends on: written down when it begins, and held against the config when it goes on."""
+"""What a stage's result depends on: written down when it begins, and held against the run when it goes on.
+
+That is its part of the config, the files of its data to the byte, and its start: the facts of the stage before it,
+which hold the start of that one, or the files of `config.init`.
+"""
 
 import json
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, thinker_of
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.files import digest, files_digest, read_json, write_text
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.run.digests import initial_files
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.text.dataset_rows import source_path
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
 
@@ -16,6 +23,11 @@ SHARED_KEYS = (
     "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
     "max_answer_tokens", "prompt_slots", "dropout", "gate",
 )  # fmt: skip
+_DATA = ("train", "valid")
+_BEFORE: dict[str, tuple[str, ...]] = {
+    "imitate": (), ADAPTER: (), "imitate_control": ("imitate",), "cold_start": ("imitate",),
+}  # fmt: skip
+_BEFORE_RL = ("imitate", "cold_start")
 
 
 def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
@@ -24,20 +36,63 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     Args:
         write: False only looks.
     Raises:
-        UserError: the workdir holds the same stage of another config.
+        UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
     folder = experiment.workdir.stage(stage)
     if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
         claim(experiment, ADAPTER, write and experiment.config.imitate.lora.rank > 0)
-    facts = _facts(experiment.config, stage)
-    if not (folder.steps and folder.facts.exists()):  # what never got to its first checkpoint binds nobody
+    if not _binds(folder):
         if write:
             experiment.origin.write(experiment.workdir.reasoner)
+            facts = _facts(experiment, stage)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
+    written = _read(folder)
+    _check_settings(experiment, stage, written)
+    _check_files(experiment, stage, written)
+    now = starting_stage(experiment, stage)
+    if written.get("start", {}).get("stage", now) != now:
+        then = written["start"]["stage"] or "config.init"
+        raise UserError(f"{folder.path}: began from {then}, and would now from {now or 'config.init'}; {_anew(folder)}")
+    _check_start(experiment, stage, written)
+
+
+def check_starts(experiment: Experiment) -> None:
+    """Make sure that each finished stage was trained from the start that is there now.
+
+    Raises:
+        UserError: what a stage began from was trained again, with other settings.
+    """
+    for stage in experiment.workdir.finished_stages():
+        _check_start(experiment, stage, read_json(experiment.workdir.stage(stage).facts, default={}))
+
+
+def starting_stage(experiment: Experiment, stage: str) -> str:
+    """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`."""
+    about_to_be = set(experiment.config.stages)
+    for name in reversed(_BEFORE.get(stage, _BEFORE_RL)):
+        if experiment.workdir.stage(name).is_finished or name in about_to_be:
+            return name
+    return ""
+
+
+def _binds(folder: StageFolder) -> bool:
+    """What never got to its first checkpoint binds nobody."""
+    return bool(folder.steps) and folder.facts.exists()
+
+
+def _read(folder: StageFolder) -> dict[str, Any]:
+    return read_json(folder.facts, _anew(folder))
+
+
+def _anew(folder: StageFolder) -> str:
+    return f"delete {folder.path} to run the stage anew, or use another --workdir"
+
+
+def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_facts(default_config(), stage)) | _flat(read_json(folder.facts, "mend the file"))
-    changed = [key for key, value in _flat(facts).items() if value != known.get(key)]
+    known = _flat(_settings(default_config(), stage)) | _flat(written)
+    changed = [key for key, value in _flat(_settings(experiment.config, stage)).items() if value != known.get(key)]
     if changed:
         raise UserError(
             f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
@@ -45,14 +100,32 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
         )
 
 
-def thinker_of(config: ConfigDict) -> dict[str, Any]:
-    """`config.thinker` without the settings of the thinkers that are not used."""
-    name = config.thinker.name
-    return {"name": name, name: config.thinker[name]}
+def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+    """Files that are gone can't be held against anything; whoever needs them says so."""
+    for name, found in _files(experiment.config).items():
+        if found != written.get("files", {}).get(name, found):
+            raise UserError(
+                f"config.data.{name}: {experiment.config.data[name]} has changed since {experiment.workdir}'s stage "
+                f"{stage} began; bring the old file back, or {_anew(experiment.workdir.stage(stage))}"
+            )
 
 
-def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
+def _check_start(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+    before = written.get("start", {})
+    now = _start(experiment, before.get("stage", ""))
+    if before.get("digest", "") and now["digest"] not in ("", before["digest"]):
+        folder = experiment.workdir.stage(stage)
+        raise UserError(f"{folder.path}: began from another {before['stage'] or 'config.init'} than is there now; "
+                        f"{_anew(folder)}")  # fmt: skip
+
+
+def _facts(experiment: Experiment, stage: str) -> dict[str, Any]:
     """What a stage's result depends on."""
+    start = _start(experiment, starting_stage(experiment, stage))
+    return _settings(experiment.config, stage) | {"files": _files(experiment.config), "start": start}
+
+
+def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
     facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS} | {"thinker": thinker_of(config)}
     section = {"imitate_control": "imitate", ADAPTER: "imitate"}.get(stage, stage)
     if section in ("imitate", "cold_start"):
@@ -60,10 +133,30 @@ def _facts(config: ConfigDict, stage: str) -> dict[str, Any]:
     else:  # an objective of the stage rl; the others beside it don't matter
         others = {key: value for key, value in config.rl.items() if key != "objectives"}
         facts |= {"stage": "rl", "rl": others, "objective": {stage: config.objective.get(stage, {})}}
-    facts["data"] = {key: config.data[key] for key in ("train", "valid", "synthetic")}
+    facts["data"] = {key: config.data[key] for key in (*_DATA, "synthetic")}
     if stage == "imitate_control":
         facts["rl"] = {"steps": config.rl.steps}
     return json.loads(ConfigDict(facts).to_json_best_effort())
+
+
+def _files(config: ConfigDict) -> dict[str, str]:
+    """Digests of the data's local files by key."""
+    found = {name: files_digest(source_path(config.data[name])) for name in _DATA if config.data[name]}
+    return {name: value for name, value in found.items() if value}
+
+
+def _start(experiment: Experiment, stage: str) -> dict[str, str]:
+    """A stage and the digest of its facts, "" if they are gone; for the stage "" of the files of `config.init`."""
+    if not stage:
+        init = experiment.config.init
+        return {"stage": "", "digest": files_digest(initial_files(experiment)) if init else ""}
+    folder = experiment.workdir.stage(stage)
+    facts: dict[str, Any] = {}
+    if _binds(folder):
+        facts = _read(folder)
+    elif stage in experiment.config.stages:  # it is about to be run
+        facts = _facts(experiment, stage)
+    return {"stage": stage, "digest": digest(facts) if facts else ""}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

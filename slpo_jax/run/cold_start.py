@@ -25,7 +25,7 @@ def run_cold_start(experiment: Experiment) -> None:
     check_batch(experiment, stage)
     trained = ("reasoner", "gate") if config.train_backbone else ("gate",)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
-    state = init_state(starting_params(experiment, ("imitate",)), trained, optimizer, experiment.key, experiment.mesh)
+    state = init_state(starting_params(experiment, stage), trained, optimizer, experiment.key, experiment.mesh)
     settings = fill(
         cold_start.ColdStartConfig,
         config,

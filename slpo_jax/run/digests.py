@@ -10,11 +10,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from slpo_jax.evaluation.stamps import digest
+from slpo_jax.config import thinker_of
 from slpo_jax.interop.opening import locate
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import digest, write_text
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.run.claims import thinker_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems
 
@@ -62,15 +61,21 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
 
 def _files(experiment: Experiment, stage: str) -> dict[str, Any]:
     """Size and time of change of each file of a checkpoint's parameters; of an import, also how it is read."""
-    config, origin = experiment.config, experiment.origin
+    config = experiment.config
     if stage:
         folder, settings = _params_folder(experiment.workdir.stage(stage).path), {}
     else:
-        folder = _params_folder(origin.orbax) if origin.orbax else locate(config.init, "config.init").absolute()
+        folder = initial_files(experiment)
         settings = plain({key: config[key] for key in _FROM_FILES})
     files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
     states = {str(path.relative_to(folder.parent)): path.stat() for path in files}
     return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()} | {"settings": settings}
+
+
+def initial_files(experiment: Experiment) -> Path:
+    """The file or folder that the parameters of `config.init` are read from."""
+    orbax = experiment.origin.orbax
+    return _params_folder(orbax) if orbax else locate(experiment.config.init, "config.init").absolute()
 
 
 def _params_folder(checkpoint: Path) -> Path:

@@ -10,14 +10,15 @@ from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row
-from slpo_jax.evaluation.stamps import Stamp, digest, is_whole, read_stamp, write_stamp
-from slpo_jax.io.files import read_json
+from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
+from slpo_jax.io.files import digest, read_json
 from slpo_jax.io.workdir import SetFiles
+from slpo_jax.run.claims import check_starts
 from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rows import rows, trained_with
 from slpo_jax.run.select import choose
-from slpo_jax.run.stage import Params, stage_params, starting_params
+from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
 
 
@@ -32,7 +33,7 @@ class _Checkpoints:
     def __call__(self, stage: str) -> Params:
         if stage != self._stage:
             self._params = {}  # the other's, whose memory is needed
-            self._params = stage_params(self._experiment, stage) if stage else starting_params(self._experiment, ())
+            self._params = stage_params(self._experiment, stage) if stage else self._experiment.initial_params()
             self._stage = stage
         return self._params
 
@@ -43,11 +44,12 @@ def set_names(experiment: Experiment) -> tuple[str, ...]:
 
 
 def check_evaluation(experiment: Experiment) -> None:
-    """Fail before the first stage on rows of another run that could not be taken after the last.
+    """Fail before the first stage on rows that could not be evaluated, or taken from another run, after the last.
 
     Raises:
-        UserError: the key and what differs.
+        UserError: the key or the stage, and what differs.
     """
+    check_starts(experiment)
     check_rows(experiment, rows(experiment, planned=True), set_names(experiment))
 
 

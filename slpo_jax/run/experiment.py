@@ -84,7 +84,11 @@ class Setup:
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
-            encoded = encode_problems(self.template, _load(self.config, key, source))
+            problems = _load(self.config, key, source)
+            try:
+                encoded = encode_problems(self.template, problems)
+            except UserError as error:
+                raise UserError(f"{key}: {source}: {error}") from None
             _check_prompts(self.config, key, encoded, max(self.prompt_slots))
             self._sets[key] = encoded
         return self._sets[key]
@@ -197,16 +201,20 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         origin=origin,
         prompt_slots=prompt_slots,
         gate=gate,
-        policy=Policy(reasoner, thinker, RolloutConfig(
-            max_latents=config.max_latents,
-            answer_slots=config.max_answer_tokens,
-            end_id=template.end_id,
-            eos_id=eos_id,
-            pad_id=template.pad_id,
-            dropout_rate=config.dropout.rate,
-            dropout_where=config.dropout.where,
-            banned_ids=template.banned_ids,
-        )),
+        policy=Policy(
+            reasoner,
+            thinker,
+            RolloutConfig(
+                max_latents=config.max_latents,
+                answer_slots=config.max_answer_tokens,
+                end_id=template.end_id,
+                eos_id=eos_id,
+                pad_id=template.pad_id,
+                dropout_rate=config.dropout.rate,
+                dropout_where=config.dropout.where,
+                banned_ids=template.banned_ids,
+            ),
+        ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
 

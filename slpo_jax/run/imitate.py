@@ -12,7 +12,7 @@ from slpo_jax.io.files import write_text
 from slpo_jax.models import lora
 from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import check_batch, close_stage, open_stage, starting_params
+from slpo_jax.run.stage import check_batch, close_stage, open_stage
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.imitate import Imitation, Phase, of_adapter
@@ -94,7 +94,7 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
     problems = imitated(experiment, imitation, plan)
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
-    params, trained = starting_params(experiment, ()), ("reasoner",)
+    params, trained = experiment.initial_params(), ("reasoner",)
     if rank:
         key = jax.random.fold_in(experiment.key, 1 << 29)
         params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)

@@ -36,7 +36,7 @@ def train_objective(experiment: Experiment, name: str) -> None:
     policy = training_policy(experiment, objective)
     trained: tuple[str, ...] = ("reasoner", "gate") if policy.stops_itself else ("reasoner",)
     optimizer = make_optimizer(optimizer_config(experiment, objective))
-    params = starting_params(experiment, ("imitate", "cold_start"))
+    params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
     state = init_state(params, trained, optimizer, experiment.key, experiment.mesh)
     loss_fn = make_loss(policy, objective, experiment.reward, config.group)

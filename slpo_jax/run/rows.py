@@ -66,14 +66,10 @@ def _objectives(experiment: Experiment, planned: bool) -> list[str]:
     """The checkpoints that the stage rl left (or will leave), in config's order, then any others by name."""
     config, workdir = experiment.config, experiment.workdir
     named = list(config.rl.objectives)
-    found = {name for name in workdir.finished_stages() if _is_objective(workdir.stage(name))}
+    found = {name for name in workdir.finished_stages() if workdir.stage(name).is_objective}
     if planned and "rl" in config.stages:
         found.update(named)
     return [name for name in named if name in found] + sorted(found.difference(named))
-
-
-def _is_objective(stage: StageFolder) -> bool:
-    return read_json(stage.facts, default={}).get("stage") == "rl"
 
 
 def _short(init: str) -> str:

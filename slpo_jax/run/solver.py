@@ -162,7 +162,10 @@ def _prompts(solver: Solver, question: str) -> Prompts:
     setup = solver.setup
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
-    prompt = setup.template.prompt(question)
+    try:
+        prompt = setup.template.prompt(question)
+    except UserError as error:
+        raise UserError(f"question: {error}") from None
     most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.answer_slots
     if len(prompt) > most:
         raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")

@@ -5,6 +5,7 @@ from typing import Any
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.io.orbax import load_params
+from slpo_jax.run.claims import starting_stage
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -19,12 +20,10 @@ def stage_params(experiment: Experiment, stage: str) -> Params:
     return load_params(experiment.workdir.stage(stage).path, experiment.abstract_params())
 
 
-def starting_params(experiment: Experiment, before: tuple[str, ...]) -> Params:
-    """Where a stage starts: the last of the stages `before` it that was run, else `config.init`, else random."""
-    for stage in reversed(before):
-        if experiment.workdir.stage(stage).is_finished:
-            return stage_params(experiment, stage)
-    return experiment.initial_params()
+def starting_params(experiment: Experiment, stage: str) -> Params:
+    """Where a stage starts: what the stage before it left, else `config.init`, else random."""
+    before = starting_stage(experiment, stage)
+    return stage_params(experiment, before) if before else experiment.initial_params()
 
 
 def open_stage(

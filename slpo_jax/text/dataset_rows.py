@@ -61,6 +61,11 @@ def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
                 yield f"{place}, split {split}, row {number}", record
 
 
+def source_path(source: str) -> Path:
+    """Where a source's files are, if it is one of files: what is before its config and split."""
+    return _parse(source, "train")[0]
+
+
 def _parse(source: str, role: Role) -> tuple[Path, str | None, list[str]]:
     """Place, config and splits."""
     whole = Path(source).expanduser()

@@ -71,7 +71,7 @@ class StageRun:
 
     Args:
         name: the stage.
-        total: steps of the whole stage, for the progress bar.
+        total: steps of the whole stage; the last has a row in the log, whatever `log_every` is.
         start: steps already done.
         log_every, checkpoint_every: in steps.
     """
@@ -86,7 +86,7 @@ class StageRun:
         log_every: int,
         checkpoint_every: int,
     ):
-        self.name, self.log, self.checkpoints = name, log, checkpoints
+        self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
         self.log_every, self.checkpoint_every = log_every, checkpoint_every
         self._progress = Progress(name, total, start)
         self._clock, self._clock_step = time.perf_counter(), start
@@ -139,7 +139,7 @@ class StageRun:
         return state
 
     def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        if step % self.log_every:
+        if step % self.log_every and step < self.total:
             self._progress.update(step)
             return
         scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}

@@ -1,7 +1,6 @@
 """Grids of runs: what is run, in which order and only once, and their comparison."""
 
 import json
-import runpy
 import shutil
 import types
 
@@ -9,7 +8,6 @@ import pytest
 import reproduce
 import small_run
 from grids import GRIDS, Grid, Run
-from ml_collections import ConfigDict
 
 # The same stage from the same start: its programs are compiled by then.
 AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
@@ -55,15 +53,14 @@ def test_every_grid_sets_keys_that_its_config_has(name):
     assert len(set(labels)) == len(labels)
     for place, run in enumerate(grid.runs):
         assert not run.after or run.after in labels[:place]
-        path, _, argument = grid.config.partition(":")
-        config: ConfigDict = runpy.run_path(str(reproduce.ROOT / path))["get_config"](*filter(None, [argument]))
+        config = reproduce.load_config(grid.config)
         before = config.copy_and_resolve_references()
         config.update_from_flattened_dict({key: run.overrides[key] for key in run.overrides})
         assert (config != before) == bool(run.overrides)
 
 
 def test_ablations_are_factors_of_the_configs_own_values():
-    config = runpy.run_path(str(reproduce.ROOT / GRIDS["ablations"].config))["get_config"]()
+    config = reproduce.load_config(GRIDS["ablations"].config)
     runs = {run.label: run.overrides for run in GRIDS["ablations"].runs}
     rate = "rl.optimizer.learning_rate"
     for label, factor in (("lr_third", 1 / 3), ("lr_x_3", 3), ("lr_x_10", 10)):

@@ -130,6 +130,15 @@ def test_a_whole_run_takes_each_step_once(fake, tmp_path):
     assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
 
 
+def test_the_last_step_of_a_stage_has_a_row(fake, tmp_path):
+    config = _config()
+    config.log_every = 4
+    _run(tmp_path, config)
+    logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
+    totals = {"imitate": (4, 8, 9), "imitate_control": (12, 15), "cold_start": (4, 7), "slpo": (4, 6)}
+    assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
+
+
 def test_optimizer_is_reset_at_every_phase(fake, tmp_path):
     def count(workdir, stage):
         (leaf,) = {int(v) for path, v in checkpoint_of(workdir, stage).items() if "rest" in path and "count" in path}

@@ -69,6 +69,11 @@ CASES = {
         "config.objective.slpo: all weights",
         "set one",
     ),
+    "passes without noise": (
+        {"dropout.rate": 0.0},
+        "config.objective.slpo.latent_weight: 1 scores thoughts under K passes that config.dropout.rate=0 makes",
+        "raise the rate",
+    ),
     "no answer and no stop": (
         {"rl.objectives": ("answer_only",)}
         | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},

@@ -53,6 +53,11 @@ class Slpo(Objective):
         stop = self.stop_weight if policy.stops_itself else 0.0
         if latent == self.answer_weight == stop == 0.0:
             raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
+        if latent and policy.config.dropout_rate == 0.0 and policy.thinker.log_prob is None:
+            raise UserError(
+                f"{key}.latent_weight: {latent:g} scores thoughts under K passes that config.dropout.rate=0 makes all "
+                "the same; raise the rate, or set the weight to 0"
+            )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, terms = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
@@ -85,8 +90,6 @@ class Slpo(Objective):
         z_KNTD = jax.vmap(policy.thinker.feed, in_axes=(None, 0))(params, actions_K)
 
         def of_one(h_TD, z_KTD, length):
-            return latent_log_likelihood(
-                h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance
-            )
+            return latent_log_likelihood(h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance)
 
         return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, trajectories.lengths)

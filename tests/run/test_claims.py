@@ -1,0 +1,141 @@
+"""What a stage is bound to: its settings, the bytes of its data, and the start that it was trained from."""
+
+import json
+import re
+import shutil
+
+import jax.numpy as jnp
+import pytest
+from small_run import load_config, write_problems
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import save_params
+from slpo_jax.run.claims import check_starts, claim, starting_stage
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
+
+
+class Workdir:
+    """A workdir with every stage finished, of parameters that nobody asks for."""
+
+    def __init__(self, folder):
+        self.folder, self.work = folder, folder / "work"
+        write_problems(folder)
+        for stage in ORDER:
+            self.train(stage)
+
+    def experiment(self, **changes):
+        config = load_config()
+        config.data.update(train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt"))
+        config.data.eval.real = str(self.folder / "real.json")
+        config.update_from_flattened_dict(changes)
+        return build(config, self.work)
+
+    def train(self, stage, **changes):
+        experiment = self.experiment(**changes)
+        folder = experiment.workdir.stage(stage)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        claim(experiment, stage)
+        save_params(folder.path, {"w": jnp.ones(2)})
+        folder.finished.write_text("5\n")
+
+    def error(self, key, **changes):
+        """The one line of a run that is refused before its first stage."""
+        with pytest.raises(UserError, match=f"^{key}: ") as raised:
+            check_stages(self.experiment(**changes))
+        assert "delete" in str(raised.value) or "set it back" in str(raised.value)
+        return str(raised.value)
+
+    def delete(self, stage):
+        shutil.rmtree(self.work / "checkpoints" / stage)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Workdir(tmp_path)
+
+
+def _path(run, stage):
+    return f"{re.escape(str(run.work))}/checkpoints/{stage}"
+
+
+def test_the_same_command_again_is_fine(run):
+    check_stages(run.experiment())
+    check_stages(run.experiment(stages=("evaluate",)))
+
+
+@pytest.mark.parametrize("key", ["train", "valid"])
+def test_a_data_file_that_changed_under_its_name(run, key):
+    path = run.folder / {"train": "train.jsonl", "valid": "valid.txt"}[key]
+    before = path.read_bytes()
+    path.write_bytes(before + before.splitlines(keepends=True)[0])
+    assert str(path) in run.error(f"config.data.{key}")
+    check_stages(run.experiment(stages=("evaluate",)))  # which trains nothing
+    path.write_bytes(before)
+    check_stages(run.experiment())
+
+
+def test_a_stage_trained_again_with_other_settings_unbinds_what_was_made_of_it(run):
+    again = {"imitate.final_steps": 7, "imitate.control": False}
+    run.delete("imitate_control")
+    run.train("imitate", **again)
+    for stages in (("cold_start",), ("evaluate",), ("imitate", "cold_start", "rl", "evaluate")):
+        error = run.error(_path(run, "cold_start"), stages=stages, **again)
+        assert "began from another imitate than is there now" in error
+    run.train("cold_start", **again)
+    # The objective's start is bound to its own start in turn.
+    assert "began from another cold_start" in run.error(_path(run, "slpo"), **again)
+    run.train("slpo", **again)
+    check_stages(run.experiment(**again))
+
+
+def test_a_stage_that_is_to_be_trained_again_counts_as_what_it_will_be(run):
+    run.delete("imitate")
+    check_stages(run.experiment())
+    run.delete("imitate_control")
+    error = run.error(_path(run, "cold_start"), **{"imitate.final_steps": 7, "imitate.control": False})
+    assert "began from another imitate" in error
+
+
+def test_a_start_that_is_gone_binds_nobody(run):
+    """What was made of it is there."""
+    run.delete("imitate")
+    check_stages(run.experiment(stages=("rl", "evaluate")))
+
+
+def test_a_start_that_was_not_there_when_the_stage_began(tmp_path):
+    folder = tmp_path / "late"
+    folder.mkdir()
+    run = Workdir(folder)
+    run.delete("cold_start")
+    run.train("slpo", stages=("rl",))
+    facts = json.loads((run.work / "checkpoints/slpo/config.json").read_text())
+    assert facts["start"]["stage"] == "imitate"
+    assert "began from imitate, and would now from cold_start" in run.error(_path(run, "slpo"))
+
+
+def test_files_of_the_first_start_that_changed(run, tmp_path):
+    init = tmp_path / "other" / "checkpoints" / "imitate"
+    shutil.copytree(run.work / "checkpoints", init.parent)
+    run.delete("imitate")
+    changes = {"init": str(init), "stages": ("cold_start",)}
+    for stage in ("imitate_control", "cold_start", "slpo"):
+        run.delete(stage)
+    experiment = run.experiment(**changes)
+    assert starting_stage(experiment, "cold_start") == ""
+    run.train("cold_start", **changes)
+    check_stages(run.experiment(**changes))
+    shutil.rmtree(init / "0")
+    save_params(init, {"w": jnp.zeros(2)})
+    assert "began from another config.init" in run.error(_path(run, "cold_start"), **changes)
+    with pytest.raises(UserError, match=r"config\.init"):
+        check_starts(run.experiment(**changes))
+
+
+def test_facts_that_can_not_be_read_name_the_folder_to_delete(run):
+    (run.work / "checkpoints/imitate/config.json").write_text('{"seed": ')
+    with pytest.raises(UserError, match=f"is no JSON .*delete {_path(run, 'imitate')}"):
+        check_stages(run.experiment())
