@@ -62,7 +62,7 @@ FLAGS = {
     "no stage": (["--config.stages=()"], "config.stages", "imitate"),
     "a stage twice": (["--config.stages=('rl','rl')"], "config.stages: ('rl', 'rl')", "at most once"),
     "a stage too early": (["--config.stages=('rl','imitate')"], "config.stages: ('rl', 'im", "imitate, cold_start, rl"),
-    "a set called as their mean": (["--config.data.eval.average=real.json"], "config.data.eval.average", "another name"),
+    "a set called as a mean": (["--config.data.eval.average=real.json"], "config.data.eval.average", "another name"),
     "a set to evaluate": (
         ["--config.evaluate.datasets=('real','svamp')"],
         "config.evaluate.datasets: 'svamp'",
@@ -168,7 +168,7 @@ FLAGS = {
     "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
     "a synthetic set": (["--config.data.train=synthetic:nosuch"], "synthetic:nosuch", "train"),
     "a set that is all in valid": (["--config.data.train=valid.txt"], "config.data.train", "config.data.valid"),
-    "an unknown word": (["--config.data.train=unknown.jsonl"], "config.data.train: unknown.jsonl: 'Tom", "config.tokenizer"),
+    "an unknown word": (["--config.data.train=unknown.jsonl"], "config.data.train: unknown.jsonl: ", "config.tokenizer"),
     "a problem longer than the slots": (
         ["--config.data.train=long.jsonl"],
         "config.data.train: problem 3 has a prompt of 27",
