@@ -168,7 +168,7 @@ FLAGS = {
     "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
     "a synthetic set": (["--config.data.train=synthetic:nosuch"], "synthetic:nosuch", "train"),
     "a set that is all in valid": (["--config.data.train=valid.txt"], "config.data.train", "config.data.valid"),
-    "an unknown word": (["--config.data.train=unknown.jsonl"], "config.data.train: unknown.jsonl: ", "config.tokenizer"),
+    "an unknown word": (["--config.data.train=unknown.jsonl"], "config.data.train: unknown.jsonl: ", "tokenizer"),
     "a problem longer than the slots": (
         ["--config.data.train=long.jsonl"],
         "config.data.train: problem 3 has a prompt of 27",
