@@ -28,12 +28,16 @@ def main(argv: list[str]) -> None:
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
     config = _CONFIG.value
+    from slpo_jax.run.sources import check_sources
+
     check(config)
+    name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
+    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
+    check_sources(config, workdir)
     set_up_jax(config.cpu_devices)
     from slpo_jax.run.plan import run_stages
 
-    name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
-    experiment = run_stages(config, Path(_WORKDIR.value or f"runs/{name}").expanduser())
+    experiment = run_stages(config, workdir)
     if experiment.workdir.report_md.exists():
         print(f"report: {experiment.workdir.report_md}")
 
