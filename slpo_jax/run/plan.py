@@ -30,13 +30,14 @@ def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
         UserError: something in the config or the workdir can't be used.
     """
     experiment = build(config, workdir)
-    try:
-        check_stages(experiment)
-        write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
-        for stage in config.stages:
-            RUN[stage](experiment)
-    finally:
-        experiment.log.close()
+    with experiment.workdir.in_use():
+        try:
+            check_stages(experiment)
+            write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
+            for stage in config.stages:
+                RUN[stage](experiment)
+        finally:
+            experiment.log.close()
     return experiment
 
 

@@ -5,6 +5,8 @@ import json
 import pytest
 from small_run import new_folder, run
 
+from slpo_jax.io.workdir import Workdir
+
 ONE_STAGE = "--config.stages=('imitate',)"
 GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
 LONG = json.dumps({"question": "Tom has 1 pens . " + "He buys 2 . " * 4 + "How many now ?", "answer": "9"}) + "\n"
@@ -208,6 +210,18 @@ def test_bad_config_files(folder, name):
 def test_a_workdir_that_is_a_file(folder):
     done = run("--config=small.py", "--workdir=small.py", folder=folder)
     assert "--workdir=small.py: is no directory" in _error_of(done)
+
+
+def test_a_workdir_that_another_run_works_in(folder):
+    """Refused while the other lives, whose files stay as they are; whoever comes after it is let in."""
+    workdir = Workdir(folder / "work" / "shared")
+    workdir.root.mkdir(parents=True)
+    with workdir.in_use():
+        line = _error_of(run("--config=small.py", "--workdir=work/shared", folder=folder))
+        assert line.startswith("--workdir=work/shared: another run is at work in it")
+        assert [path.name for path in workdir.root.iterdir()] == [workdir.lock.name]
+    with workdir.in_use():
+        pass
 
 
 def test_no_config(folder):

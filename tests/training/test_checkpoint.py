@@ -1,5 +1,7 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from small_run import rows_of
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import load_params
+from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import MetricsLog, StageRun
@@ -94,3 +96,83 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     log.close()
     assert seen == [(4, [2, 4]), (6, [2, 4, 6])]
     assert [row["loss"] for row in rows_of(tmp_path)] == [1, 3, 5]
+
+
+def _two(path):
+    """Checkpoints of steps 4 and 8, the second's parameters one more."""
+    keeper = StageCheckpoints(path)
+    for step in (4, 8):
+        params = jax.tree.map(lambda x, step=step: x + step, _state().params)
+        keeper.save(_state().replace(step=jnp.int32(step), params=params), {"step": step})
+    keeper.close()
+
+
+def _largest(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+DAMAGE = {"a flipped bit": _flip, "the end cut off": _truncate, "a file gone": lambda path: path.unlink()}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path, how, caplog):
+    _two(tmp_path)
+    DAMAGE[how](_largest(tmp_path / "8"))
+    keeper = StageCheckpoints(tmp_path)
+    state, extra = keeper.restore(_state())
+    assert (int(state.step), extra) == (4, {"step": 4})
+    np.testing.assert_array_equal(state.params["reasoner"]["h_0"], np.full((2, 3), 5.5))
+    assert "step 8 is damaged" in caplog.text
+    assert "going on from the checkpoint of step 4" in caplog.text
+    # What comes after the one gone back to can be saved again.
+    keeper.save(state.replace(step=jnp.int32(8)), {"step": 88})
+    keeper.close()
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 88}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
+    """Nor any others in their stead: the stage's last are what is asked for."""
+    _two(tmp_path)
+    DAMAGE[how](_largest(tmp_path / "8" / "params"))
+    for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
+        with pytest.raises(UserError, match=r"8/params: is damaged \(.*(changed|gone).*delete .*8") as raised:
+            read()
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        StageCheckpoints(tmp_path).restore(_state(), newest=True)
+
+
+def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
+    _two(tmp_path)
+    for step in ("4", "8"):
+        (tmp_path / step / "digests.json").unlink()
+        for path in (tmp_path / step).rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"\0" * 9)
+    with pytest.raises(UserError, match="holds no whole checkpoint") as raised:
+        StageCheckpoints(tmp_path).restore(_state())
+    assert "\n" not in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} >= {"4", "8"}  # nothing is lost that might be mended
+    with pytest.raises(UserError, match=r"params: is damaged"):
+        load_params(tmp_path, _state().params)
+
+
+def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tmp_path):
+    _two(tmp_path)
+    (tmp_path / "finished").write_text("8\n")
+    assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
+    shutil.rmtree(tmp_path / "8")
+    with pytest.raises(UserError, match=r"of step 8, is gone; delete .*finished.* from step 4"):
+        load_params(tmp_path, _state().params)
