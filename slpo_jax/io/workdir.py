@@ -2,6 +2,7 @@
 
 WORKDIR/
   config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/  .lock
+  failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
@@ -129,6 +130,10 @@ class Workdir:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's events."""
         return self.root / "tensorboard"
+
+    def failed_batch(self, stage: str, step: int) -> Path:
+        """The batch of the step at which a run gave up on a stage."""
+        return self.root / f"failed_{stage}_{step}.npz"
 
     @property
     def thresholds(self) -> Path:

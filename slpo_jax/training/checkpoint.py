@@ -124,10 +124,8 @@ class StageCheckpoints:
         )
         rest = found["rest"]
         key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
-        state = dataclasses.replace(
-            like, step=rest["step"], params=found["params"], opt_state=rest["opt_state"], key=key
-        )
-        return state, found["extra"]
+        parts = {name: rest[name] for name in ("step", "opt_state", "skipped")}
+        return dataclasses.replace(like, params=found["params"], key=key, **parts), found["extra"]
 
     def close(self) -> None:
         """Wait for saves under way."""
@@ -137,7 +135,8 @@ class StageCheckpoints:
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state, "key": jax.random.key_data(state.key)}
+    key = jax.random.key_data(state.key)
+    return {"step": state.step, "opt_state": state.opt_state, "key": key, "skipped": state.skipped}
 
 
 def _copied(tree: Any) -> Any:

@@ -89,13 +89,71 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
         def close(self):
             pass
 
-    run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4)
+    run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4, 1)
     step_fn = lambda state, batch: (state.replace(step=state.step + 1), {"loss": jnp.float32(batch)})  # noqa: E731
     state = run.advance(_state().replace(step=jnp.int32(0)), step_fn, lambda step: step, 6)
     run.finish(state)
     log.close()
     assert seen == [(4, [2, 4]), (6, [2, 4, 6])]
     assert [row["loss"] for row in rows_of(tmp_path)] == [1, 3, 5]
+
+
+class _NoKeeper:
+    """Stands for checkpoints; `saved` has the steps."""
+
+    def __init__(self):
+        self.saved = []
+
+    def save(self, state, extra=None):
+        self.saved.append(int(state.step))
+
+    def close(self):
+        pass
+
+
+def _skipping(bad):
+    """A step that is counted as not finite where the batch, its number, is in `bad`."""
+
+    def step(state, batch):
+        skipped = state.skipped * jnp.array([1, 0]) if batch["number"] not in bad else state.skipped + 1
+        metrics = {"loss": jnp.float32(0), "skipped_steps": skipped[0], "skipped_in_a_row": skipped[1]}
+        return state.replace(step=state.step + 1, skipped=skipped), metrics
+
+    return step
+
+
+def _run(tmp_path, bad):
+    log, keeper = MetricsLog(Workdir(tmp_path)), _NoKeeper()
+    run = StageRun("slpo", 12, 0, log, keeper, 4, 5, 3)
+    try:
+        return run.advance(
+            _state().replace(step=jnp.int32(0)), _skipping(bad), lambda step: {"number": np.int32(step)}, 12
+        ), keeper
+    finally:
+        log.close()
+
+
+def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
+    with pytest.raises(
+        UserError, match=r"slpo: loss or gradient was not finite in the last 3 steps, up to step 9, "
+    ) as e:
+        _run(tmp_path, {1, 2, 6, 7, 8, 9})
+    assert "\n" not in str(e.value)
+    assert f"{tmp_path}/failed_slpo_9.npz" in str(e.value)
+    assert np.load(tmp_path / "failed_slpo_9.npz")["['number']"] == 8  # the ninth step's
+    rows = {row["step"]: row.get("skipped_steps") for row in rows_of(tmp_path)}
+    assert rows == {4: 2, 8: 4}
+
+
+def test_a_few_steps_that_are_not_finite_are_no_more_than_counted(tmp_path):
+    state, keeper = _run(tmp_path, {1, 2, 6, 7, 10, 11})
+    assert (state.skipped.tolist(), keeper.saved) == ([6, 2], [5, 10])
+    assert not list(tmp_path.glob("failed*"))
+
+
+def test_without_any_there_is_no_column_of_them(tmp_path):
+    _run(tmp_path, {})
+    assert [sorted(row) for row in rows_of(tmp_path)] == [["loss", "stage", "step"]] * 3
 
 
 def _two(path):
