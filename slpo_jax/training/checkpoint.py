@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from slpo_jax.io.seal import damage, seal
 from slpo_jax.training.state import TrainState
 
 KEPT = 2  # the newest, and one to go back to
+_SLACK = 2_000_000  # bytes of a checkpoint beside its arrays
 
 # Orbax tells of every save; what went wrong comes as an exception or a warning.
 logging.getLogger("absl").setLevel(logging.WARNING)
@@ -58,6 +60,7 @@ class StageCheckpoints:
             if not replace:
                 return
             self._manager.delete(step)
+        self._check_room(state)
         if jax.default_backend() == "cpu":
             # There the copy being written may be the buffer itself, which the next step gives away.
             state = dataclasses.replace(state, params=_copied(state.params), opt_state=_copied(state.opt_state))
@@ -71,15 +74,35 @@ class StageCheckpoints:
         )
         self._sealing = self._sealer.submit(self._seal, step)
 
+    def _check_room(self, state: TrainState) -> None:
+        """Orbax on a full disk fails in several threads, with pages about each."""
+        needed = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state))) + _SLACK
+        free = shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
+
+    def _unwritten(self, reason: str) -> UserError:
+        return UserError(
+            f"{self._directory}: the checkpoint can't be written ({reason}); make room, and the same command goes on "
+            "from the one before"
+        )
+
     def _seal(self, step: int) -> None:
         self._manager.wait_until_finished()
         seal(self._directory / str(step))
 
     def _wait(self) -> None:
-        """Until what is being saved is on the disk; what went wrong with it is raised here."""
-        if self._sealing is not None:
-            self._sealing.result()
-            self._sealing = None
+        """Until what is being saved is on the disk.
+
+        Raises:
+            UserError: it could not be written; the checkpoints before it are whole.
+        """
+        sealing, self._sealing = self._sealing, None
+        try:
+            if sealing is not None:
+                sealing.result()
+        except (OSError, ValueError) as error:  # the latter is tensorstore's, for a full disk as well
+            raise self._unwritten(" ".join(str(error).split())[:200]) from None
 
     def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint that is whole; those after it, which are damaged, are deleted.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
 from slpo_jax.io.progress import Progress
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -40,13 +41,23 @@ class MetricsLog:
         return SummaryWriter(str(self.workdir.tensorboard))
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
+        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
+
+        Raises:
+            UserError: the file holds something else than rows.
+        """
         if self.path.exists():
-            rows = [row for row in map(_parsed, self.path.read_text().splitlines()) if row is not None]
-            kept = [row for row in rows if row["stage"] != stage or row["step"] <= step or scalar not in row]
-            whole = self.path.with_suffix(".tmp")
-            whole.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            whole.replace(self.path)
+            kept = [row for row in self._rows() if row["stage"] != stage or row["step"] <= step or scalar not in row]
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """All rows; a last line that an interruption tore is none."""
+        lines = self.path.read_bytes().splitlines()
+        found = [_parsed(line) for line in lines]
+        for number, row in enumerate(found, start=1):
+            if row is None and number < len(lines):
+                raise UserError(f"{self.path}: line {number} is no row of metrics; mend it or move the file away")
+        return [row for row in found if row is not None]
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """One row."""
@@ -60,11 +71,12 @@ class MetricsLog:
             self._events.close()
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A row, or None for a line that an interruption tore."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A row, or None for what is none."""
     try:
-        return json.loads(line)
-    except ValueError:
+        row = json.loads(line)
+        return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
+    except (ValueError, TypeError, KeyError):
         return None
 
 

@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
         "wordy.jsonl": GOOD + WORDY,
         "unknown.jsonl": GOOD.replace("pens", "zebras"),
         "pens.csv": "question,answer\n",
+        "surrogate.jsonl": GOOD.replace("Tom", "Tom \\ud800"),
         "typo.py": "from small import get_config as small\n\n\ndef get_config():\n    config = small()\n"
         "    config.rl.stepz = 3\n    return config\n",
         "syntax.py": "def get_config(:\n",
@@ -166,6 +167,11 @@ FLAGS = {
         "noanswer.json, record 1: field 'answer'",
         "the known layouts",
     ),
+    "half a character": (
+        ["--config.data.train=surrogate.jsonl"],
+        "config.data.train: surrogate.jsonl: 'Tom \\ud800",
+        "UTF-8",
+    ),
     "a line without bars": (["--config.data.train=barless.txt"], "barless.txt, line 2", "question||steps #### answer"),
     "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
     "a synthetic set": (["--config.data.train=synthetic:nosuch"], "synthetic:nosuch", "train"),
@@ -193,7 +199,8 @@ def test_one_line_and_nothing_else(folder, case):
 
 
 CONFIGS = {
-    "nowhere.py": ("--config=nowhere.py: no such file", ""),
+    "nowhere.py": ("--config=nowhere.py: no such file", "configs/*.py"),
+    ".": ("--config=.: a directory", "configs/*.py"),
     "typo.py": ("stepz", "slpo_jax/config.py"),
     "syntax.py": ("--config=syntax.py", "invalid syntax"),
     "raises.py": ("--config=raises.py", "no more"),

@@ -1,6 +1,7 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,15 @@ def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
     assert rows == {4: 2, 8: 4}
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\n\x00\n", b'[1]\n{"stage": "a", "step": 1}\n', b'{"a": 1}\n{"b": 2}\n'])
+def test_a_log_that_holds_something_else_is_kept(tmp_path, content):
+    path = Workdir(tmp_path).metrics
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is no row of metrics; .*move the file away"):
+        MetricsLog(Workdir(tmp_path)).rewind("slpo", 3)
+    assert path.read_bytes() == content
+
+
 def test_a_few_steps_that_are_not_finite_are_no_more_than_counted(tmp_path):
     state, keeper = _run(tmp_path, {1, 2, 6, 7, 10, 11})
     assert (state.skipped.tolist(), keeper.saved) == ([6, 2], [5, 10])
@@ -234,3 +244,14 @@ def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tm
     shutil.rmtree(tmp_path / "8")
     with pytest.raises(UserError, match=r"of step 8, is gone; delete .*finished.* from step 4"):
         load_params(tmp_path, _state().params)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    _two(tmp_path)
+    keeper = StageCheckpoints(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1_000_000))
+    with pytest.raises(UserError, match=r"can't be written \(it takes 2 MB, the disk has 1\.0\); make room") as raised:
+        keeper.save(_state().replace(step=jnp.int32(12)))
+    assert "\n" not in str(raised.value)
+    keeper.close()
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
