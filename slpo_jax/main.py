@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.run.command import run_command, set_up_jax
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
@@ -17,6 +18,10 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
+_DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes, as SLURM, Open MPI, .. say which.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.", lower_bound=1)
+_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.", lower_bound=0)
 
 _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
 
@@ -35,11 +40,31 @@ def main(argv: list[str]) -> None:
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     check_sources(config, workdir)
     set_up_jax(config.cpu_devices)
+    if _DISTRIBUTED.value or _COORDINATOR.value:
+        _join()
     from slpo_jax.run.plan import run_stages
 
     experiment = run_stages(config, workdir)
-    if experiment.workdir.report_md.exists():
+    if experiment.workdir.report_md.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_md}")
+
+
+def _join() -> None:
+    """Become one of several processes.
+
+    Raises:
+        UserError: which of them can't be said, or the others can't be reached.
+    """
+    if _COORDINATOR.value and (_PROCESSES.value is None or _PROCESS.value is None):
+        raise UserError("--coordinator: needs --processes and --process beside it; give both")
+    if _PROCESS.value is not None and _PROCESS.value >= (_PROCESSES.value or 0):
+        raise UserError(f"--process: {_PROCESS.value} is not below --processes ({_PROCESSES.value}); count from 0")
+    try:
+        hosts.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--distributed: the processes can't be joined ({reason}); give --coordinator=HOST:PORT, "
+                        "--processes and --process") from error  # fmt: skip
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -11,12 +11,13 @@ import optax
 import tiny
 from tiny import END, FAST, GATE, random_prompts
 
+from slpo_jax.io.mesh import data_mesh, shard_rows
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training import cold_start, imitate, rl
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+from slpo_jax.training.state import init_state, make_train_step
 
 PROMPTS = (4, 7, 2, 6)  # lengths
 BATCH, GROUP, PASSES, MIN_LATENTS = len(PROMPTS), 3, 2, 2

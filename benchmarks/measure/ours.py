@@ -10,11 +10,12 @@ from jax.sharding import PartitionSpec
 
 from benchmarks.measure.report import page_faults
 from benchmarks.measure.workload import TRAINED, Parts, Workload
+from slpo_jax.io.mesh import AXIS, replicate
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import answer_mask, capacities, full_capacity, smallest_capacity
 from slpo_jax.training.rl import make_loss, roll_out
-from slpo_jax.training.state import AXIS, make_train_step, replicate
+from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts, RewardFn
@@ -22,7 +23,7 @@ from slpo_jax.text.templates import Template
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.state import TrainState, init_state, shard_rows
+from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ("reasoner", "gate")

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
+from slpo_jax.io import hosts
+from slpo_jax.io.mesh import AXIS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
@@ -71,7 +73,7 @@ class Evaluator:
             latents_NTD = policy.thinker.feed(params, out.actions).astype(jnp.float32) if keep_latents else None
             return out.tokens, out.lengths, latents_NTD
 
-        rows, everywhere = PartitionSpec("data"), PartitionSpec()
+        rows, everywhere = PartitionSpec(AXIS), PartitionSpec()
         self._programs[mode] = jax.jit(
             jax.shard_map(
                 local,
@@ -114,13 +116,12 @@ class Evaluator:
         count = min(limit or len(problems), len(problems))
         program = self._program(seed is not None, stopping, keep_latents)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
-        sharding = NamedSharding(self.mesh, PartitionSpec("data"))
         results = []
         progress, done = Progress(label, count * samples, unit="rollout", keep=False), 0
         for batch in self.batches(problems, count, samples):
             rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
-            rows = jax.device_put((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), sharding)
-            out = program(params, *rows, key, jax.device_put(rule_N, sharding))
+            rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
+            out = program(params, *rows, key, shard_rows(rule_N, self.mesh))
             rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
             results.append((rows_N[batch.real_N], batch.real_N, out))
             if len(results) > 1:  # wait for the batch before, so that one is always under way
@@ -137,10 +138,10 @@ def _in_order(results, rows: int) -> Completions:
         if results[0][2][part] is None:
             merged.append(None)
             continue
-        first = np.asarray(results[0][2][part])
+        first = results[0][2][part]
         whole = np.zeros((rows, *first.shape[1:]), first.dtype)
         for rows_N, real, out in results:
-            whole[rows_N] = np.asarray(out[part])[real]
+            whole[rows_N] = hosts.whole(out[part])[real]
         merged.append(whole)
     tokens, lengths, latents = merged
     assert tokens is not None

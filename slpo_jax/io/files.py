@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole file or nothing: readers and interrupted runs never see half of it."""
+    """Write a whole file or nothing: readers and interrupted runs never see half of it.
+
+    Of several processes the first writes.
+    """
+    if not hosts.is_first():
+        return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

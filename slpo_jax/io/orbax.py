@@ -81,7 +81,7 @@ def stored_params(directory: Path) -> Any:
         found = ocp.StandardCheckpointHandler().metadata(path).tree
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, _reason(error)) from None
-    device = SingleDeviceSharding(jax.devices()[0])
+    device = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
 
 

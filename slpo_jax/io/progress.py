@@ -1,11 +1,14 @@
 """How far a long piece of work is: a bar on a terminal, lines in a log file."""
 
+import io
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from tqdm import tqdm
+
+from slpo_jax.io import hosts
 
 _SECONDS = 60.0  # between lines where there is no terminal
 
@@ -23,7 +26,7 @@ class Progress:
         unit: what a step is.
         keep: False for what is one of many: its bar goes when it is done, and its last line is left out if it had no
             other.
-        file: where to write; None is standard error.
+        file: where to write; None is standard error, of several processes the first's.
         clock: seconds, for the time between lines.
     """
 
@@ -39,7 +42,7 @@ class Progress:
     ):
         self.done = done
         self._label, self._total, self._unit, self._keep = label, total, unit, keep
-        self._file, self._clock = file or sys.stderr, clock
+        self._file, self._clock = file or (sys.stderr if hosts.is_first() else io.StringIO()), clock
         self._facts: Mapping[str, str] = {}
         self._bar: tqdm | None = None
         if self._file.isatty():

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from slpo_jax.io import hosts
 from slpo_jax.io.files import file_digest, write_text
 
 _SEAL = "digests.json"
@@ -14,6 +15,8 @@ def seal(folder: Path) -> None:
     Args:
         folder: WORKDIR/checkpoints/STAGE/STEP.
     """
+    if not hosts.is_first():
+        return
     found = {name: file_digest(folder / name) for name in _files(folder)}
     write_text(folder / _SEAL, json.dumps(found, indent=1, sort_keys=True) + "\n")
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
 
 REASONER = "reasoner"
@@ -160,13 +161,16 @@ class Workdir:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep others from working in it.
+        """Keep other runs from working in it; of several processes of one run the first does so.
 
         Raises:
             UserError: somebody is at work here.
         """
         import filelock
 
+        if not hosts.is_first():
+            yield
+            return
         try:
             with filelock.FileLock(self.lock, timeout=0):
                 yield

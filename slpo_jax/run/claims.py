@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config, thinker_of
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.digests import initial_files
@@ -43,8 +44,10 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
         claim(experiment, ADAPTER, write and experiment.config.imitate.lora.rank > 0)
     if not _binds(folder):
         if write:
-            experiment.origin.write(experiment.workdir.reasoner)
             facts = _facts(experiment, stage)
+            hosts.barrier(f"claim {stage}")  # nobody still looks for what is written now
+            if hosts.is_first():
+                experiment.origin.write(experiment.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     written = _read(folder)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from slpo_jax.checked import fill
+from slpo_jax.io import hosts
 from slpo_jax.io.orbax import load_params
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment
@@ -38,7 +39,9 @@ def run_cold_start(experiment: Experiment) -> None:
     run, state, best = open_stage(experiment, stage, state, config.steps)
     batch, best_dir = prompted_batches(experiment, config), experiment.workdir.stage("cold_start_best").path
     if not best:  # a first step: what another try left there is not this one's
-        shutil.rmtree(best_dir, ignore_errors=True)
+        if hosts.is_first():
+            shutil.rmtree(best_dir, ignore_errors=True)
+        hosts.barrier("cold start")
         best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
     experiment.log.rewind(stage, best["evaluated"], "valid_accuracy")
 

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import thinker_of
 from slpo_jax.interop.opening import locate
+from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, write_text
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
@@ -48,15 +49,21 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
     """
     kept = experiment.workdir.digest(stage)
     state = _files(experiment, stage)
-    try:
-        known = json.loads(kept.read_text(encoding="utf-8"))
-        if known["files"] == state:
-            return str(known["digest"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # not kept yet, or damaged: it is made anew
+    known = _kept(kept, state)
+    if hosts.decided(bool(known)):
+        return known
     found = params_digest(load())
     write_text(kept, json.dumps({"digest": found, "files": state}, indent=1) + "\n")
     return found
+
+
+def _kept(path: Path, state: dict[str, Any]) -> str:
+    """The digest that was kept of these very files; "" where there is none that can be read, so that it is made."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return str(known["digest"]) if known["files"] == state else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _files(experiment: Experiment, stage: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row
 from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
+from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, read_json
 from slpo_jax.io.workdir import SetFiles
 from slpo_jax.run.claims import check_starts
@@ -59,10 +60,12 @@ def run_evaluate(experiment: Experiment) -> None:
     load, done = _Checkpoints(experiment), dict[str, SetFiles]()
     for row in own:
         _evaluate_row(experiment, row, names, load, done)
-    for name in names:
-        _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
-    take_rows(experiment, taken, names)
-    write_report(workdir.root)
+    if hosts.is_first():
+        for name in names:
+            _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
+        take_rows(experiment, taken, names)
+        write_report(workdir.root)
+    hosts.barrier("report")
 
 
 def _evaluate_row(
@@ -87,13 +90,15 @@ def _evaluate_row(
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
     for name, stamp in stamps.items():
         files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
-        if not _is_current(files, stamp, experiment.config.evaluate.save_latents):
-            files.stamp.unlink(missing_ok=True)
-            if what in done:
-                _copy(done[what], files)
-            else:
+        if not hosts.decided(_is_current(files, stamp, experiment.config.evaluate.save_latents)):
+            if hosts.is_first():
+                files.stamp.unlink(missing_ok=True)
+            if what not in done:
                 _evaluate_set(experiment, row, load(row.stage), files)
-            write_stamp(files, stamp)
+            elif hosts.is_first():
+                _copy(done[what], files)
+            if hosts.is_first():
+                write_stamp(files, stamp)
         done[what] = files
 
 
@@ -109,7 +114,8 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
     before = read_row(experiment.workdir.root, row.name)
     sweeps = read_json(experiment.workdir.thresholds, default={})
     rule = sweeps.get(row.name, {}).get("chosen")
-    if before is None or before.chosen_for != chosen_for or rule is None or rule != before.rule:
+    known = before is not None and before.chosen_for == chosen_for and rule is not None and rule == before.rule
+    if not hosts.decided(known):
         rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules))
     return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, chosen_for=chosen_for)
 
@@ -141,6 +147,8 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
             sampled[seed] = evaluate(
                 params, problems, stopping, rule, seed, config.samples, limit, label=f"{label}, seed {seed}"
             )
+    if not hosts.is_first():
+        return
     write_records(files.records, record_rows(experiment.reader, problems, greedy, sampled, config.samples))
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if greedy.latents is not None:

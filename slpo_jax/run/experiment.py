@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
+from slpo_jax.io.mesh import data_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
@@ -31,7 +32,6 @@ from slpo_jax.text.tokenizer import token_bytes
 from slpo_jax.text.verifier import byte_table, reference_width, verify
 from slpo_jax.training.loop import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.state import data_mesh, replicate
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}

@@ -8,16 +8,17 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import write_text
+from slpo_jax.io import hosts
+from slpo_jax.io.mesh import replicate, shard_rows
 from slpo_jax.models import lora
 from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import check_batch, close_stage, open_stage
+from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.imitate import Imitation, Phase, of_adapter
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.state import TrainState, init_state, make_train_step, replicate, shard_rows
+from slpo_jax.training.state import TrainState, init_state, make_train_step
 
 
 def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> EncodedProblems:
@@ -138,5 +139,6 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
     checkpoints = StageCheckpoints(folder.path)
     checkpoints.save(merged)
     checkpoints.close()
-    write_text(folder.finished, f"{int(state.step)}\n")
-    shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)
+    note_finished(experiment, "imitate", state)
+    if hosts.is_first():
+        shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)

@@ -3,14 +3,16 @@
 from typing import Any
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params
 from slpo_jax.run.claims import starting_stage
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import StageRun
-from slpo_jax.training.state import TrainState, shard_rows
+from slpo_jax.training.state import TrainState
 
 Params = dict[str, Any]
 
@@ -46,7 +48,13 @@ def close_stage(
 ) -> None:
     """Save the last state, and note that the stage is finished."""
     run.finish(state, extra)
+    note_finished(experiment, stage, state)
+
+
+def note_finished(experiment: Experiment, stage: str, state: TrainState) -> None:
+    """Write down that the stage's last checkpoint is there."""
     write_text(experiment.workdir.stage(stage).finished, f"{int(state.step)}\n")
+    hosts.barrier(f"{stage} is finished")
 
 
 def prompted_batches(experiment: Experiment, config, answers: bool = False):

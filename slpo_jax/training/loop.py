@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.progress import Progress
 from slpo_jax.io.workdir import Workdir
@@ -60,7 +61,9 @@ class MetricsLog:
         return [row for row in found if row is not None]
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
-        """One row."""
+        """One row, of several processes the first's."""
+        if not hosts.is_first():
+            return
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
         for name, value in scalars.items():
@@ -144,7 +147,7 @@ class StageRun:
             if pending is not None:
                 self._report(*pending)
             pending = (step, metrics, used)
-            asked_to_stop = self._signal is not None
+            asked_to_stop = hosts.any_of(self._signal is not None)
             if step % self.checkpoint_every == 0 or asked_to_stop:
                 # First the step's row: whoever goes on from here does not log this step again.
                 self._report(*pending)
@@ -177,8 +180,10 @@ class StageRun:
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""
         path = self.log.workdir.failed_batch(self.name, step)
-        leaves = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(jax.device_get(batch))}
-        np.savez_compressed(path, **leaves)
+        found = jax.tree_util.tree_leaves_with_path(batch)
+        leaves: dict[str, Any] = {jax.tree_util.keystr(at): hosts.whole(x) for at, x in found}
+        if hosts.is_first():
+            np.savez_compressed(path, **leaves)
         self._let_go()
         raise UserError(
             f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
@@ -193,9 +198,10 @@ class StageRun:
         """
         self.checkpoints.save(state, extra)
         self._let_go()
-        if self._signal is not None:
-            print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
-            raise SystemExit(128 + self._signal)
+        if hosts.any_of(self._signal is not None):
+            if hosts.is_first():
+                print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
+            raise SystemExit(128 + (self._signal or signal.SIGTERM))
 
     def _let_go(self) -> None:
         self.checkpoints.close()

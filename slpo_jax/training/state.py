@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
+from slpo_jax.io.mesh import AXIS, replicate
 from slpo_jax.policy import noise
 
 Params = Any
@@ -17,8 +18,6 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 """Metrics as (sum, count), so that neither micro-batches nor devices bias a mean."""
 LossFn = Callable[[Params, Any, jax.Array], tuple[jax.Array, Sums]]
 """(params, batch, key of the step) -> (sum of the loss over the batch, metrics, among them "loss")."""
-
-AXIS = "data"
 
 
 @struct.dataclass
@@ -39,27 +38,6 @@ class TrainState:
     opt_state: Any
     key: jax.Array
     skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
-
-
-def data_mesh(devices=None) -> Mesh:
-    """A one-axis mesh over all devices, or the given ones."""
-    devices = devices or jax.devices()
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
-
-
-def shard_rows(tree: Any, mesh: Mesh) -> Any:
-    """Host arrays [B, ...], the same on every process, as arrays whose rows are spread over the mesh."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-
-    def put(x):
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
-
-    return jax.tree.map(put, tree)
-
-
-def replicate(tree: Any, mesh: Mesh) -> Any:
-    """The tree on every device of the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def _summed_gradients(loss_fn: LossFn, mesh: Mesh, micro_batches: int):

@@ -14,10 +14,10 @@ from benchmarks.measure import ours as own
 from benchmarks.measure import theirs
 from benchmarks.measure.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
 from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import replicate
 from slpo_jax.models.gate import first_stop_log_probs
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.run.experiment import build
-from slpo_jax.training.state import replicate
 
 PROMPTS, STEPS, WARMUP, ANSWER = 4, 3, 1, 3
 TINY = Shapes(

@@ -13,9 +13,9 @@ from tiny import END, FAST, PAD, ROLLOUT, both_params, keys_of, pad_left, policy
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.schedule import classes, shard
+from slpo_jax.io.mesh import data_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import sample
-from slpo_jax.training.state import data_mesh
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")

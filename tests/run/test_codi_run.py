@@ -13,12 +13,12 @@ from small_run import checkpoint_of, rows_of
 
 from slpo_jax import config as configs
 from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
 from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training.state import replicate
 
 RANK = 2
 

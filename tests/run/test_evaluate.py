@@ -11,12 +11,12 @@ from small_run import load_config, write_problems
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator
+from slpo_jax.io.mesh import replicate
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run import evaluate
 from slpo_jax.run.claims import claim
 from slpo_jax.run.digests import params_digest
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training.state import replicate
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}

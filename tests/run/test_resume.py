@@ -11,9 +11,9 @@ import pytest
 from small_run import checkpoint_of, load_config, rows_of
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training.state import replicate
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation

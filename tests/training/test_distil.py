@@ -16,6 +16,7 @@ from small_steps import difference
 from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
+from slpo_jax.io.mesh import data_mesh, shard_rows
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
@@ -23,7 +24,7 @@ from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.templates import codi_template
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import distillation
-from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+from slpo_jax.training.state import init_state, make_train_step
 
 HIDDEN = 9
 

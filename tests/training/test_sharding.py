@@ -19,9 +19,10 @@ from small_steps import (
 )
 from tiny import FAST
 
+from slpo_jax.io.mesh import data_mesh, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.state import data_mesh, init_state, make_train_step, shard_rows
+from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEP_KEY = noise.stream_key(jax.random.key(0), "rl", 0)
