@@ -203,8 +203,12 @@ def checkpoint_of(workdir: Path, stage: str) -> dict:
 
     steps = (path for path in (workdir / "checkpoints" / stage).iterdir() if path.name.isdigit())
     step = max(steps, key=lambda path: int(path.name))
+    tree = {}
     with ocp.PyTreeCheckpointer() as reader:
-        tree = {part: reader.restore(step / part) for part in ("params", "rest")}
+        for part in ("params", "rest"):
+            there = ocp.StandardCheckpointHandler().metadata(step / part).tree
+            whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), there)  # on whatever devices
+            tree[part] = reader.restore(step / part, restore_args=whole)
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"step": int(step.name)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 

@@ -46,6 +46,14 @@ def test_one_machine_runs_the_program_in_the_checkout(tmp_path):
     assert (tmp_path / "xla").is_dir()
 
 
+@pytest.mark.parametrize(("nodes", "flags"), [("1", ""), ("2", " --distributed")])
+def test_slurm_starts_a_process_a_node_and_tells_them_of_each_other(tmp_path, nodes, flags):
+    result = _run(SLURM, *ARGUMENTS, DRY_RUN="1", SLURM_NNODES=nodes, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "xla"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("srun --ntasks-per-node=1 --kill-on-bad-exit=1 ")
+    assert result.stdout.endswith(f"--config.rl.steps=3{flags} \n")
+
+
 def test_slurm_wants_a_workdir():
     result = _run(SLURM, "--config=configs/coconut_gpt2.py", DRY_RUN="1")
     assert result.returncode == 2
@@ -55,7 +63,7 @@ def test_slurm_wants_a_workdir():
 
 def _slurm_job(tmp_path: Path, program: str, *, out_of_time: bool) -> tuple[int, bool]:
     """Runs the job under stand-ins for Slurm's programs; gives its exit status and whether it was queued again."""
-    programs = {"srun": 'shift; exec "$@"', "scontrol": f'echo "$@" > {tmp_path}/queued', "fake": program}
+    programs = {"srun": 'shift 2; exec "$@"', "scontrol": f'echo "$@" > {tmp_path}/queued', "fake": program}
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(0o755)

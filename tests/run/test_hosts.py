@@ -1,0 +1,114 @@
+"""Two processes with two devices each, against one process with four."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_run import ROOT, checkpoint_of, new_folder, rows_of, texts_of
+
+pytestmark = pytest.mark.slow
+SHORT = [
+    "--config.imitate.control=False", "--config.imitate.cot_steps=2", "--config.imitate.final_steps=4",
+    "--config.cold_start.steps=3", "--config.evaluate.thresholds=(0.5,)", "--config.evaluate.samples=0",
+    "--config.evaluate.datasets=('real',)", "--config.checkpoint_every=2",
+]  # fmt: skip
+EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy", "right_share", "valid_accuracy")
+
+
+def _start(folder: Path, name: str, *flags: str) -> subprocess.Popen:
+    """The command in the background, its output in a file of the name."""
+    command = [sys.executable, "-m", "slpo_jax.main", "--config=small.py", *SHORT, *flags]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with (folder / f"{name}.log").open("w") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _start_two(folder: Path, workdir: str) -> list[subprocess.Popen]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = [f"--workdir={workdir}", "--config.cpu_devices=2", f"--coordinator=localhost:{port}", "--processes=2"]
+    return [_start(folder, f"{workdir}_{index}", *common, f"--process={index}") for index in (0, 1)]
+
+
+def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Popen]) -> None:
+    """Until the stage has logged the step."""
+    for _ in range(4000):
+        if path.exists() and f'"step": {step}, "stage": "{stage}"' in path.read_text():
+            return
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    raise TimeoutError(stage)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return new_folder(tmp_path_factory.mktemp("hosts"))
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    process = _start(folder, "alone", "--workdir=alone", "--config.cpu_devices=4")
+    assert process.wait() == 0, (folder / "alone.log").read_text()
+    return folder / "alone"
+
+
+@pytest.fixture(scope="module")
+def together(folder):
+    """Stopped by a signal to one of them, killed, and started again each time."""
+    work = folder / "two"
+    first = _start_two(folder, "two")
+    _wait_for(work / "metrics.jsonl", "imitate", 2, first)
+    first[1].send_signal(signal.SIGTERM)
+    stopped = [process.wait() for process in first]
+    second = _start_two(folder, "two")
+    _wait_for(work / "metrics.jsonl", "slpo", 3, second)
+    for process in second:
+        process.kill()
+        process.wait()
+    third = _start_two(folder, "two")
+    status = [process.wait() for process in third]
+    assert status == [0, 0], (folder / "two_0.log").read_text()
+    return work, stopped
+
+
+def test_a_signal_to_one_stops_all_and_nothing_is_lost(together, folder):
+    """By the status of a terminated program, after one and the same step; the rest is the next test's."""
+    _, stopped = together
+    assert stopped == [128 + signal.SIGTERM] * 2
+    rows = [(row["stage"], row["step"], *sorted(row)) for row in rows_of(folder / "two")]
+    assert len(rows) == len(set(rows))
+
+
+def test_it_is_the_same_run(together, alone):
+    """Trajectories and rewards exactly, sums over devices as far as their order allows, and the same report."""
+    work, _ = together
+    ours, theirs = rows_of(work), rows_of(alone)
+    assert [sorted(row) for row in ours] == [sorted(row) for row in theirs]
+    for row, expected in zip(ours, theirs, strict=True):
+        assert {name: row[name] for name in EXACT if name in row} == {n: expected[n] for n in EXACT if n in expected}
+        numbers = [name for name in row if name not in EXACT and name != "stage"]
+        np.testing.assert_allclose([row[n] for n in numbers], [expected[n] for n in numbers], rtol=1e-4, atol=1e-6)
+    for stage in ("imitate", "cold_start", "slpo"):
+        expected = checkpoint_of(alone, stage)
+        for path, leaf in checkpoint_of(work, stage).items():
+            np.testing.assert_allclose(leaf, expected[path], rtol=1e-4, atol=1e-5, err_msg=f"{stage}{path}")
+
+
+def test_it_writes_the_same_files_once(together, alone):
+    work, _ = together
+    ours, theirs = texts_of(work), texts_of(alone)
+    assert ours.keys() == theirs.keys()
+    assert ours["report.md"] == theirs["report.md"]
+    for name in ours:
+        if name.endswith(".jsonl"):
+            assert ours[name] == theirs[name], name
+    config, expected = (json.loads(texts["config.json"]) for texts in (ours, theirs))
+    assert config == expected | {"cpu_devices": 2}
