@@ -43,7 +43,8 @@ def make_work(tmp_path, problems=PROBLEMS, **changes):
 
 def make_speaking_work(tmp_path, rate: float):
     """Of weights whose answers depend on the prompt."""
-    work, rng = make_work(tmp_path, **{"dropout.rate": rate}), np.random.default_rng(0)
+    changes = {"dropout.rate": rate, "objective.slpo.latent_weight": float(rate > 0)}  # of no thought without noise
+    work, rng = make_work(tmp_path, **changes), np.random.default_rng(0)
     params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
     return dataclasses.replace(work, params=params)
 

@@ -215,8 +215,7 @@ def test_last_positions_alone(case, noisy):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.parametrize(("noisy", "spare"), [(False, 0), (True, 3)])
 def test_sequences_end_to_end(case, noisy, spare):
     """Last hidden states and caches of sequences laid end to end are those of a padded batch."""
     tokens = random_prompts(LENGTHS, SLOTS)
@@ -250,8 +249,7 @@ def test_remat_changes_nothing(config):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize(("config", "remat"), [(CONFIG, False), (LLAMA, True)], ids=["gpt2", "llama, remat"])
 def test_scanned_layers_change_nothing(config, remat):
     """Outputs, caches and gradients of a noisy prompt and of two noisy rows behind it."""
     rng = np.random.default_rng(2)

@@ -12,6 +12,7 @@ from tiny import (
     EOS,
     PAD,
     ROLLOUT,
+    USUAL,
     SlowReasoner,
     both_params,
     compiled,
@@ -20,6 +21,7 @@ from tiny import (
     policy_of,
     random_prompts,
     real_tokens,
+    rollout,
     run_rollout,
     slow_noise,
     take_rows,
@@ -45,7 +47,8 @@ def _replayed(params, prompts, keys, lengths, config):
 
 
 candidates = compiled(_candidates, static=("config", "min_latents"))
-replayed_actions = compiled(_replayed, static=("config",))
+replayed_actions = compiled(_replayed, static=("config",), options=USUAL)
+usual_rollout = compiled(rollout, static=("config",), options=USUAL)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +198,7 @@ def test_sampled_answers(params, prompts, slow):
 def test_replay_is_the_rollout_s(params, prompts, where):
     config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)
-    result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
+    result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     config = dataclasses.replace(config, stopping="sample")
     again = replayed_actions(params, prompts, keys, result.lengths, config=config)
     np.testing.assert_array_equal(again, result.actions)

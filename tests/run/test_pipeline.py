@@ -186,20 +186,15 @@ def _assert_same_run(ours, theirs):
             np.testing.assert_array_equal(mine[path], other[path], err_msg=f"{stage}{path}")
 
 
-@pytest.mark.parametrize(
-    "stops",
-    [
-        [("imitate", 20, signal.SIGTERM), ("slpo", 2, signal.SIGTERM)],
-        [("cold_start", 5, signal.SIGKILL), ("slpo", 5, signal.SIGKILL)],
-    ],
-    ids=["asked", "killed"],
-)
-def test_interrupted_and_started_again(work, tmp_path, stops):
+STOPS = [("imitate", 20, signal.SIGTERM), ("cold_start", 5, signal.SIGKILL), ("slpo", 2, signal.SIGTERM)]
+
+
+def test_interrupted_and_started_again(work, tmp_path):
     """The same numbers to the last bit, through real models, programs and processes."""
     folder = new_folder(tmp_path)
     for name in ("train.jsonl", "valid.txt", "real.json", "small.py"):  # so that paths in the config agree, too
         assert (folder / name).read_bytes() == (work.parent / name).read_bytes()
-    for stage, step, number in stops:
+    for stage, step, number in STOPS:
         done = run(*COMMAND, folder=folder, stop=(stage, step, number))
         if number == signal.SIGTERM:
             assert done.status == 128 + number, done.stderr

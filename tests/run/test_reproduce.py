@@ -21,6 +21,7 @@ def tiny_grid(folder, **changes):
 
 
 def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
+    (tmp_path / "small.py").write_text(small_run.CONFIG)
     grid = tiny_grid(tmp_path, seeds=(0, 1))
     jobs = reproduce.plan(grid, tmp_path, [], [], None)
     assert [(job.label, job.seed) for job in jobs] == [

@@ -21,7 +21,7 @@ from slow_policy import (
     think,
 )
 from small_steps import GROUP, PROMPTS, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
-from tiny import EOS, PAD, SlowReasoner, compiled, policy_of
+from tiny import EOS, PAD, USUAL, SlowReasoner, compiled, policy_of
 
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay, pass_keys, score
@@ -188,12 +188,13 @@ def test_pathwise_on_additive_noise(additive):
     assert_is_gradient(gradient, value, additive.params)
 
 
-def test_replay_is_the_rollout_to_the_last_bit(frozen, additive):
-    for each in (frozen, additive):
-        again = compiled(
-            lambda params, each=each: replay(each.policy, params, BATCH.prompts, each.trajectories).actions
-        )
-        np.testing.assert_array_equal(again(each.params), each.trajectories.actions)
+@pytest.mark.parametrize("policy", [POLICY, ADDITIVE], ids=["dropout", "additive"])
+def test_replay_is_the_rollout_to_the_last_bit(policy):
+    params = small_params()
+    rolled = compiled(lambda params: roll_out(policy, params, BATCH, rigged_reward, GROUP, KEY)[0], options=USUAL)
+    trajectories = rolled(params)
+    again = compiled(lambda params: replay(policy, params, BATCH.prompts, trajectories).actions, options=USUAL)
+    np.testing.assert_array_equal(again(params), trajectories.actions)
 
 
 def test_answers_after_a_replay(frozen):
