@@ -10,6 +10,7 @@ REQUIREMENTS = [
     "absl-py>=2.3.1",
     "chex>=0.1.92",
     "datasets>=4.4.0",
+    "filelock>=3.20",
     "flax>=0.12.7",
     "gguf>=0.17",
     "jax>=0.10",

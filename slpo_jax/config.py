@@ -78,6 +78,7 @@ class Config:
         evaluate: the stage evaluate, and validation in the others.
         log_every: steps between rows of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
+        max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
     """
 
@@ -104,6 +105,7 @@ class Config:
     evaluate: EvaluateConfig = EvaluateConfig()
     log_every: int = setting(10, least=1)
     checkpoint_every: int = setting(500, least=1)
+    max_skipped_steps: int = setting(10, least=1)
     cpu_devices: int = setting(1, least=1, most=1024)
 
     def __post_init__(self) -> None:

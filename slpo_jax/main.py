@@ -28,12 +28,16 @@ def main(argv: list[str]) -> None:
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
     config = _CONFIG.value
+    from slpo_jax.run.sources import check_sources
+
     check(config)
+    name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
+    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
+    check_sources(config, workdir)
     set_up_jax(config.cpu_devices)
     from slpo_jax.run.plan import run_stages
 
-    name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
-    experiment = run_stages(config, Path(_WORKDIR.value or f"runs/{name}").expanduser())
+    experiment = run_stages(config, workdir)
     if experiment.workdir.report_md.exists():
         print(f"report: {experiment.workdir.report_md}")
 
@@ -43,7 +47,7 @@ def _parse(argv: list[str]) -> list[str]:
     argv, eval_sets = _take_eval_sets(argv)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
-    known = ", ".join(sorted(map(str, Path("configs").glob("*.py"))))
+    known = ", ".join(sorted(map(str, Path("configs").glob("*.py")))) or "slpo_jax's configs/*.py"
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
@@ -56,7 +60,8 @@ def _parse(argv: list[str]) -> list[str]:
     except Exception as error:  # the config file is the user's code, and can raise anything
         path = given.get("config", "")
         if isinstance(error, OSError) and not Path(path.partition(":")[0]).is_file():
-            raise UserError(f"--config={path}: no such file; give one of {known}") from error
+            what = "a directory" if Path(path).is_dir() else "no such file"
+            raise UserError(f"--config={path}: {what}; give one of {known}") from error
         reason = _reason(error)
         words = set(re.findall(r"\w+", reason))
         unknown = [key for key in given if key.startswith("config.") and words & set(key.split(".")[1:])]

@@ -197,11 +197,12 @@ def rows_of(workdir: Path, timing: bool = False) -> list[dict]:
 
 
 def checkpoint_of(workdir: Path, stage: str) -> dict:
-    """Everything in a stage's only checkpoint, by path, read without the package."""
+    """Everything in a stage's newest checkpoint, by path, read without the package."""
     import jax
     import orbax.checkpoint as ocp
 
-    (step,) = (path for path in (workdir / "checkpoints" / stage).iterdir() if path.name.isdigit())
+    steps = (path for path in (workdir / "checkpoints" / stage).iterdir() if path.name.isdigit())
+    step = max(steps, key=lambda path: int(path.name))
     with ocp.PyTreeCheckpointer() as reader:
         tree = {part: reader.restore(step / part) for part in ("params", "rest")}
     leaves = jax.tree_util.tree_leaves_with_path(tree)

@@ -157,19 +157,21 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         return np.array(right, np.float32).clip(np.arange(len(right)) % 2 == 0, 1)
 
     lengths = np.concatenate([batch(step).prompts.lengths for step in range(4)])
-    facts = {
-        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+    facts = {"parameters": sum(x.size for x in jax.tree.leaves(params)), "prompts": prompts, "shards": mesh.size}
+    facts |= {"prompt_tokens": [int(lengths.min()), int(lengths.max())]} | _settings(config)
+    return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
+
+
+def _settings(config) -> dict[str, Any]:
+    """The config's part of a workload's facts."""
+    return {
         "activations": config.model.dtype,
-        "prompts": prompts,
-        "prompt_tokens": [int(lengths.min()), int(lengths.max())],
         "prompt_slots": config.prompt_slots[0],
         "latent_slots": config.max_latents,
         "answer_slots": config.max_answer_tokens,
         "dropout": [config.dropout.rate, config.dropout.where],
         "optimizer": config.rl.optimizer.name,
-        "shards": mesh.size,
     }
-    return Workload(parts, optimizer_config, optimizer, mesh, state, batch, verify, shapes.answer_tokens - 1, facts)
 
 
 def make_parts(experiment: Experiment) -> Parts:

@@ -3,6 +3,7 @@
 Orbax takes a second to import, so that is done where it is used.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.seal import damage, seal
 from slpo_jax.io.workdir import StageFolder
 
 
@@ -20,19 +22,38 @@ def load_params(directory: Path, like: Any) -> Any:
         directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
         like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s.
     Raises:
-        UserError: no checkpoint there, or one of another model.
+        UserError: no checkpoint there, a damaged one, or one of another model.
     """
     import orbax.checkpoint as ocp
 
     path = _existing_params_dir(directory)
+    if problem := damage(path.parent, path.name):
+        raise _damaged(path, problem)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             return checkpointer.restore(path, abstract_tree(like))
+        except (OSError, json.JSONDecodeError) as error:
+            raise _damaged(path, _reason(error)) from None
         except (ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{path}: does not fit this config's model ({reason}); set config.gate and config.model as they were"
+                f"{path}: does not fit this config's model ({_reason(error)}); set config.gate and config.model as "
+                "they were"
             ) from None
+
+
+def _damaged(path: Path, problem: str) -> UserError:
+    """The error of parameters that can't be read, with what there is to do about it."""
+    step, stage = path.parent, StageFolder.of(path.parent)
+    remedy = f"delete {step}"
+    if stage.is_finished:
+        remedy += f" and {stage.finished}, and run the stage again: it goes on from the checkpoint before"
+    else:
+        remedy += ", and get or make it again"
+    return UserError(f"{path}: is damaged ({problem}); {remedy}")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def save_params(directory: Path, params: Any) -> None:
@@ -41,18 +62,25 @@ def save_params(directory: Path, params: Any) -> None:
 
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory.absolute() / "0" / "params", params)
+    seal(directory.absolute() / "0")
 
 
 def stored_params(directory: Path) -> Any:
     """Shapes and types of a checkpoint's parameters, as they were saved.
 
     Raises:
-        UserError: no checkpoint there.
+        UserError: no checkpoint there, or a damaged one.
     """
     import orbax.checkpoint as ocp
 
-    # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
-    found = ocp.StandardCheckpointHandler().metadata(_existing_params_dir(directory)).tree
+    path = _existing_params_dir(directory)
+    if problem := damage(path.parent, path.name):
+        raise _damaged(path, problem)
+    try:
+        # Not by a checkpointer: it would warn that the parameters, one item of a checkpoint, lack the whole's metadata.
+        found = ocp.StandardCheckpointHandler().metadata(path).tree
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(path, _reason(error)) from None
     device = SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), found)
 
@@ -73,6 +101,12 @@ def _existing_params_dir(directory: Path) -> Path:
     path = _params_dir(directory.absolute())
     if path is None:
         raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    stage = StageFolder(directory)
+    if stage.is_finished and stage.finished.read_text().strip() != path.parent.name:
+        raise UserError(
+            f"{directory}: its last checkpoint, of step {stage.finished.read_text().strip()}, is gone; delete "
+            f"{stage.finished} and run the stage again: it goes on from step {path.parent.name}"
+        )
     return path
 
 

@@ -1,19 +1,23 @@
 """Where everything of a run lies on the disk; no other file spells these names.
 
 WORKDIR/
-  config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/
+  config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/  .lock
+  failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
-    STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its state
+    STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
     STAGE.digest.json                       of the stage's parameters
   eval/
     SET.jsonl                               the last row's records
     ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 
 REASONER = "reasoner"
@@ -127,6 +131,10 @@ class Workdir:
         """Folder of TensorBoard's events."""
         return self.root / "tensorboard"
 
+    def failed_batch(self, stage: str, step: int) -> Path:
+        """The batch of the step at which a run gave up on a stage."""
+        return self.root / f"failed_{stage}_{step}.npz"
+
     @property
     def thresholds(self) -> Path:
         """What was chosen on the validation split, by row."""
@@ -144,6 +152,28 @@ class Workdir:
     def figures(self) -> Path:
         """Folder of the report's drawings."""
         return self.root / "figures"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the run that is at work here, for as long as it lives."""
+        return self.root / ".lock"
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep others from working in it.
+
+        Raises:
+            UserError: somebody is at work here.
+        """
+        import filelock
+
+        try:
+            with filelock.FileLock(self.lock, timeout=0):
+                yield
+        except filelock.Timeout:
+            raise UserError(
+                f"--workdir={self}: another run is at work in it; wait for its end, or use another --workdir"
+            ) from None
 
     @property
     def checkpoints(self) -> Path:

@@ -65,7 +65,7 @@ def _keep_if_better(experiment: Experiment, state: TrainState, best: dict, direc
     experiment.log.write("cold_start", step, {"valid_accuracy": found})
     if found <= best["accuracy"]:
         return best | {"evaluated": step}
-    keeper = StageCheckpoints(directory)
+    keeper = StageCheckpoints(directory, keep=1)
     keeper.save(state)
     keeper.close()
     return {"accuracy": found, "step": step, "evaluated": step}

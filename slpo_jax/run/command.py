@@ -1,6 +1,7 @@
 """What the project's commands share: flags, jax's settings, and one line with status 2 for what the user can mend."""
 
 import ctypes
+import errno
 import logging as python_logging
 import os
 import platform
@@ -19,7 +20,10 @@ flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
 
 def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None) -> None:
-    """Parse the flags and run `main`; a `UserError` of either is printed as one line, and ends with status 2.
+    """Parse the flags and run `main`; what the user can mend is printed as one line, and ends with status 2.
+
+    That is a `UserError` of either, and what the operating system refuses: a full disk, a place that can't be written
+    to. Ctrl-C is a line too, with status 130.
 
     Args:
         main: what to do, from the program's name and the arguments that are no flags.
@@ -32,15 +36,33 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
         # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
+        python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)  # repeats what a save raises
         main(arguments)
 
     try:
         app.run(quiet, flags_parser=parse or parse_flags)
-    except UserError as error:
+    except (UserError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error if isinstance(error, UserError) else _refused(error)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        if "--debug" in sys.argv:
+            raise
+        print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
+        sys.exit(130)
+
+
+def _refused(error: OSError) -> str:
+    """What the operating system said, and what there is to do about it."""
+    path = error.filename2 or error.filename
+    where = f"{path}: " if path else ""
+    remedy = {
+        errno.ENOSPC: "make room; what was finished is kept, and the same command goes on",
+        errno.EDQUOT: "make room; what was finished is kept, and the same command goes on",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    }.get(error.errno or 0, "check the path and its permissions")
+    return f"{where}{error.strerror or ' '.join(str(error).split())}; {remedy}"
 
 
 def parse_flags(argv: list[str]) -> list[str]:

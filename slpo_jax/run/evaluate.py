@@ -18,6 +18,7 @@ from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rows import rows, trained_with
 from slpo_jax.run.select import choose
+from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
 
@@ -38,11 +39,6 @@ class _Checkpoints:
         return self._params
 
 
-def set_names(experiment: Experiment) -> tuple[str, ...]:
-    """The data sets to evaluate on."""
-    return tuple(experiment.config.evaluate.datasets or experiment.config.data.eval)
-
-
 def check_evaluation(experiment: Experiment) -> None:
     """Fail before the first stage on rows that could not be evaluated, or taken from another run, after the last.
 
@@ -50,7 +46,7 @@ def check_evaluation(experiment: Experiment) -> None:
         UserError: the key or the stage, and what differs.
     """
     check_starts(experiment)
-    check_rows(experiment, rows(experiment, planned=True), set_names(experiment))
+    check_rows(experiment, rows(experiment, planned=True), sets_to_evaluate(experiment.config))
 
 
 def run_evaluate(experiment: Experiment) -> None:
@@ -58,7 +54,7 @@ def run_evaluate(experiment: Experiment) -> None:
 
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
-    names, workdir, own = set_names(experiment), experiment.workdir, rows(experiment)
+    names, workdir, own = sets_to_evaluate(experiment.config), experiment.workdir, rows(experiment)
     taken = check_rows(experiment, own, names)
     load, done = _Checkpoints(experiment), dict[str, SetFiles]()
     for row in own:

@@ -101,7 +101,7 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.mesh)
     if stage == "imitate_control":
         before = StageCheckpoints(experiment.workdir.stage("imitate").path)
-        state, _ = before.restore(state)
+        state, _ = before.restore(state, newest=True)
         before.close()
     run, state, _ = open_stage(experiment, stage, state, until, ADAPTER if rank else stage)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]

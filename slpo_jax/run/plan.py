@@ -7,11 +7,12 @@ from ml_collections import ConfigDict
 from slpo_jax.io.files import write_text
 from slpo_jax.run.claims import claim
 from slpo_jax.run.cold_start import run_cold_start
-from slpo_jax.run.evaluate import check_evaluation, run_evaluate, set_names
+from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.imitate import planned, run_imitate
 from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
+from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
 from slpo_jax.run.stage import check_batch
 
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
@@ -29,13 +30,14 @@ def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
         UserError: something in the config or the workdir can't be used.
     """
     experiment = build(config, workdir)
-    try:
-        check_stages(experiment)
-        write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
-        for stage in config.stages:
-            RUN[stage](experiment)
-    finally:
-        experiment.log.close()
+    with experiment.workdir.in_use():
+        try:
+            check_stages(experiment)
+            write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
+            for stage in config.stages:
+                RUN[stage](experiment)
+        finally:
+            experiment.log.close()
     return experiment
 
 
@@ -72,18 +74,12 @@ def _open_data(experiment: Experiment) -> None:
     Raises:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
-    config, finished = experiment.config, set(experiment.workdir.finished_stages())
-    makes = {
-        "imitate": {"imitate", *(["imitate_control"] if config.imitate.control else [])},
-        "cold_start": {"cold_start"},
-        "rl": set(config.rl.objectives),
-        "evaluate": set(),
-    }
-    to_train = [stage for stage in config.stages if makes[stage] - finished]
+    config = experiment.config
+    to_train = stages_to_train(config, experiment.workdir)
     if to_train:
         _ = experiment.train
     if "evaluate" in config.stages:
-        for name in set_names(experiment):
+        for name in sets_to_evaluate(config):
             experiment.test_set(name)
     chooses = "evaluate" in config.stages and any(len(row.rules) > 1 for row in rows(experiment, planned=True))
     if chooses or "cold_start" in to_train:

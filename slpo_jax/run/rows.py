@@ -34,10 +34,11 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
     found = []
     if "imitate" in stages:
-        found += [
-            Row("imitate", "imitation, own length", 0, stage="imitate", rules=(own,), fixed=True),
-            Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, stage="imitate", rules=(total,), fixed=True),
-        ]
+        imitated = {"stage": "imitate", "fixed": True}
+        found.append(Row("imitate", "imitation, own length", 0, rules=(own,), **imitated))  # type: ignore[arg-type]
+        if total:  # without a thought the two would be one
+            longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
+            found.append(longest)
     if "imitate_control" in stages:
         rules = tuple(sorted({own, total}))
         control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))

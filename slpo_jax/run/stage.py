@@ -36,9 +36,8 @@ def open_stage(
     if checkpoints.latest_step is not None:
         state, extra = checkpoints.restore(state)
     experiment.log.rewind(stage, int(state.step))
-    run = StageRun(
-        stage, total, int(state.step), experiment.log, checkpoints, config.log_every, config.checkpoint_every
-    )
+    every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
+    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every)
     return run, state, extra
 
 

@@ -58,6 +58,11 @@ FILE_READERS: dict[str, Callable[[Path], Rows]] = {
 }
 
 
+def no_such_file(path: Path) -> UserError:
+    """The error of a file that isn't there."""
+    return UserError(f"{path}: no such file; check the path")
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     # Only "\n" ends a line: str.splitlines would also cut at separators that occur inside JSON texts.
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
@@ -76,7 +81,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; check the path") from None
+        raise no_such_file(path) from None
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); check the path and its permissions") from None
 

@@ -17,7 +17,7 @@ from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import canonical_decimal
 from slpo_jax.text.dataset_rows import Role, dataset_rows
-from slpo_jax.text.file_rows import FILE_READERS
+from slpo_jax.text.file_rows import FILE_READERS, no_such_file
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.record_fields import read_record
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
@@ -47,6 +47,17 @@ class DataConfig:
             if not re.fullmatch(r"\w[\w-]*", name):
                 remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
                 raise FieldError(self, "eval", remedy)
+
+
+def check_source(source: str) -> None:
+    """See that the file is there, if a source is one, without reading it.
+
+    Raises:
+        UserError: it isn't.
+    """
+    path = Path(source).expanduser()
+    if path.suffix.lower() in FILE_READERS and not path.exists():
+        raise no_such_file(path)
 
 
 def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: Role = "train") -> tuple[Problem, ...]:

@@ -107,6 +107,9 @@ class Template:
         if not texts:
             return []
         distinct = list(dict.fromkeys(texts))  # most steps and answers of a set come many times
+        for text in distinct:
+            if not _is_unicode(text):
+                raise UserError(f"{text.strip()!r}: has bytes that are no character; write it as UTF-8")
         rows = self.tokenizer(distinct, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         unknown = self.tokenizer.unk_token_id
         # GPT-2 calls its eos "unknown" too, but never needs it: every byte has a token.
@@ -175,6 +178,15 @@ def _template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **te
         tokenizer=tokenizer,
         **texts,
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, as which Python keeps bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _line(text: str) -> str:

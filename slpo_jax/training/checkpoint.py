@@ -1,31 +1,44 @@
 """Orbax checkpoints of a stage's whole state, so that the same command goes on bit-exactly where it was."""
 
+import concurrent.futures
 import dataclasses
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from absl import logging as absl_logging
 
+from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import abstract_tree
+from slpo_jax.io.seal import damage, seal
 from slpo_jax.training.state import TrainState
+
+KEPT = 2  # the newest, and one to go back to
+_SLACK = 2_000_000  # bytes of a checkpoint beside its arrays
 
 # Orbax tells of every save; what went wrong comes as an exception or a warning.
 logging.getLogger("absl").setLevel(logging.WARNING)
 
 
 class StageCheckpoints:
-    """The checkpoints of one stage, `DIR/STEP/{params,rest,extra}`; the newest is kept.
+    """The checkpoints of one stage, `DIR/STEP/{params,rest,extra}`; the newest are kept.
 
     Args:
         directory: `WORKDIR/checkpoints/STAGE`.
+        keep: how many.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, keep: int = KEPT):
         import orbax.checkpoint as ocp
 
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
-        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        self._directory = directory.absolute()
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        self._sealer = concurrent.futures.ThreadPoolExecutor(1)
+        self._sealing: concurrent.futures.Future[None] | None = None
 
     @property
     def latest_step(self) -> int | None:
@@ -42,10 +55,15 @@ class StageCheckpoints:
         import orbax.checkpoint as ocp
 
         step = int(state.step)
+        self._wait()
         if step == self.latest_step:
             if not replace:
                 return
             self._manager.delete(step)
+        self._check_room(state)
+        if jax.default_backend() == "cpu":
+            # There the copy being written may be the buffer itself, which the next step gives away.
+            state = dataclasses.replace(state, params=_copied(state.params), opt_state=_copied(state.opt_state))
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -54,16 +72,73 @@ class StageCheckpoints:
                 extra=ocp.args.JsonSave(extra or {}),
             ),
         )
-        if jax.default_backend() == "cpu":
-            # There the copy being written may be the buffer itself, which the next step gives away.
-            self._manager.wait_until_finished()
+        self._sealing = self._sealer.submit(self._seal, step)
 
-    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The newest checkpoint, with the shapes, types and sharding of `like`."""
+    def _check_room(self, state: TrainState) -> None:
+        """Orbax on a full disk fails in several threads, with pages about each."""
+        needed = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state))) + _SLACK
+        free = shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
+
+    def _unwritten(self, reason: str) -> UserError:
+        return UserError(
+            f"{self._directory}: the checkpoint can't be written ({reason}); make room, and the same command goes on "
+            "from the one before"
+        )
+
+    def _seal(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        seal(self._directory / str(step))
+
+    def _wait(self) -> None:
+        """Until what is being saved is on the disk.
+
+        Raises:
+            UserError: it could not be written; the checkpoints before it are whole.
+        """
+        sealing, self._sealing = self._sealing, None
+        try:
+            if sealing is not None:
+                sealing.result()
+        except (OSError, ValueError) as error:  # the latter is tensorstore's, for a full disk as well
+            raise self._unwritten(" ".join(str(error).split())[:200]) from None
+
+    def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
+        """The newest checkpoint that is whole; those after it, which are damaged, are deleted.
+
+        Args:
+            like: has its shapes, types and sharding.
+            newest: none but the newest will do.
+        Raises:
+            UserError: there is no such checkpoint.
+        """
+        problems: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
+            problems[step] = damage(self._directory / str(step))
+            if not problems[step]:
+                try:
+                    found = self._restore(step, like)
+                except (OSError, ValueError, KeyError) as error:
+                    problems[step] = " ".join(str(error).split())[:200]
+                else:
+                    self._give_up({late: problem for late, problem in problems.items() if problem}, step)
+                    return found
+        reason = next(iter(problems.values()), "there is none")
+        raise UserError(f"{self._directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
+
+    def _give_up(self, problems: dict[int, str], step: int) -> None:
+        for late, problem in problems.items():
+            absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self._directory, late, problem)
+            self._manager.delete(late)
+        if problems:
+            absl_logging.warning("%s: going on from the checkpoint of step %d", self._directory, step)
+
+    def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         import orbax.checkpoint as ocp
 
         found = self._manager.restore(
-            self.latest_step,
+            step,
             args=ocp.args.Composite(
                 params=ocp.args.StandardRestore(abstract_tree(like.params)),
                 rest=ocp.args.StandardRestore(abstract_tree(_rest(like))),
@@ -72,16 +147,20 @@ class StageCheckpoints:
         )
         rest = found["rest"]
         key = jax.random.wrap_key_data(rest["key"], impl=jax.random.key_impl(like.key))
-        state = dataclasses.replace(
-            like, step=rest["step"], params=found["params"], opt_state=rest["opt_state"], key=key
-        )
-        return state, found["extra"]
+        parts = {name: rest[name] for name in ("step", "opt_state", "skipped")}
+        return dataclasses.replace(like, params=found["params"], key=key, **parts), found["extra"]
 
     def close(self) -> None:
         """Wait for saves under way."""
-        self._manager.wait_until_finished()
+        self._wait()
+        self._sealer.shutdown()
         self._manager.close()
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
-    return {"step": state.step, "opt_state": state.opt_state, "key": jax.random.key_data(state.key)}
+    key = jax.random.key_data(state.key)
+    return {"step": state.step, "opt_state": state.opt_state, "key": key, "skipped": state.skipped}
+
+
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
 from slpo_jax.io.progress import Progress
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -28,23 +31,33 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: Workdir):
-        self.path, self._tensorboard = workdir.metrics, workdir.tensorboard
+        self.workdir, self.path = workdir, workdir.metrics
 
     @functools.cached_property
     def _events(self) -> Any:
         """The writer of events, made for the first row: it takes seconds to import."""
         from tensorboardX import SummaryWriter
 
-        return SummaryWriter(str(self._tensorboard))
+        return SummaryWriter(str(self.workdir.tensorboard))
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again."""
+        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
+
+        Raises:
+            UserError: the file holds something else than rows.
+        """
         if self.path.exists():
-            rows = [row for row in map(_parsed, self.path.read_text().splitlines()) if row is not None]
-            kept = [row for row in rows if row["stage"] != stage or row["step"] <= step or scalar not in row]
-            whole = self.path.with_suffix(".tmp")
-            whole.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            whole.replace(self.path)
+            kept = [row for row in self._rows() if row["stage"] != stage or row["step"] <= step or scalar not in row]
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """All rows; a last line that an interruption tore is none."""
+        lines = self.path.read_bytes().splitlines()
+        found = [_parsed(line) for line in lines]
+        for number, row in enumerate(found, start=1):
+            if row is None and number < len(lines):
+                raise UserError(f"{self.path}: line {number} is no row of metrics; mend it or move the file away")
+        return [row for row in found if row is not None]
 
     def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
         """One row."""
@@ -58,11 +71,12 @@ class MetricsLog:
             self._events.close()
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A row, or None for a line that an interruption tore."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A row, or None for what is none."""
     try:
-        return json.loads(line)
-    except ValueError:
+        row = json.loads(line)
+        return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -74,6 +88,7 @@ class StageRun:
         total: steps of the whole stage; the last has a row in the log, whatever `log_every` is.
         start: steps already done.
         log_every, checkpoint_every: in steps.
+        max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
     """
 
     def __init__(
@@ -85,9 +100,10 @@ class StageRun:
         checkpoints: StageCheckpoints,
         log_every: int,
         checkpoint_every: int,
+        max_skipped: int,
     ):
         self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
-        self.log_every, self.checkpoint_every = log_every, checkpoint_every
+        self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
         self._progress = Progress(name, total, start)
         self._clock, self._clock_step = time.perf_counter(), start
         self._signal: int | None = None
@@ -115,17 +131,19 @@ class StageRun:
             extra: what to save beside the state, asked for at each checkpoint.
         Raises:
             SystemExit: after SIGINT or SIGTERM, once the state is saved.
+            UserError: too many steps in a row without a finite loss and gradient.
         """
         step, pending = int(state.step), None
         batch = make_batch(step) if step < until else None
         while step < until:
             state, metrics = step_fn(state, batch)
             step += 1
+            used = batch
             if step < until:
                 batch = make_batch(step)
             if pending is not None:
                 self._report(*pending)
-            pending = (step, metrics)
+            pending = (step, metrics, used)
             asked_to_stop = self._signal is not None
             if step % self.checkpoint_every == 0 or asked_to_stop:
                 # First the step's row: whoever goes on from here does not log this step again.
@@ -138,11 +156,15 @@ class StageRun:
             self._report(*pending)
         return state
 
-    def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    def _report(self, step: int, metrics: dict[str, jax.Array], batch: Any) -> None:
+        if int(metrics.get("skipped_in_a_row", 0)) >= self.max_skipped:
+            self._give_up(step, batch)
         if step % self.log_every and step < self.total:
             self._progress.update(step)
             return
         scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if not scalars.pop("skipped_in_a_row", 0.0) and not scalars.get("skipped_steps", 0.0):
+            scalars.pop("skipped_steps", None)  # a column of zeros in almost every run
         now = time.perf_counter()
         scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
         self._clock, self._clock_step = now, step
@@ -152,6 +174,17 @@ class StageRun:
         }
         self._progress.update(step, shown)
 
+    def _give_up(self, step: int, batch: Any) -> None:
+        """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""
+        path = self.log.workdir.failed_batch(self.name, step)
+        leaves = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(jax.device_get(batch))}
+        np.savez_compressed(path, **leaves)
+        self._let_go()
+        raise UserError(
+            f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
+            f"whose batch is in {path}; lower the stage's learning rate or mend the data, and run again"
+        )
+
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:
         """Save the last state and let go of files and signals.
 
@@ -159,10 +192,13 @@ class StageRun:
             SystemExit: there was a SIGINT or SIGTERM that nobody has obeyed yet.
         """
         self.checkpoints.save(state, extra)
+        self._let_go()
+        if self._signal is not None:
+            print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
+            raise SystemExit(128 + self._signal)
+
+    def _let_go(self) -> None:
         self.checkpoints.close()
         self._progress.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._signal is not None:
-            print(f"{self.name}: interrupted at step {int(state.step)}; the same command goes on from there")
-            raise SystemExit(128 + self._signal)

@@ -30,12 +30,15 @@ class TrainState:
         params: {"reasoner": ..., "gate": ...}.
         opt_state: the optimizer's, of the trained part of params.
         key: the run's base key; a step folds its number in, so resuming needs no other generator state.
+        skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and those
+            in a row up to now.
     """
 
     step: jax.Array
     params: Params
     opt_state: Any
     key: jax.Array
+    skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
 
 
 def data_mesh(devices=None) -> Mesh:
@@ -101,6 +104,9 @@ def make_train_step(
 ):
     """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
 
+    A step whose loss or gradient is not finite changes neither parameters nor the optimizer's state, and is counted in
+    `TrainState.skipped`, which is among the metrics.
+
     Args:
         loss_fn: see `LossFn`; differentiated with respect to the trained part of params.
         trained: top-level names in params that the optimizer changes.
@@ -118,9 +124,15 @@ def make_train_step(
         # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
         grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"][1], 1), grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, part)
-        params = {**state.params, **optax.apply_updates(part, updates)}
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
-        return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
+        new, old = (optax.apply_updates(part, updates), opt_state), (part, state.opt_state)
+        part, opt_state = jax.tree.map(lambda x, before: jnp.where(finite, x, before), new, old)
+        skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
+        metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
+        params = {**state.params, **part}
+        changed = {"step": state.step + 1, "params": params, "opt_state": opt_state, "skipped": skipped}
+        return dataclasses.replace(state, **changed), metrics
 
     return jax.jit(train_step, donate_argnums=0)

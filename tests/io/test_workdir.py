@@ -9,7 +9,7 @@ from slpo_jax.io.workdir import StageFolder, Workdir
 
 def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
-    paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md}
+    paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md, workdir.lock}
     for stage in workdir.finished_stages():
         paths |= {workdir.stage(stage).facts, workdir.stage(stage).finished, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:

@@ -5,6 +5,8 @@ import json
 import pytest
 from small_run import new_folder, run
 
+from slpo_jax.io.workdir import Workdir
+
 ONE_STAGE = "--config.stages=('imitate',)"
 GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
 LONG = json.dumps({"question": "Tom has 1 pens . " + "He buys 2 . " * 4 + "How many now ?", "answer": "9"}) + "\n"
@@ -24,6 +26,7 @@ def folder(tmp_path_factory):
         "wordy.jsonl": GOOD + WORDY,
         "unknown.jsonl": GOOD.replace("pens", "zebras"),
         "pens.csv": "question,answer\n",
+        "surrogate.jsonl": GOOD.replace("Tom", "Tom \\ud800"),
         "typo.py": "from small import get_config as small\n\n\ndef get_config():\n    config = small()\n"
         "    config.rl.stepz = 3\n    return config\n",
         "syntax.py": "def get_config(:\n",
@@ -164,6 +167,11 @@ FLAGS = {
         "noanswer.json, record 1: field 'answer'",
         "the known layouts",
     ),
+    "half a character": (
+        ["--config.data.train=surrogate.jsonl"],
+        "config.data.train: surrogate.jsonl: 'Tom \\ud800",
+        "UTF-8",
+    ),
     "a line without bars": (["--config.data.train=barless.txt"], "barless.txt, line 2", "question||steps #### answer"),
     "an empty set": (["--config.data.train=empty.jsonl"], "config.data.train: empty.jsonl", "at least one"),
     "a synthetic set": (["--config.data.train=synthetic:nosuch"], "synthetic:nosuch", "train"),
@@ -191,7 +199,8 @@ def test_one_line_and_nothing_else(folder, case):
 
 
 CONFIGS = {
-    "nowhere.py": ("--config=nowhere.py: no such file", ""),
+    "nowhere.py": ("--config=nowhere.py: no such file", "configs/*.py"),
+    ".": ("--config=.: a directory", "configs/*.py"),
     "typo.py": ("stepz", "slpo_jax/config.py"),
     "syntax.py": ("--config=syntax.py", "invalid syntax"),
     "raises.py": ("--config=raises.py", "no more"),
@@ -208,6 +217,18 @@ def test_bad_config_files(folder, name):
 def test_a_workdir_that_is_a_file(folder):
     done = run("--config=small.py", "--workdir=small.py", folder=folder)
     assert "--workdir=small.py: is no directory" in _error_of(done)
+
+
+def test_a_workdir_that_another_run_works_in(folder):
+    """Refused while the other lives, whose files stay as they are; whoever comes after it is let in."""
+    workdir = Workdir(folder / "work" / "shared")
+    workdir.root.mkdir(parents=True)
+    with workdir.in_use():
+        line = _error_of(run("--config=small.py", "--workdir=work/shared", folder=folder))
+        assert line.startswith("--workdir=work/shared: another run is at work in it")
+        assert [path.name for path in workdir.root.iterdir()] == [workdir.lock.name]
+    with workdir.in_use():
+        pass
 
 
 def test_no_config(folder):

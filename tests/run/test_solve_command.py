@@ -91,6 +91,7 @@ ERRORS = {
         "WORKDIR/checkpoints/STAGE",
     ),
     "an unknown word": (["--checkpoint=WORK", "Tom has zebras ."], "zebras", "--tokenizer"),
+    "bytes that are no text": (["--checkpoint=WORK", "Tom has \udcff ."], "question: 'Tom has \\udcff .'", "UTF-8"),
     "a long question": (["--checkpoint=WORK", "Tom has 1 pens . " * 8], "question: has ", "positions for 33"),
     "too many latents": (["--checkpoint=WORK", "--latents=50", QUESTION], "--latents: 50 latents", "lower it"),
     "gate and number": (["--checkpoint=WORK", "--latents=2", "--threshold=0.5", QUESTION], "--threshold", "--latents"),

@@ -1,5 +1,8 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
+import shutil
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 from small_run import rows_of
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import load_params
+from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import MetricsLog, StageRun
@@ -87,10 +90,168 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
         def close(self):
             pass
 
-    run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4)
+    run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4, 1)
     step_fn = lambda state, batch: (state.replace(step=state.step + 1), {"loss": jnp.float32(batch)})  # noqa: E731
     state = run.advance(_state().replace(step=jnp.int32(0)), step_fn, lambda step: step, 6)
     run.finish(state)
     log.close()
     assert seen == [(4, [2, 4]), (6, [2, 4, 6])]
     assert [row["loss"] for row in rows_of(tmp_path)] == [1, 3, 5]
+
+
+class _NoKeeper:
+    """Stands for checkpoints; `saved` has the steps."""
+
+    def __init__(self):
+        self.saved = []
+
+    def save(self, state, extra=None):
+        self.saved.append(int(state.step))
+
+    def close(self):
+        pass
+
+
+def _skipping(bad):
+    """A step that is counted as not finite where the batch, its number, is in `bad`."""
+
+    def step(state, batch):
+        skipped = state.skipped * jnp.array([1, 0]) if batch["number"] not in bad else state.skipped + 1
+        metrics = {"loss": jnp.float32(0), "skipped_steps": skipped[0], "skipped_in_a_row": skipped[1]}
+        return state.replace(step=state.step + 1, skipped=skipped), metrics
+
+    return step
+
+
+def _run(tmp_path, bad):
+    log, keeper = MetricsLog(Workdir(tmp_path)), _NoKeeper()
+    run = StageRun("slpo", 12, 0, log, keeper, 4, 5, 3)
+    try:
+        return run.advance(
+            _state().replace(step=jnp.int32(0)), _skipping(bad), lambda step: {"number": np.int32(step)}, 12
+        ), keeper
+    finally:
+        log.close()
+
+
+def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
+    with pytest.raises(
+        UserError, match=r"slpo: loss or gradient was not finite in the last 3 steps, up to step 9, "
+    ) as e:
+        _run(tmp_path, {1, 2, 6, 7, 8, 9})
+    assert "\n" not in str(e.value)
+    assert f"{tmp_path}/failed_slpo_9.npz" in str(e.value)
+    assert np.load(tmp_path / "failed_slpo_9.npz")["['number']"] == 8  # the ninth step's
+    rows = {row["step"]: row.get("skipped_steps") for row in rows_of(tmp_path)}
+    assert rows == {4: 2, 8: 4}
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n\x00\n", b'[1]\n{"stage": "a", "step": 1}\n', b'{"a": 1}\n{"b": 2}\n'])
+def test_a_log_that_holds_something_else_is_kept(tmp_path, content):
+    path = Workdir(tmp_path).metrics
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is no row of metrics; .*move the file away"):
+        MetricsLog(Workdir(tmp_path)).rewind("slpo", 3)
+    assert path.read_bytes() == content
+
+
+def test_a_few_steps_that_are_not_finite_are_no_more_than_counted(tmp_path):
+    state, keeper = _run(tmp_path, {1, 2, 6, 7, 10, 11})
+    assert (state.skipped.tolist(), keeper.saved) == ([6, 2], [5, 10])
+    assert not list(tmp_path.glob("failed*"))
+
+
+def test_without_any_there_is_no_column_of_them(tmp_path):
+    _run(tmp_path, {})
+    assert [sorted(row) for row in rows_of(tmp_path)] == [["loss", "stage", "step"]] * 3
+
+
+def _two(path):
+    """Checkpoints of steps 4 and 8, the second's parameters one more."""
+    keeper = StageCheckpoints(path)
+    for step in (4, 8):
+        params = jax.tree.map(lambda x, step=step: x + step, _state().params)
+        keeper.save(_state().replace(step=jnp.int32(step), params=params), {"step": step})
+    keeper.close()
+
+
+def _largest(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+DAMAGE = {"a flipped bit": _flip, "the end cut off": _truncate, "a file gone": lambda path: path.unlink()}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_is_not_gone_on_from(tmp_path, how, caplog):
+    _two(tmp_path)
+    DAMAGE[how](_largest(tmp_path / "8"))
+    keeper = StageCheckpoints(tmp_path)
+    state, extra = keeper.restore(_state())
+    assert (int(state.step), extra) == (4, {"step": 4})
+    np.testing.assert_array_equal(state.params["reasoner"]["h_0"], np.full((2, 3), 5.5))
+    assert "step 8 is damaged" in caplog.text
+    assert "going on from the checkpoint of step 4" in caplog.text
+    # What comes after the one gone back to can be saved again.
+    keeper.save(state.replace(step=jnp.int32(8)), {"step": 88})
+    keeper.close()
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 88}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
+    """Nor any others in their stead: the stage's last are what is asked for."""
+    _two(tmp_path)
+    DAMAGE[how](_largest(tmp_path / "8" / "params"))
+    for read in (lambda: load_params(tmp_path, _state().params), lambda: stored_params(tmp_path)):
+        with pytest.raises(UserError, match=r"8/params: is damaged \(.*(changed|gone).*delete .*8") as raised:
+            read()
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        StageCheckpoints(tmp_path).restore(_state(), newest=True)
+
+
+def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
+    _two(tmp_path)
+    for step in ("4", "8"):
+        (tmp_path / step / "digests.json").unlink()
+        for path in (tmp_path / step).rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"\0" * 9)
+    with pytest.raises(UserError, match="holds no whole checkpoint") as raised:
+        StageCheckpoints(tmp_path).restore(_state())
+    assert "\n" not in str(raised.value)
+    assert {path.name for path in tmp_path.iterdir()} >= {"4", "8"}  # nothing is lost that might be mended
+    with pytest.raises(UserError, match=r"params: is damaged"):
+        load_params(tmp_path, _state().params)
+
+
+def test_a_finished_stage_s_last_checkpoint_is_not_replaced_by_an_earlier_one(tmp_path):
+    _two(tmp_path)
+    (tmp_path / "finished").write_text("8\n")
+    assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
+    shutil.rmtree(tmp_path / "8")
+    with pytest.raises(UserError, match=r"of step 8, is gone; delete .*finished.* from step 4"):
+        load_params(tmp_path, _state().params)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    _two(tmp_path)
+    keeper = StageCheckpoints(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1_000_000))
+    with pytest.raises(UserError, match=r"can't be written \(it takes 2 MB, the disk has 1\.0\); make room") as raised:
+        keeper.save(_state().replace(step=jnp.int32(12)))
+    assert "\n" not in str(raised.value)
+    keeper.close()
+    assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}

@@ -138,3 +138,24 @@ def test_a_batch_without_weight_changes_nothing(toy_batch):
     state, metrics = step(state, shard_rows((toy_batch[0], 0 * toy_batch[1], toy_batch[2]), mesh))
     np.testing.assert_array_equal(state.params["gate"]["w"], first["gate"]["w"])
     assert (metrics["loss"], metrics["grad_norm"]) == (0, 0)
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spoilt):
+    """Neither parameters nor the optimizer's state; its number and its noise are used up all the same."""
+    mesh, optimizer = data_mesh(jax.devices("cpu")[:2]), optax.adam(0.1)
+    first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
+    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start", 2)
+    bad = (np.where(np.arange(3) == 1, spoilt, toy_batch[0]).astype(np.float32), *toy_batch[1:])
+    counts = []
+    for batch in (toy_batch, bad, bad, toy_batch, bad):
+        before = jax.tree.map(np.array, (state.params, state.opt_state))
+        state, metrics = step(state, shard_rows(batch, mesh))
+        counts.append((int(metrics["skipped_steps"]), int(metrics["skipped_in_a_row"])))
+        same = jax.tree.map(
+            lambda x, y: bool((x == y).all()), jax.tree.map(np.array, (state.params, state.opt_state)), before
+        )
+        assert all(jax.tree.leaves(same)) == (batch is bad)
+    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
+    assert int(state.step) == 5

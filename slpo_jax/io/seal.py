@@ -1,0 +1,48 @@
+"""Digests of a checkpoint's files, kept beside them, so that what was damaged since is not read for what was saved."""
+
+import json
+from pathlib import Path
+
+from slpo_jax.io.files import file_digest, write_text
+
+_SEAL = "digests.json"
+
+
+def seal(folder: Path) -> None:
+    """Write down what the files of a finished checkpoint are.
+
+    Args:
+        folder: WORKDIR/checkpoints/STAGE/STEP.
+    """
+    found = {name: file_digest(folder / name) for name in _files(folder)}
+    write_text(folder / _SEAL, json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def damage(folder: Path, part: str = "") -> str:
+    """What has happened to a checkpoint since it was sealed.
+
+    Args:
+        folder: WORKDIR/checkpoints/STAGE/STEP.
+        part: look at the files below this folder of it alone; "" is all.
+    Returns:
+        the first file that is gone or another, and which of the two; "" for a whole checkpoint, or one that nobody
+        sealed, such as one whose program was killed at that moment.
+    """
+    try:
+        sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
+        expected = {str(name): str(value) for name, value in sealed.items()}
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, AttributeError):
+        return f"{folder / _SEAL} can't be read"
+    for name, value in expected.items():
+        if name.startswith(part):
+            found = file_digest(folder / name)
+            if found != value:
+                return f"{folder / name} {'has changed since it was saved' if found else 'is gone'}"
+    return ""
+
+
+def _files(folder: Path) -> list[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(folder)) for path in files if path.name != _SEAL)

@@ -1,0 +1,67 @@
+"""How every command ends."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from slpo_jax.run.command import run_command
+
+def main(argv):
+    raise {error}
+
+sys.argv = ["program", *{flags}]
+run_command(main)
+"""
+
+
+def _end(error: str, *flags: str) -> tuple[int, list[str]]:
+    """Status and lines of a program that ends with an error."""
+    program = PROGRAM.format(error=error, flags=list(flags))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return done.returncode, [line for line in done.stderr.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')",
+            "config.seed: no; give another",
+        ),
+        (
+            f"OSError({errno.ENOSPC}, 'No space left on device')",
+            "No space left on device; make room; what was finished is kept, and the same command goes on",
+        ),
+        (
+            f"OSError({errno.EACCES}, 'Permission denied', 'a/b')",
+            "a/b: Permission denied; check the path and its permissions",
+        ),
+        (
+            f"OSError({errno.EISDIR}, 'Is a directory', '.b.tmp', None, 'b')",
+            "b: Is a directory; check the path and its permissions",
+        ),
+    ],
+)
+def test_one_line_and_status_2(error, line):
+    assert _end(error) == (2, [f"error: {line}"])
+
+
+def test_ctrl_c_is_a_line(tmp_path):
+    assert _end("KeyboardInterrupt") == (130, ["interrupted; the same command goes on from what is finished"])
+
+
+def test_a_mistake_of_ours_is_a_traceback():
+    status, lines = _end("ZeroDivisionError('sum')")
+    assert status == 1
+    assert lines[-1] == "ZeroDivisionError: sum"
+
+
+def test_debug_shows_where():
+    status, lines = _end(f"OSError({errno.ENOSPC}, {os.strerror(errno.ENOSPC)!r})", "--debug")
+    assert status == 1
+    assert any(line.startswith("Traceback") for line in lines)
