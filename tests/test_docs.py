@@ -204,6 +204,7 @@ def _step(policy, objective):
     return step
 
 
+@pytest.mark.slow
 def test_example_of_an_objective(example, monkeypatch):
     """Right rollouts are imitated: the gradient is that of their mean likelihood, and wrong ones leave no trace."""
     monkeypatch.setitem(OBJECTIVES, "right_answers", example("right_answers"))
@@ -234,6 +235,7 @@ def _mean_stop(policy) -> float:
     return float(np.mean(logs))
 
 
+@pytest.mark.slow
 def test_example_of_a_thinker(example, monkeypatch):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
     monkeypatch.setitem(THINKERS, "tokens", example("tokens"))

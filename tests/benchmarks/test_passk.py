@@ -56,6 +56,7 @@ def result():
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
+@pytest.mark.slow
 def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     """Without dropout all say the same."""
     torch, traced = pytest.importorskip("torch"), []
@@ -84,6 +85,7 @@ def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
         assert (tokens[:, ANSWER:] == template.pad_id).all()
 
 
+@pytest.mark.slow
 def test_figures_add_up(result):
     for row in result["rows"]:
         seconds = np.array(row["seconds"]["values"])
@@ -117,6 +119,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
     assert "ratio_vs_torch" not in ours
 
 
+@pytest.mark.slow
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result

@@ -375,6 +375,7 @@ def test_mean_of_the_sets_by_hand(tmp_path):
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
 
 
+@pytest.mark.slow
 def test_compare_one_run_is_its_own_report(workdir, tmp_path):
     single = report.write_report(workdir)
     out = report.compare_runs([workdir], tmp_path / "all")
@@ -389,6 +390,7 @@ def test_compare_refuses_the_same_run_twice(workdir, tmp_path):
         report.compare_runs([workdir], workdir)
 
 
+@pytest.mark.slow
 def test_command_line(workdir, tmp_path, capsys):
     assert report.main([str(workdir)]) == 0
     assert capsys.readouterr().out.strip() == str(workdir / "report.md")
@@ -408,6 +410,7 @@ def test_command_line_of_a_folder_without_evaluation(tmp_path):
     assert "evaluate" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_only_a_report_needs_is_imported_for_one(workdir):
     code = "import sys; from slpo_jax.evaluation import report; heavy = ('jax', 'matplotlib', 'scipy.stats'); "
     code += "print([m for m in heavy if m in sys.modules]); report.write_report(sys.argv[1]); "

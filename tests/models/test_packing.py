@@ -152,6 +152,7 @@ def check_same(ours, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
+@pytest.mark.slow
 def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch, trajectories, plain):
     """All of a batch's prompts in one row, with slots to spare."""
     together = dataclasses.replace(batch, prompts=batch.prompts.replace(capacity=int(batch.prompts.valid.sum()) + 2))
@@ -163,6 +164,7 @@ def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch, trajecto
     check_same(grader(together, (1.0, 1.0))(trajectories), plain(trajectories))
 
 
+@pytest.mark.slow
 def test_capacity_changes_neither_loss_nor_gradient(batch, trajectories, plain):
     """The same trajectories in the smallest capacity and in the one for everything."""
     lengths = jnp.minimum(trajectories.lengths, jnp.array([1, 3, 2] * 4))

@@ -34,6 +34,11 @@ BASES = {
 }
 
 
+def but_slow(names, *quick):
+    """All the names, of which only these are tested among the quick tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def check_answers(case, found):
     """Some answers end with eos and some don't, and they aren't all alike."""
     wanted = [tokens for tokens, _ in answers(case)]
@@ -53,7 +58,7 @@ def decode_at_once(case, folder):
     return decode_here(case.settings | {"evaluate.batch_size": len(QUESTIONS), "prompt_slots": slots}, folder)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, "COCONUT in Hugging Face's layout", "CODI's own, Llama"))
 def test_decodes_as_a_slow_loop(layout, tmp_path):
     case = written(*LAYOUTS[layout])
     tokens, latents = decode_at_once(case, tmp_path)
@@ -78,6 +83,7 @@ def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
     check_latents(case, stored["latents"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "backbone"), [(coconut_original, "llama"), (codi_original, "gpt2")])
 def test_one_row_at_a_time(write, backbone, tmp_path):
     case = written(write, backbone, True)
@@ -86,7 +92,7 @@ def test_one_row_at_a_time(write, backbone, tmp_path):
     check_latents(case, latents)
 
 
-@pytest.mark.parametrize("layout", BASES)
+@pytest.mark.parametrize("layout", but_slow(BASES, "GPT-2"))
 def test_base_models_begin_as_their_own_continuation(layout, tmp_path):
     case = written(*BASES[layout])
     tokens, latents = decode_at_once(case, tmp_path)

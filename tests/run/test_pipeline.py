@@ -12,6 +12,7 @@ from small_run import TOTALS, checkpoint_of, finished_run, load_config, new_fold
 from slpo_jax.run.experiment import build
 from slpo_jax.text.verifier import encode_references
 
+pytestmark = pytest.mark.slow
 ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
 SETS = {"real": 6, "made": 6}
 COMMAND = ("--config=small.py", "--workdir=work")

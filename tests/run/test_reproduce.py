@@ -84,6 +84,7 @@ def folder(tmp_path, monkeypatch):
     return folder, commands
 
 
+@pytest.mark.slow
 def test_grid_is_run_once_and_compared(folder, capsys):
     folder, commands = folder
     # What is there already is not done again.

@@ -59,6 +59,7 @@ def _digest(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_the_functions_return(ask, work, solver):
     before = _digest(work)
     status, out, err = ask("--checkpoint=WORK", "--samples", "5", "-", stdin=QUESTION + "\n")

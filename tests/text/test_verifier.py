@@ -254,6 +254,7 @@ def test_references_and_styles_are_checked():
         verify(BYTE_LEVEL, np.full((1, 2), EOS, np.int32), encode_references(["1"], 1), EOS, "boxed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_verifies_under_vmap_and_shard_map(style, cpu_devices):
     texts = [row[0] for row in VERDICTS[:16]]

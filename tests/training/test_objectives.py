@@ -160,7 +160,9 @@ def _slow_pathwise(frozen, estimator, params, added):
     return stop - {"pass_at_k": solved, "mixture": 0.3 * solved + 0.7 * scores.mean()}[estimator]
 
 
-@pytest.mark.parametrize("estimator", ["pass_at_k", "reward", "mixture"])
+@pytest.mark.parametrize(
+    "estimator", ["mixture", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pass_at_k", "reward"))]
+)
 def test_pathwise_gradient_is_the_finite_difference_through_the_rollout(frozen, estimator):
     """Keys, lengths and answers are held fixed; the latents move with the parameters."""
     loss, gradient, metrics = frozen.loss_and_gradient(OBJECTIVES["pathwise"](estimator=estimator, mixture_weight=0.3))
@@ -174,6 +176,7 @@ def test_pathwise_gradient_is_the_finite_difference_through_the_rollout(frozen, 
         assert 0 < metrics["pass_at_k"] < 1
 
 
+@pytest.mark.slow
 def test_pathwise_on_additive_noise(additive):
     """The noise itself, of each step, is what stays fixed."""
     loss, gradient, _ = additive.loss_and_gradient(OBJECTIVES["pathwise"](estimator="reward"))
@@ -188,6 +191,7 @@ def test_pathwise_on_additive_noise(additive):
     assert_is_gradient(gradient, value, additive.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [POLICY, ADDITIVE], ids=["dropout", "additive"])
 def test_replay_is_the_rollout_to_the_last_bit(policy):
     params = small_params()
@@ -228,7 +232,7 @@ def _greedy(reasoner, row, factors) -> int:
 # answer_only
 
 
-@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
 def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass):
     objective = OBJECTIVES["answer_only"](answer_pass=answer_pass, answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
@@ -256,7 +260,7 @@ def _work(function, *arguments) -> float:
     return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
 def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypatch):
     calls = []
     monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
@@ -278,6 +282,7 @@ def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypa
 # exact
 
 
+@pytest.mark.slow
 def test_exact_on_additive_noise_is_reinforce(additive):
     """-1/G sum_i A_i (sum_t log N(h_t; mean of step t, sigma^2) + log pi(answer) + log P(tau)), row by row."""
     objective = OBJECTIVES["exact"](latent_weight=0.05, answer_weight=0.8, stop_weight=1.5)
@@ -299,5 +304,6 @@ def test_exact_on_additive_noise_is_reinforce(additive):
     assert_is_gradient(gradient, value, additive.params)
 
 
+@pytest.mark.slow
 def test_slpo_on_additive_noise(additive):
     _assert_finite(additive.loss_and_gradient(OBJECTIVES["slpo"](passes=2)))

@@ -62,6 +62,7 @@ def test_trajectories_and_rewards_do_not_know_the_devices(sampled):
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
 def test_steps_do_not_know_devices_and_micro_batches(stage):
     batches = [batch_of(stage)] * 3
@@ -74,6 +75,7 @@ def test_steps_do_not_know_devices_and_micro_batches(stage):
     assert difference(cut.gradient, whole.gradient) < 1e-3 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
 def test_steps_do_not_know_the_order_of_rows(stage):
     batch, order = batch_of(stage), np.array([2, 0, 3, 1])
