@@ -73,6 +73,7 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
         np.testing.assert_array_equal(latents, latents_N)
 
 
+@pytest.mark.slow
 def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
     work = make_work(tmp_path)
     template = work.experiment.template

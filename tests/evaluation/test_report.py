@@ -136,6 +136,7 @@ def test_settings_are_those_of_the_checkpoints(tmp_path):
     assert "rl." not in imitated
 
 
+@pytest.mark.slow
 def test_report_is_a_pure_function_of_the_workdir(workdir):
     report.write_report(workdir)
     first = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
@@ -226,6 +227,7 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_records_of_another_checkpoint_are_left_out(workdir):
     """Those of a set that was not evaluated again with the row's present checkpoint, or under its present rule."""
     row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
@@ -327,6 +329,7 @@ def test_compare_runs_by_hand(tmp_path):
     assert "share config.seed" in notes
 
 
+@pytest.mark.slow
 def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(workdir / "eval", other / "eval")

@@ -220,6 +220,7 @@ def test_last_positions_alone(case, noisy):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noisy", "spare"), [(False, 0), (True, 3)])
 def test_sequences_end_to_end(case, noisy, spare):
     """Last hidden states and caches of sequences laid end to end are those of a padded batch."""

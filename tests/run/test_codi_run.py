@@ -165,6 +165,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     assert not (tmp_path / "cut" / "checkpoints" / "imitate_adapter").exists()
 
 
+@pytest.mark.slow
 def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     fake["at"] = 3
     with pytest.raises(Crash):

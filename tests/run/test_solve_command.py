@@ -69,6 +69,7 @@ def test_the_command_prints_what_the_functions_return(ask, work, solver):
     assert _digest(work) == before
 
 
+@pytest.mark.slow
 def test_the_command_s_json(ask, solver):
     status, out, err = ask(QUESTION, "--checkpoint=WORK", "--samples=5", "--seed=2", "--json")
     assert (status, err) == (0, "")

@@ -166,6 +166,7 @@ def segment(data, rng):
     return [data[start:end] for start, end in itertools.pairwise(cuts)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(_texts, max_size=BATCH // 2), st.lists(_canonicals, min_size=1, max_size=BATCH // 2), SEEDED)
 def test_agrees_with_the_host_on_adversarial_tokens(texts, canonicals, rng):
