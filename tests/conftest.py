@@ -1,9 +1,13 @@
 """What every test runs under. pytest imports this file before any test module, and so before jax starts a backend."""
 
+import contextlib
+import ctypes
+import gc
 import hashlib
 import os
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import hypothesis
@@ -33,22 +37,35 @@ def _limit_threads() -> None:
 def _compilation_cache() -> Path:
     """A cache of compiled programs that later runs of the tests, and the programs that they start, find again.
 
-    One for each worker, since jax writes entries in place and a reader could meet half of one; one for each kind of
-    processor, since a compiled program may use instructions that another lacks. SLPO_TEST_CACHE puts it elsewhere.
+    One for each kind of processor, since a compiled program may use instructions that another lacks. SLPO_TEST_CACHE
+    puts it elsewhere.
     """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     digest = hashlib.sha256(instructions.encode()).hexdigest()[:8]
     default = Path(tempfile.gettempdir()) / f"slpo_jax-tests-{os.getuid()}-{digest}"
-    return Path(os.environ.get("SLPO_TEST_CACHE") or default) / os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return Path(os.environ.get("SLPO_TEST_CACHE") or default)
+
+
+def _compile_fast() -> None:
+    """XLA's older and quicker code generators, here and in the programs that the tests start.
+
+    Compiling takes most of the tests' time, and less than half of it this way; the programs run for milliseconds
+    anyhow. With XLA_FLAGS="" the tests run on what XLA generates by default.
+    """
+    flags = "--xla_cpu_use_fusion_emitters=false"  # of jaxlib 0.10; XLA aborts at a flag that it does not know
+    if os.environ["JAX_PLATFORMS"] == "cpu" and version("jaxlib").startswith("0.10."):
+        _default("XLA_FLAGS", f"{flags} --xla_backend_optimization_level=0")
 
 
 _limit_threads()
 # The tests are about numbers, so they run on the CPU unless asked otherwise, with JAX_PLATFORMS=cuda,cpu for instance.
 _default("JAX_PLATFORMS", "cpu")
+_compile_fast()
 _default("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
-_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+_default("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))  # with a limit jax locks it, and no reader meets half an entry
+_default("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 # The same examples in every run, however slow the machine.
 hypothesis.settings.register_profile("slpo_jax", deadline=None, derandomize=True)
@@ -91,6 +108,33 @@ class _SkippedTests:
 def pytest_configure(config: pytest.Config) -> None:
     if folder := os.environ.get("SLPO_TEST_SKIPPED"):
         config.pluginmanager.register(_SkippedTests(Path(folder)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files, which make whole runs, come first, so that none is left to one worker alone at the end."""
+    items.sort(key=lambda item: "run" not in item.path.parts)
+
+
+def _resident() -> float:
+    """This process's memory in GiB, where the system tells."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if status.exists() else 0.0
+
+
+_most = [1.2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory():
+    """Compiled programs of a module are dropped after it where there are many: they would pile up to gigabytes."""
+    yield
+    if _resident() < _most[0]:
+        return
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # freed memory goes back to the system only with glibc's help
+        ctypes.CDLL(None).malloc_trim(0)
+    _most[0] = max(_most[0], _resident() + 0.2)  # what is left stays, torch for instance; not so after every module
 
 
 @pytest.fixture(autouse=True)

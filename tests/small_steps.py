@@ -49,7 +49,7 @@ def rigged_reward(tokens, references):
 # A floor of the variance that float32 has no trouble with.
 OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
 POLICY = Policy(
-    REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.625, 0.375), (0.75, 0.5), (1.0, 1.0))
+    REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.75, 0.5), (1.0, 1.0))
 )
 COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
 IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)

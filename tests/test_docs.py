@@ -187,25 +187,36 @@ def example(tmp_path, monkeypatch):
     return load
 
 
-def _gradient(policy, objective, references):
-    """Metrics and gradient of one step's loss."""
+# In one capacity, which the examples know nothing of.
+PLAIN = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))
+
+
+def _step(policy, objective):
+    """References -> gradient and metrics of one step's loss."""
     loss_fn = rl.make_loss(policy, objective, rigged_reward, GROUP)
-    step = compiled(jax.grad(loss_fn, has_aux=True))
-    gradient, sums = step(small_params(), prompted_batch(references), jax.random.key(1))
-    return jax.tree.map(np.asarray, gradient), {name: float(total / count) for name, (total, count) in sums.items()}
+    graded = compiled(jax.grad(loss_fn, has_aux=True))
+
+    def step(references):
+        gradient, sums = graded(small_params(), prompted_batch(references), jax.random.key(1))
+        metrics = {name: float(total / count) for name, (total, count) in sums.items()}
+        return jax.tree.map(np.asarray, gradient), metrics
+
+    return step
 
 
+@pytest.mark.slow
 def test_example_of_an_objective(example, monkeypatch):
     """Right rollouts are imitated: the gradient is that of their mean likelihood, and wrong ones leave no trace."""
     monkeypatch.setitem(OBJECTIVES, "right_answers", example("right_answers"))
     objective = OBJECTIVES["right_answers"](answer_weight=0.5)
-    right, metrics = _gradient(POLICY, objective, (ALWAYS,) * 4)
-    expected = -(0.5 * metrics["answer_log_likelihood"] + _mean_stop(POLICY)) * 4
+    step = _step(PLAIN, objective)
+    right, metrics = step((ALWAYS,) * 4)
+    expected = -(0.5 * metrics["answer_log_likelihood"] + _mean_stop(PLAIN)) * 4
     assert metrics["reward"] == 1
     assert metrics["loss"] == pytest.approx(expected / 4, rel=1e-5)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(right["gate"]))
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(right["reasoner"]))
-    wrong, metrics = _gradient(POLICY, objective, (NEVER,) * 4)
+    wrong, metrics = step((NEVER,) * 4)
     assert metrics["loss"] == metrics["reward"] == 0
     assert all(not leaf.any() for leaf in jax.tree.leaves(wrong))
 
@@ -224,6 +235,7 @@ def _mean_stop(policy) -> float:
     return float(np.mean(logs))
 
 
+@pytest.mark.slow
 def test_example_of_a_thinker(example, monkeypatch):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
     monkeypatch.setitem(THINKERS, "tokens", example("tokens"))
@@ -239,10 +251,10 @@ def test_example_of_a_thinker(example, monkeypatch):
     np.testing.assert_allclose(shares, np.exp(log_prob[:, 0]), atol=0.03)
     assert int(thinker.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
 
-    policy = dataclasses.replace(POLICY, thinker=thinker).having(dropout_rate=0.0)
+    policy = dataclasses.replace(PLAIN, thinker=thinker).having(dropout_rate=0.0)
     objective = OBJECTIVES["exact"]()
     objective.check("config.objective.exact", policy, GROUP)
-    gradient, metrics = _gradient(policy, objective, (0, 1, 0, 1))
+    gradient, metrics = _step(policy, objective)((0, 1, 0, 1))
     assert 0 < metrics["reward"] < 1
     assert metrics["latent_log_likelihood"] < -1
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient["reasoner"]))

@@ -157,6 +157,7 @@ def test_xla_counts_a_product_as_we_do():
     assert program.cost_analysis()["flops"] == 2 * 30 * 40 * 50
 
 
+@pytest.mark.slow
 def test_xla_counts_a_scoring_pass_as_we_do():
     """Wide enough that elementwise work is a few per cent, with layers enough that the last one's savings are, too."""
     config = GPT2Config(vocab_size=300, n_positions=64, n_embd=128, n_layer=4, n_head=4)
@@ -192,6 +193,7 @@ def result(cpu_devices):
         return floor.benchmark("quickstart", TINY, load_config(TINY), PROMPTS, runs=2, rates=found)
 
 
+@pytest.mark.slow
 def test_rates_are_sensible(result):
     found = result["rates"]
     for rate in [found["bandwidth"], *found["matmul"].values(), *found["model_shapes"]]:
@@ -205,6 +207,7 @@ def test_rates_are_sensible(result):
     assert rows == {"scoring pass": 2 * per_shard * (4 + 5), "decode step": per_shard}
 
 
+@pytest.mark.slow
 def test_parts_add_up(result):
     parts, found = result["parts"], result["rates"]
     for part, row in parts.items():
@@ -223,6 +226,7 @@ def test_parts_add_up(result):
     np.testing.assert_allclose(step["rate"], step["slots"] / step["seconds"])
 
 
+@pytest.mark.slow
 def test_report_has_every_part_and_the_json_every_number(result):
     assert json.loads(json.dumps(result)) == result
     text = floor.markdown(result)

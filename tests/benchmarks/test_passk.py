@@ -43,7 +43,8 @@ def make_work(tmp_path, problems=PROBLEMS, **changes):
 
 def make_speaking_work(tmp_path, rate: float):
     """Of weights whose answers depend on the prompt."""
-    work, rng = make_work(tmp_path, **{"dropout.rate": rate}), np.random.default_rng(0)
+    changes = {"dropout.rate": rate, "objective.slpo.latent_weight": float(rate > 0)}  # of no thought without noise
+    work, rng = make_work(tmp_path, **changes), np.random.default_rng(0)
     params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), work.params)
     return dataclasses.replace(work, params=params)
 
@@ -55,6 +56,7 @@ def result():
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
+@pytest.mark.slow
 def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     """Without dropout all say the same."""
     torch, traced = pytest.importorskip("torch"), []
@@ -71,6 +73,7 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
         np.testing.assert_array_equal(latents, latents_N)
 
 
+@pytest.mark.slow
 def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
     work = make_work(tmp_path)
     template = work.experiment.template
@@ -83,6 +86,7 @@ def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
         assert (tokens[:, ANSWER:] == template.pad_id).all()
 
 
+@pytest.mark.slow
 def test_figures_add_up(result):
     for row in result["rows"]:
         seconds = np.array(row["seconds"]["values"])
@@ -116,6 +120,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
     assert "ratio_vs_torch" not in ours
 
 
+@pytest.mark.slow
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result

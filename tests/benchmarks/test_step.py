@@ -59,6 +59,7 @@ def ours(result):
     return [row for row in result["rows"] if row["implementation"] == "slpo_jax"]
 
 
+@pytest.mark.slow
 def test_parts_are_the_train_steps_own_work(workload):
     candidate, step = own.Ours(workload, 2, 2, {}), 5
     batch, key, params = workload.batch(step), own.step_key(workload, step), workload.state.params
@@ -81,6 +82,7 @@ def test_parts_are_the_train_steps_own_work(workload):
     assert metrics["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_figures_add_up(ours):
     assert [(row["passes"], row["group"]) for row in ours] == [(1, 2), (2, 2)]
     for row in ours:
@@ -113,6 +115,7 @@ def test_scored_slots_are_those_of_the_smallest_capacity(workload, lengths, pack
     np.testing.assert_allclose(share, (packed + 10) / 18)
 
 
+@pytest.mark.slow
 def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
     pytest.importorskip("torch")
     assert [row["implementation"] for row in result["rows"]] == ["slpo_jax", "torch"] * 2
@@ -130,6 +133,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
     assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 
+@pytest.mark.slow
 def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result)) == result
@@ -205,6 +209,7 @@ def test_every_axis_of_growth_has_the_shapes_own_value(name):
         assert value in benchmark.AXES[name][axis]
 
 
+@pytest.mark.slow
 def test_growth(cpu_devices, monkeypatch):
     monkeypatch.setattr(benchmark, "BASE", (2, 2))
     monkeypatch.setitem(benchmark.AXES, "quickstart", {"K": (2, 6), "prompts": (4,)})

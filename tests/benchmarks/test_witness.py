@@ -244,6 +244,7 @@ def test_passk_is_its_rollouts(sort_by_length):
         np.testing.assert_array_equal(lengths[i], alone.lengths.expand(2))
 
 
+@pytest.mark.slow
 def test_answers_end_where_the_workload_ends_them():
     at, params = 2, both_params(bias=BIAS)
     config = dataclasses.replace(CLEAN, stopping="threshold")

@@ -77,6 +77,7 @@ def test_hands_are_about_equal(devices):
     assert sums.max() - sums.min() < 0.2 * sums.mean()
 
 
+@pytest.mark.slow
 def test_no_loop_waits_for_what_fills_a_batch_up():
     """A filler never thinks nor speaks, and changes nothing for the others."""
     prompts, keys, params = random_prompts(LENGTHS, 9), keys_of(len(LENGTHS)), both_params(bias=-9.0)

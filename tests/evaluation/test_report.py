@@ -136,6 +136,7 @@ def test_settings_are_those_of_the_checkpoints(tmp_path):
     assert "rl." not in imitated
 
 
+@pytest.mark.slow
 def test_report_is_a_pure_function_of_the_workdir(workdir):
     report.write_report(workdir)
     first = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
@@ -226,6 +227,7 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_records_of_another_checkpoint_are_left_out(workdir):
     """Those of a set that was not evaluated again with the row's present checkpoint, or under its present rule."""
     row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
@@ -327,6 +329,7 @@ def test_compare_runs_by_hand(tmp_path):
     assert "share config.seed" in notes
 
 
+@pytest.mark.slow
 def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(workdir / "eval", other / "eval")
@@ -375,6 +378,7 @@ def test_mean_of_the_sets_by_hand(tmp_path):
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
 
 
+@pytest.mark.slow
 def test_compare_one_run_is_its_own_report(workdir, tmp_path):
     single = report.write_report(workdir)
     out = report.compare_runs([workdir], tmp_path / "all")
@@ -389,6 +393,7 @@ def test_compare_refuses_the_same_run_twice(workdir, tmp_path):
         report.compare_runs([workdir], workdir)
 
 
+@pytest.mark.slow
 def test_command_line(workdir, tmp_path, capsys):
     assert report.main([str(workdir)]) == 0
     assert capsys.readouterr().out.strip() == str(workdir / "report.md")
@@ -408,6 +413,7 @@ def test_command_line_of_a_folder_without_evaluation(tmp_path):
     assert "evaluate" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_only_a_report_needs_is_imported_for_one(workdir):
     code = "import sys; from slpo_jax.evaluation import report; heavy = ('jax', 'matplotlib', 'scipy.stats'); "
     code += "print([m for m in heavy if m in sys.modules]); report.write_report(sys.argv[1]); "

@@ -293,6 +293,7 @@ def test_a_packages_file_is_found_without_importing_it(tmp_path, monkeypatch):
         bundled_gguf("no/such.llm")
 
 
+@pytest.mark.slow
 def test_smollm2s_weights():
     smollm2 = real_file()
     opened, theirs = open_gguf(smollm2), transformers_model(smollm2)

@@ -261,6 +261,7 @@ def test_hub_ids_without_a_network(checkpoint, monkeypatch):
     broken.refused("config.init: nobody-at-all/no-such-model", "network")
 
 
+@pytest.mark.slow
 def test_the_command_says_so_in_one_line(checkpoint):
     broken = checkpoint(coconut_hugging_face)
     broken.cut("model.safetensors")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from small_run import finished_run
 
 from slpo_jax.io.workdir import StageFolder, Workdir
@@ -18,6 +19,7 @@ def _known(workdir: Workdir) -> set[Path]:
     return paths | {workdir.row_facts(row) for row, _ in workdir.evaluated()}
 
 
+@pytest.mark.slow
 def test_a_run_leaves_nothing_that_has_no_name():
     workdir = Workdir(finished_run() / "work")
     folders = {workdir.tensorboard, workdir.figures, workdir.reasoner}

@@ -83,7 +83,11 @@ def _case(config, load, first) -> Case:
     return Case(config, reasoner, params, compiled(reasoner.forward), load, first)
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(CASES[name], marks=() if name in ("gpt2", "llama3") else pytest.mark.slow) for name in CASES],
+    ids=CASES,
+)
 def case(request):
     config, load, first = request.param
     # GPT-2 has learned positions alone, and a table of 48: the gaps are for angles.
@@ -201,6 +205,7 @@ def test_bfloat16_is_close(case):
     assert error.mean() < 0.02 * np.abs(expected).mean() + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noisy", [False, True])
 def test_last_positions_alone(case, noisy):
     """The hidden states of the last positions, and the cache of all, are those of the whole pass."""
@@ -215,8 +220,8 @@ def test_last_positions_alone(case, noisy):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TIGHT), own, cache)
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize(("noisy", "spare"), [(False, 0), (True, 3)])
 def test_sequences_end_to_end(case, noisy, spare):
     """Last hidden states and caches of sequences laid end to end are those of a padded batch."""
     tokens = random_prompts(LENGTHS, SLOTS)
@@ -234,6 +239,7 @@ def test_sequences_end_to_end(case, noisy, spare):
         np.testing.assert_allclose(ours.swapaxes(1, 2)[real], padded.swapaxes(1, 2)[real], **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
 def test_remat_changes_nothing(config):
     inputs = np.random.default_rng(2).normal(size=(2, 6, D)).astype(np.float32)
@@ -250,8 +256,8 @@ def test_remat_changes_nothing(config):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, again)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "remat"), [(CONFIG, False), (LLAMA, True)], ids=["gpt2", "llama, remat"])
 def test_scanned_layers_change_nothing(config, remat):
     """Outputs, caches and gradients of a noisy prompt and of two noisy rows behind it."""
     rng = np.random.default_rng(2)

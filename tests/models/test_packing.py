@@ -118,15 +118,30 @@ def sampled(batch):
     return run(small_params())[0]
 
 
-def graded(policy, batch, trajectories):
-    def loss(params):
+def grader(batch, *shares):
+    """Trajectories -> the loss and the gradient in these capacities."""
+    policy = dataclasses.replace(POLICY, capacities=shares)
+
+    def loss(params, trajectories):
         return OBJECTIVE(policy, params, batch, trajectories, REWARDS, KEY)
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)(small_params())
+    graded = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=FAST)
+    return lambda trajectories: graded(small_params(), trajectories)
+
+
+@pytest.fixture(scope="module")
+def trajectories(batch):
+    return sampled(batch)
+
+
+@pytest.fixture(scope="module")
+def plain(batch):
+    """Everything in the one capacity that there is."""
+    return grader(batch, (1.0, 1.0))
 
 
 def check_same(ours, expected):
-    """Losses, terms and gradients from `graded`."""
+    """Losses, terms and gradients of two graders."""
     ((loss, terms), grads), ((expected_loss, expected_terms), expected_grads) = ours, expected
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     for one, other in zip(*map(jax.tree.leaves, (terms, expected_terms)), strict=True):
@@ -137,27 +152,25 @@ def check_same(ours, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
-def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch):
+@pytest.mark.slow
+def test_prompts_end_to_end_change_neither_rollouts_nor_gradient(batch, trajectories, plain):
     """All of a batch's prompts in one row, with slots to spare."""
     together = dataclasses.replace(batch, prompts=batch.prompts.replace(capacity=int(batch.prompts.valid.sum()) + 2))
-    trajectories, again = sampled(batch), sampled(together)
+    again = sampled(together)
     np.testing.assert_array_equal(again.tokens, trajectories.tokens)
     np.testing.assert_array_equal(again.lengths, trajectories.lengths)
     np.testing.assert_allclose(again.actions, trajectories.actions, atol=1e-5)
     assert len(set(trajectories.lengths.tolist())) > 1
-    check_same(graded(POLICY, together, trajectories), graded(POLICY, batch, trajectories))
+    check_same(grader(together, (1.0, 1.0))(trajectories), plain(trajectories))
 
 
-def test_capacity_changes_neither_loss_nor_gradient(batch):
+@pytest.mark.slow
+def test_capacity_changes_neither_loss_nor_gradient(batch, trajectories, plain):
     """The same trajectories in the smallest capacity and in the one for everything."""
-    trajectories = sampled(batch)
     lengths = jnp.minimum(trajectories.lengths, jnp.array([1, 3, 2] * 4))
     tokens = trajectories.tokens.at[:, 2].set(EOS).at[:, 3:].set(PAD)
     trajectories = trajectories.replace(lengths=lengths, tokens=tokens)
-
-    def having(*shares):
-        policy = dataclasses.replace(POLICY, capacities=shares)
-        assert int(smallest_capacity(policy, capacities(policy, GROUP), trajectories, GROUP)) == 0
-        return graded(policy, batch, trajectories)
-
-    check_same(having((0.5, 0.5), (1.0, 1.0)), having((1.0, 1.0)))
+    shares = ((0.5, 0.5), (1.0, 1.0))
+    policy = dataclasses.replace(POLICY, capacities=shares)
+    assert int(smallest_capacity(policy, capacities(policy, GROUP), trajectories, GROUP)) == 0
+    check_same(grader(batch, *shares)(trajectories), plain(trajectories))

@@ -13,7 +13,7 @@ from published import (
     codi_hugging_face,
     codi_original,
 )
-from published_bases import arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config, written
+from published_bases import FIXED, arguments, base_gguf, base_gpt2, base_llama, decode_here, write_config, written
 from small_run import run
 
 TOLERANCE = 1e-4
@@ -34,6 +34,11 @@ BASES = {
 }
 
 
+def but_slow(names, *quick):
+    """All the names, of which only these are tested among the quick tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def check_answers(case, found):
     """Some answers end with eos and some don't, and they aren't all alike."""
     wanted = [tokens for tokens, _ in answers(case)]
@@ -47,8 +52,24 @@ def check_latents(case, found):
     np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def decode_at_once(case, folder):
+    """All questions in one batch, and so by one program."""
+    slots = (FIXED | case.settings)["prompt_slots"][-1:]
+    return decode_here(case.settings | {"evaluate.batch_size": len(QUESTIONS), "prompt_slots": slots}, folder)
+
+
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, "COCONUT in Hugging Face's layout", "CODI's own, Llama"))
+def test_decodes_as_a_slow_loop(layout, tmp_path):
+    case = written(*LAYOUTS[layout])
+    tokens, latents = decode_at_once(case, tmp_path)
+    check_answers(case, tokens)
+    check_latents(case, latents)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["COCONUT in Hugging Face's layout", "CODI's own, Llama"])
 def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
+    """In batches of different lengths, and what it writes."""
     case = written(*LAYOUTS[layout])
     write_config(tmp_path)
     done = run(*arguments(case.settings), "--workdir=work", folder=tmp_path)
@@ -62,6 +83,7 @@ def test_the_command_decodes_as_a_slow_loop(layout, tmp_path):
     check_latents(case, stored["latents"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "backbone"), [(coconut_original, "llama"), (codi_original, "gpt2")])
 def test_one_row_at_a_time(write, backbone, tmp_path):
     case = written(write, backbone, True)
@@ -70,10 +92,10 @@ def test_one_row_at_a_time(write, backbone, tmp_path):
     check_latents(case, latents)
 
 
-@pytest.mark.parametrize("layout", BASES)
+@pytest.mark.parametrize("layout", but_slow(BASES, "GPT-2"))
 def test_base_models_begin_as_their_own_continuation(layout, tmp_path):
     case = written(*BASES[layout])
-    tokens, latents = decode_here(case.settings, tmp_path)
+    tokens, latents = decode_at_once(case, tmp_path)
     same = 0
     for question, ours, (wanted, _) in zip(QUESTIONS, tokens, answers(case), strict=True):
         same += ours == wanted

@@ -88,6 +88,7 @@ def losses():
     return every(small_params())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EVERY, "exact"])
 def test_every_objective_trains_the_reasoner(losses, name):
     (loss, metrics), gradient = losses[name]
@@ -102,6 +103,7 @@ def test_every_objective_trains_the_reasoner(losses, name):
     assert sizes["gate"] == 0
 
 
+@pytest.mark.slow
 def test_clean_objectives_are_reinforce_on_the_answer(made, losses):
     """Without a thought slpo's clean answers and answer_only are the same loss: -1/G sum_i A_i log pi(answer)."""
     trajectories, rewards, _, _ = made

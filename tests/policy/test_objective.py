@@ -56,6 +56,7 @@ def test_proposition_1_on_a_function(advantage):
     assert np.abs(whole - mean_path).max() > 0.1
 
 
+@pytest.mark.slow
 def test_proposition_1_through_the_model():
     """The same, from the loss of a trajectory of tau < T latents back to every parameter of GPT-2."""
     rng = np.random.default_rng(0)

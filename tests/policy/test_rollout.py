@@ -12,6 +12,7 @@ from tiny import (
     EOS,
     PAD,
     ROLLOUT,
+    USUAL,
     SlowReasoner,
     both_params,
     compiled,
@@ -20,6 +21,7 @@ from tiny import (
     policy_of,
     random_prompts,
     real_tokens,
+    rollout,
     run_rollout,
     slow_noise,
     take_rows,
@@ -45,7 +47,8 @@ def _replayed(params, prompts, keys, lengths, config):
 
 
 candidates = compiled(_candidates, static=("config", "min_latents"))
-replayed_actions = compiled(_replayed, static=("config",))
+replayed_actions = compiled(_replayed, static=("config",), options=USUAL)
+usual_rollout = compiled(rollout, static=("config",), options=USUAL)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,7 @@ def test_a_probability_equal_to_the_threshold_stops(params, prompts):
     assert (result.lengths == 1).all()
 
 
-@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), ("sample", 0.1)])
+@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), pytest.param("sample", 0.1, marks=pytest.mark.slow)])
 def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
     config = dataclasses.replace(ROLLOUT, stopping=stopping, dropout_rate=rate)
     keys = keys_of(ROWS)
@@ -191,11 +194,11 @@ def test_sampled_answers(params, prompts, slow):
     assert np.corrcoef(counts, law)[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("where", ["thought", "all"])
+@pytest.mark.parametrize("where", ["thought", pytest.param("all", marks=pytest.mark.slow)])
 def test_replay_is_the_rollout_s(params, prompts, where):
     config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)
-    result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
+    result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     config = dataclasses.replace(config, stopping="sample")
     again = replayed_actions(params, prompts, keys, result.lengths, config=config)
     np.testing.assert_array_equal(again, result.actions)
@@ -213,6 +216,7 @@ def weighted(params, prompts):
     return compiled(value), compiled(jax.grad(value))
 
 
+@pytest.mark.slow
 def test_replay_s_gradient_is_the_finite_difference(params, weighted):
     value, gradient_of = weighted
     rng = np.random.default_rng(0)
@@ -235,6 +239,7 @@ def test_replay_s_gradient_is_the_finite_difference(params, weighted):
         assert slope(jax.tree.unflatten(tree, direction), 2e-3) == pytest.approx(expected, rel=0.03, abs=0.02)
 
 
+@pytest.mark.slow
 def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighted):
     """The path goes through all the latents, back to the tokens of the row's own prompt and no others."""
     weights = np.zeros((ROWS, T, CONFIG.n_embd), np.float32)
@@ -244,7 +249,12 @@ def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighte
 
 
 @pytest.mark.parametrize(
-    ("where", "rate", "temperature"), [("thought", 0.0, 0.0), ("thought", 0.4, 1.0), ("all", 0.1, 1.0)]
+    ("where", "rate", "temperature"),
+    [
+        ("thought", 0.4, 1.0),
+        pytest.param("thought", 0.0, 0.0, marks=pytest.mark.slow),
+        pytest.param("all", 0.1, 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rate, temperature):
     config = dataclasses.replace(ROLLOUT, dropout_rate=rate, dropout_where=where, temperature=temperature)

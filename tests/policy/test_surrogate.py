@@ -121,6 +121,7 @@ def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites
             assert where == "latents" or np.abs(h - z).max() > 1e-2, "the pass must have masks of its own"
 
 
+@pytest.mark.slow
 def test_one_pass_s_gradient_is_the_slow_loop_s(params, prompts, trajectories):
     """jax.grad of the step-by-step loop on a plain GPT-2, masks included; the realised latents are constants."""
     row, (prompt_keys, keys) = 4, _keys(0)

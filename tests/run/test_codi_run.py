@@ -57,6 +57,7 @@ def _run(config, workdir):
     return experiment
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu_devices")
 def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
     """Real steps: the loss falls, and what is left is plain parameters that differ by a low rank."""
@@ -126,6 +127,7 @@ def fake(monkeypatch):
     return record
 
 
+@pytest.mark.slow
 def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypatch):
     """In a step, between two phases, before the adapters are merged, and before the end is written down."""
     config = _config(folder, cot_steps=4, final_steps=5)
@@ -163,6 +165,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     assert not (tmp_path / "cut" / "checkpoints" / "imitate_adapter").exists()
 
 
+@pytest.mark.slow
 def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     fake["at"] = 3
     with pytest.raises(Crash):

@@ -142,6 +142,7 @@ def test_side_file_is_as_documented(there):
         assert float(logit[0, 0]) == pytest.approx(float(expected_logit), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_card_tells_what_was_trained_and_measured(tmp_path):
     work = finished_run() / "work"
     exchange.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
@@ -166,6 +167,7 @@ def test_the_card_tells_what_was_trained_and_measured(tmp_path):
     assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
     work = finished_run() / "work"
     for init in (work / "checkpoints" / "imitate",):

@@ -252,6 +252,7 @@ def test_debug_shows_where(folder):
     assert "config.rl.group" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_run_binds_nobody(folder):
     """The right command, in the workdir in which the wrong one failed, begins as in a new one."""
     assert (
@@ -280,6 +281,7 @@ def test_sets_are_read_before_anything_is_trained(folder):
         assert not (folder / workdir / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_set_of_one_s_own_is_evaluated(folder):
     """Its name is not in the config file; both ways to write a flag."""
     (folder / "mine.jsonl").write_text(GOOD * 2)
@@ -297,6 +299,7 @@ def test_a_set_of_one_s_own_is_evaluated(folder):
     assert "imitate: 4/4 steps" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_stage_needs_no_training_data(folder):
     """A workdir can be evaluated where the data that it was trained on is not."""
     flags = ["--config=small.py", "--workdir=work/moved", "--config.imitate.control=False"]

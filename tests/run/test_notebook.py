@@ -71,6 +71,7 @@ def _assert_shown(cells, workdir: Path, samples: int, limit: int):
     assert sum(int(number) for number in re.findall(r"^ +(\d+)  ", _text(votes), re.MULTILINE)) == 16
 
 
+@pytest.mark.slow
 def test_it_trains_a_reasoner(tmp_path):
     work = tmp_path / "work"
     cells = _execute(
@@ -81,6 +82,7 @@ def test_it_trains_a_reasoner(tmp_path):
     _assert_shown(cells, work, 4, 6)
 
 
+@pytest.mark.slow
 def test_it_loads_a_checkpoint(tmp_path):
     given, name = workdir("coconut_gpt2", tmp_path / "given"), "coconut_gpt2"
     problems = tmp_path / "problems.json"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_run import TOTALS, checkpoint_of, finished_run, new_folder, rows_of, run
 
+pytestmark = pytest.mark.slow
 # A variant of an objective under a name of its own.
 CONFIG = """
 import sys

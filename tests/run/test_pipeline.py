@@ -12,6 +12,7 @@ from small_run import TOTALS, checkpoint_of, finished_run, load_config, new_fold
 from slpo_jax.run.experiment import build
 from slpo_jax.text.verifier import encode_references
 
+pytestmark = pytest.mark.slow
 ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
 SETS = {"real": 6, "made": 6}
 COMMAND = ("--config=small.py", "--workdir=work")
@@ -186,20 +187,15 @@ def _assert_same_run(ours, theirs):
             np.testing.assert_array_equal(mine[path], other[path], err_msg=f"{stage}{path}")
 
 
-@pytest.mark.parametrize(
-    "stops",
-    [
-        [("imitate", 20, signal.SIGTERM), ("slpo", 2, signal.SIGTERM)],
-        [("cold_start", 5, signal.SIGKILL), ("slpo", 5, signal.SIGKILL)],
-    ],
-    ids=["asked", "killed"],
-)
-def test_interrupted_and_started_again(work, tmp_path, stops):
+STOPS = [("imitate", 20, signal.SIGTERM), ("cold_start", 5, signal.SIGKILL), ("slpo", 2, signal.SIGTERM)]
+
+
+def test_interrupted_and_started_again(work, tmp_path):
     """The same numbers to the last bit, through real models, programs and processes."""
     folder = new_folder(tmp_path)
     for name in ("train.jsonl", "valid.txt", "real.json", "small.py"):  # so that paths in the config agree, too
         assert (folder / name).read_bytes() == (work.parent / name).read_bytes()
-    for stage, step, number in stops:
+    for stage, step, number in STOPS:
         done = run(*COMMAND, folder=folder, stop=(stage, step, number))
         if number == signal.SIGTERM:
             assert done.status == 128 + number, done.stderr

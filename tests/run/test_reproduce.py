@@ -21,6 +21,7 @@ def tiny_grid(folder, **changes):
 
 
 def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
+    (tmp_path / "small.py").write_text(small_run.CONFIG)
     grid = tiny_grid(tmp_path, seeds=(0, 1))
     jobs = reproduce.plan(grid, tmp_path, [], [], None)
     assert [(job.label, job.seed) for job in jobs] == [
@@ -83,6 +84,7 @@ def folder(tmp_path, monkeypatch):
     return folder, commands
 
 
+@pytest.mark.slow
 def test_grid_is_run_once_and_compared(folder, capsys):
     folder, commands = folder
     # What is there already is not done again.

@@ -130,6 +130,7 @@ def test_a_whole_run_takes_each_step_once(fake, tmp_path):
     assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
 
 
+@pytest.mark.slow
 def test_the_last_step_of_a_stage_has_a_row(fake, tmp_path):
     config = _config()
     config.log_every = 4
@@ -139,6 +140,7 @@ def test_the_last_step_of_a_stage_has_a_row(fake, tmp_path):
     assert logged == [(stage, step) for stage, steps in totals.items() for step in steps]
 
 
+@pytest.mark.slow
 def test_optimizer_is_reset_at_every_phase(fake, tmp_path):
     def count(workdir, stage):
         (leaf,) = {int(v) for path, v in checkpoint_of(workdir, stage).items() if "rest" in path and "count" in path}
@@ -163,6 +165,7 @@ def _crash():
 STOPS = [("imitate", n) for n in (0, 3, 4, 8, 9, 12)] + [("cold_start", n) for n in (1, 3, 5, 6)] + [("rl", 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [_terminate, _crash])
 def test_interrupted_anywhere(fake, whole, tmp_path, what):
     """One after the other, in one workdir: at each of these steps the run is stopped and started again."""
@@ -179,6 +182,7 @@ def test_interrupted_anywhere(fake, whole, tmp_path, what):
         assert len(fake["steps"]) == len(set(fake["steps"])) == 9 + 6 + 7 + 6
 
 
+@pytest.mark.slow
 def test_a_torn_line_is_dropped(fake, whole, tmp_path):
     fake.update(at=("imitate", 5), what=_crash)
     with pytest.raises(Crash):
@@ -189,6 +193,7 @@ def test_a_torn_line_is_dropped(fake, whole, tmp_path):
     _assert_same(_result(tmp_path / "cut"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 7])
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
@@ -203,6 +208,7 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 7
 
 
+@pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _config()
@@ -211,6 +217,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 2 + 3 * 2
 
 
+@pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
     accuracy, calls = cold_start.validation_accuracy, []
@@ -229,6 +236,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
     _assert_same(_result(tmp_path / "cut"), whole)
 
 
+@pytest.mark.slow
 def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
     workdir = whole_workdir
     before = {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")}
@@ -238,6 +246,7 @@ def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
     _assert_same(_result(workdir), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("rl.optimizer.clip_norm", 0.5)]
 )
@@ -250,6 +259,7 @@ def test_another_config_on_the_same_workdir(fake, whole, whole_workdir, key, val
     _assert_same(_result(whole_workdir), whole)
 
 
+@pytest.mark.slow
 def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
     fake.update(at=("imitate", 1), what=_crash)
     with pytest.raises(Crash):
@@ -260,6 +270,7 @@ def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
     assert checkpoint_of(tmp_path, "imitate")["step"] == 10
 
 
+@pytest.mark.slow
 def test_gates_of_another_try_are_forgotten(fake, tmp_path):
     """A kill before the cold start's first checkpoint, but after a good gate was kept."""
     config = _config(checkpoint_every=100)

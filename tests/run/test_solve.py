@@ -20,7 +20,7 @@ from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.problem import Problem
 
 
-@pytest.fixture(scope="module", params=list(RUN))
+@pytest.fixture(scope="module", params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)])
 def work(request, tmp_path_factory):
     return workdir(request.param, tmp_path_factory.mktemp(request.param) / "work")
 
@@ -103,6 +103,7 @@ def test_a_threshold_that_is_never_reached(work):
     assert "4 latents, the most; the gate's stop probability stayed below 1.0" in describe(high, solution)
 
 
+@pytest.mark.slow
 def test_a_fixed_number_may_be_more_than_the_run_had(work):
     longer = load_solver(str(work / "checkpoints" / "cold_start"), latents=T + 2)
     name = longer.setup.config.reasoner
@@ -122,6 +123,7 @@ def test_imitation_thinks_its_own_number_and_has_no_gate(work):
     assert "stop" not in describe(imitated, solution)
 
 
+@pytest.mark.slow
 def test_votes_are_the_evaluation_s_samples(solver):
     """70 rollouts, in two batches here, in one there."""
     setup, samples, seed = solver.setup, 70, 3
@@ -144,6 +146,7 @@ def test_a_vote_without_answers_is_shown(solver):
     assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
 
 
+@pytest.mark.slow
 def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
     export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
     # An export does not have the run's budget and threshold.

@@ -59,6 +59,7 @@ def _digest(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_the_functions_return(ask, work, solver):
     before = _digest(work)
     status, out, err = ask("--checkpoint=WORK", "--samples", "5", "-", stdin=QUESTION + "\n")
@@ -68,6 +69,7 @@ def test_the_command_prints_what_the_functions_return(ask, work, solver):
     assert _digest(work) == before
 
 
+@pytest.mark.slow
 def test_the_command_s_json(ask, solver):
     status, out, err = ask(QUESTION, "--checkpoint=WORK", "--samples=5", "--seed=2", "--json")
     assert (status, err) == (0, "")

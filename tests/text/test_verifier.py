@@ -166,6 +166,7 @@ def segment(data, rng):
     return [data[start:end] for start, end in itertools.pairwise(cuts)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(_texts, max_size=BATCH // 2), st.lists(_canonicals, min_size=1, max_size=BATCH // 2), SEEDED)
 def test_agrees_with_the_host_on_adversarial_tokens(texts, canonicals, rng):
@@ -254,6 +255,7 @@ def test_references_and_styles_are_checked():
         verify(BYTE_LEVEL, np.full((1, 2), EOS, np.int32), encode_references(["1"], 1), EOS, "boxed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_verifies_under_vmap_and_shard_map(style, cpu_devices):
     texts = [row[0] for row in VERDICTS[:16]]

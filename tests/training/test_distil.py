@@ -34,7 +34,7 @@ def _rollout(template, latents: int, **changes) -> RolloutConfig:
     return RolloutConfig(latents, 8, t.end_id, t.eos_id, t.pad_id, dropout_rate=0.0, **changes)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
 def case(request, tmp_path_factory):
     """A model, problems in tokens of either kind, and one batch of all of them."""
     tokenizer = new_tokenizer(tmp_path_factory, digits=request.param == "llama")
@@ -179,6 +179,7 @@ def test_padding_changes_nothing(case, ours):
         assert float(total / count) == pytest.approx(float(ours[0][name]), rel=2e-5, abs=1e-6), name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu_devices")
 def test_steps_do_not_know_devices_and_micro_batches(case, ours):
     if case.digits:
@@ -225,6 +226,7 @@ def test_distillation_by_hand():
     assert low.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_the_teacher_alone_under_dropout(case):
     """The first phase: no latents, and noise on every position of the text, which isn't the student's noise."""
     if case.digits:

@@ -187,6 +187,7 @@ def step_key():
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_are_the_slow_loop_s(step_key):
     batch = imitation_batch()
     taken = take_steps("imitate", [batch])

@@ -21,7 +21,7 @@ from slow_policy import (
     think,
 )
 from small_steps import GROUP, PROMPTS, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
-from tiny import EOS, PAD, SlowReasoner, compiled, policy_of
+from tiny import EOS, PAD, USUAL, SlowReasoner, compiled, policy_of
 
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay, pass_keys, score
@@ -160,6 +160,7 @@ def _slow_pathwise(frozen, estimator, params, added):
     return stop - {"pass_at_k": solved, "mixture": 0.3 * solved + 0.7 * scores.mean()}[estimator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["pass_at_k", "reward", "mixture"])
 def test_pathwise_gradient_is_the_finite_difference_through_the_rollout(frozen, estimator):
     """Keys, lengths and answers are held fixed; the latents move with the parameters."""
@@ -174,6 +175,7 @@ def test_pathwise_gradient_is_the_finite_difference_through_the_rollout(frozen, 
         assert 0 < metrics["pass_at_k"] < 1
 
 
+@pytest.mark.slow
 def test_pathwise_on_additive_noise(additive):
     """The noise itself, of each step, is what stays fixed."""
     loss, gradient, _ = additive.loss_and_gradient(OBJECTIVES["pathwise"](estimator="reward"))
@@ -188,12 +190,14 @@ def test_pathwise_on_additive_noise(additive):
     assert_is_gradient(gradient, value, additive.params)
 
 
-def test_replay_is_the_rollout_to_the_last_bit(frozen, additive):
-    for each in (frozen, additive):
-        again = compiled(
-            lambda params, each=each: replay(each.policy, params, BATCH.prompts, each.trajectories).actions
-        )
-        np.testing.assert_array_equal(again(each.params), each.trajectories.actions)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [POLICY, ADDITIVE], ids=["dropout", "additive"])
+def test_replay_is_the_rollout_to_the_last_bit(policy):
+    params = small_params()
+    rolled = compiled(lambda params: roll_out(policy, params, BATCH, rigged_reward, GROUP, KEY)[0], options=USUAL)
+    trajectories = rolled(params)
+    again = compiled(lambda params: replay(policy, params, BATCH.prompts, trajectories).actions, options=USUAL)
+    np.testing.assert_array_equal(again(params), trajectories.actions)
 
 
 def test_answers_after_a_replay(frozen):
@@ -227,7 +231,7 @@ def _greedy(reasoner, row, factors) -> int:
 # answer_only
 
 
-@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
 def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass):
     objective = OBJECTIVES["answer_only"](answer_pass=answer_pass, answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
@@ -255,7 +259,7 @@ def _work(function, *arguments) -> float:
     return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
+@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
 def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypatch):
     calls = []
     monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
@@ -277,6 +281,7 @@ def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypa
 # exact
 
 
+@pytest.mark.slow
 def test_exact_on_additive_noise_is_reinforce(additive):
     """-1/G sum_i A_i (sum_t log N(h_t; mean of step t, sigma^2) + log pi(answer) + log P(tau)), row by row."""
     objective = OBJECTIVES["exact"](latent_weight=0.05, answer_weight=0.8, stop_weight=1.5)
@@ -298,5 +303,6 @@ def test_exact_on_additive_noise_is_reinforce(additive):
     assert_is_gradient(gradient, value, additive.params)
 
 
+@pytest.mark.slow
 def test_slpo_on_additive_noise(additive):
     _assert_finite(additive.loss_and_gradient(OBJECTIVES["slpo"](passes=2)))

@@ -57,6 +57,7 @@ def params():
     return {"reasoner": random_tree(CODI), "gate": random_gate()}
 
 
+@pytest.mark.slow
 def test_gradient_is_the_finite_difference(params):
     trajectories = compiled(sample, POLICY)(params, PROMPTS, KEYS, LENGTHS)
     np.testing.assert_array_equal(trajectories.lengths, LENGTHS)

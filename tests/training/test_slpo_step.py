@@ -121,6 +121,7 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
     assert 0 < metrics["mixed"] <= metrics["solved"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", [ALWAYS, NEVER])
 def test_equal_rewards_change_nothing(reference):
     taken = take_steps("rl", [prompted_batch(references=(reference,) * BATCH)])
