@@ -94,6 +94,7 @@ def expected(trajectories):
     return jax.tree.map(np.asarray, compiled(both)(both_params(bias=BIAS)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["rloo", "grpo"])
 def test_loss_is_ours(expected, trajectories, advantage):
     """Without noise, for thoughts and answers of several lengths and padded prompts."""
@@ -103,6 +104,7 @@ def test_loss_is_ours(expected, trajectories, advantage):
     np.testing.assert_allclose(loss.item(), expected[0][advantage], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_is_ours(expected, trajectories):
     made = witness()
     made.loss(prompts(), to_torch(trajectories), REWARDS).backward()
@@ -280,6 +282,7 @@ def test_step_learns(optimizer):
     assert 0 < change.square().mean() ** 0.5 <= 1.01e-3
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close(expected, trajectories):
     loss = witness(dtype=torch.bfloat16).loss(prompts(), to_torch(trajectories), REWARDS)
     assert loss.dtype == torch.float32

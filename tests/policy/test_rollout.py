@@ -123,7 +123,7 @@ def test_a_probability_equal_to_the_threshold_stops(params, prompts):
     assert (result.lengths == 1).all()
 
 
-@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), pytest.param("sample", 0.1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), ("sample", 0.1)])
 def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
     config = dataclasses.replace(ROLLOUT, stopping=stopping, dropout_rate=rate)
     keys = keys_of(ROWS)
@@ -250,11 +250,7 @@ def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighte
 
 @pytest.mark.parametrize(
     ("where", "rate", "temperature"),
-    [
-        ("thought", 0.4, 1.0),
-        pytest.param("thought", 0.0, 0.0, marks=pytest.mark.slow),
-        pytest.param("all", 0.1, 1.0, marks=pytest.mark.slow),
-    ],
+    [("thought", 0.0, 0.0), ("thought", 0.4, 1.0), ("all", 0.1, 1.0)],
 )
 def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rate, temperature):
     config = dataclasses.replace(ROLLOUT, dropout_rate=rate, dropout_where=where, temperature=temperature)
@@ -271,6 +267,7 @@ def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rat
     assert (np.asarray(tokens) == PAD).any()
 
 
+@pytest.mark.slow
 def test_sampled_stops_follow_the_first_stop_law(params, prompts):
     """Each of many rollouts stops by the law of its own latents, whose stop probabilities are computed in numpy."""
     rows = 6000

@@ -179,6 +179,7 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     assert checkpoint_of(tmp_path, "imitate")["step"] == 9
 
 
+@pytest.mark.slow
 def test_a_key_younger_than_the_checkpoint_is_at_its_default(fake, folder, tmp_path):
     _run(_config(folder, rank=0), tmp_path)
     assert fake["trained"] == ("reasoner",)
