@@ -64,7 +64,7 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
     config = _config(folder, cot_steps=0, final_steps=14, max_tokens=40)
     config.data.train = str(folder / "mixed.jsonl")
     config.model.n_embd = 8  # four times the rank
-    config.imitate.optimizer.learning_rate = 3e-2
+    config.imitate.optimizer.learning_rate = 1e-2
     experiment = _run(config, tmp_path)
     assert "imitate: left out 2 of 36 problems" in caplog.text
     losses = [row["loss"] for row in rows_of(tmp_path)]

@@ -144,7 +144,7 @@ def test_explicit_text_alone(tmp_path):
     assert "stop_log_likelihood" not in rows[0]
     assert max(row["mixed"] for row in rows) > 0
     report = json.loads((folder / "work" / "report.json").read_text())
-    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "answer_only"}
+    assert set(report["eval"]) == {"imitate", "answer_only"}
     records = [json.loads(line) for line in (folder / "work" / "eval" / "real.jsonl").read_text().splitlines()]
     assert {record["latent_steps"] for record in records} == {0}
     assert np.mean([record["correct"] for record in records]) > 0.5
