@@ -55,7 +55,7 @@ class StageCheckpoints:
         import orbax.checkpoint as ocp
 
         step = int(state.step)
-        self._wait()
+        self.wait()
         if step == self.latest_step:
             if not replace:
                 return
@@ -91,7 +91,7 @@ class StageCheckpoints:
         self._manager.wait_until_finished()
         seal(self._directory / str(step))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Until what is being saved is on the disk.
 
         Raises:
@@ -152,7 +152,7 @@ class StageCheckpoints:
 
     def close(self) -> None:
         """Wait for saves under way."""
-        self._wait()
+        self.wait()
         self._sealer.shutdown()
         self._manager.close()
 

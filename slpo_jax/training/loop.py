@@ -136,6 +136,13 @@ class StageRun:
             SystemExit: after SIGINT or SIGTERM, once the state is saved.
             UserError: too many steps in a row without a finite loss and gradient.
         """
+        try:
+            return self._advance(state, step_fn, make_batch, until, extra)
+        except BaseException:
+            self.checkpoints.wait()  # what is being saved is worth having, whatever went wrong after it
+            raise
+
+    def _advance(self, state: TrainState, step_fn: StepFn, make_batch, until: int, extra) -> TrainState:
         step, pending = int(state.step), None
         batch = make_batch(step) if step < until else None
         while step < until:

@@ -143,7 +143,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
         fake["at"] = at
         with pytest.raises(Crash):
             _run(config, tmp_path / "cut")
-    for name in ("_save_merged", "write_text"):
+    for name in ("_save_merged", "note_finished"):
 
         def cut(*_):
             raise Crash
