@@ -1,10 +1,12 @@
 """What every test runs under. pytest imports this file before any test module, and so before jax starts a backend."""
 
+import atexit
 import contextlib
 import ctypes
 import gc
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from importlib.metadata import version
@@ -59,7 +61,15 @@ def _compile_fast() -> None:
         _default("XLA_FLAGS", f"{flags} --xla_backend_optimization_level=0")
 
 
+def _share_runs() -> None:
+    """A folder for the runs that several tests look at, which pytest-xdist's workers find here too."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["SLPO_TEST_RUNS"] = tempfile.mkdtemp(prefix="slpo_jax-runs-")
+        atexit.register(shutil.rmtree, os.environ["SLPO_TEST_RUNS"], ignore_errors=True)
+
+
 _limit_threads()
+_share_runs()
 # The tests are about numbers, so they run on the CPU unless asked otherwise, with JAX_PLATFORMS=cuda,cpu for instance.
 _default("JAX_PLATFORMS", "cpu")
 _compile_fast()

@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,11 +177,20 @@ def _folder_of_this_process() -> Path:
     return folder
 
 
-@functools.cache
 def finished_run() -> Path:
-    """The folder of a run that nobody interrupted, in `work/`, through the real command; read it, don't touch it."""
-    folder = new_folder()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """The folder of a run that nobody interrupted, in `work/`, through the real command; read it, don't touch it.
+
+    pytest-xdist's workers share it.
+    """
+    runs = Path(os.environ["SLPO_TEST_RUNS"])
+    known = runs / "finished"
+    with filelock.FileLock(runs / "finished.lock"):
+        if not known.exists():
+            known.write_text(str(_finish(new_folder(runs))))
+    return Path(known.read_text())
+
+
+def _finish(folder: Path) -> Path:
     command = [sys.executable, "-m", "slpo_jax.main", "--config=small.py", "--workdir=work"]
     environment = os.environ | {"JAX_LOG_COMPILES": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE)

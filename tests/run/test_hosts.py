@@ -15,11 +15,11 @@ from small_run import ROOT, checkpoint_of, new_folder, rows_of, texts_of
 
 pytestmark = pytest.mark.slow
 SHORT = [
-    "--config.imitate.control=False", "--config.imitate.cot_steps=2", "--config.imitate.final_steps=4",
-    "--config.cold_start.steps=3", "--config.evaluate.thresholds=(0.5,)", "--config.evaluate.samples=0",
-    "--config.evaluate.datasets=('real',)", "--config.checkpoint_every=2",
+    "--config.stages=('imitate','rl','evaluate')", "--config.imitate.control=False", "--config.imitate.cot_steps=0",
+    "--config.imitate.final_steps=4", "--config.evaluate.samples=0", "--config.evaluate.datasets=('real',)",
+    "--config.checkpoint_every=2",
 ]  # fmt: skip
-EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy", "right_share", "valid_accuracy")
+EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")
 
 
 def _start(folder: Path, name: str, *flags: str) -> subprocess.Popen:
@@ -46,6 +46,14 @@ def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Pope
         assert all(process.poll() is None for process in processes)
         time.sleep(0.05)
     raise TimeoutError(stage)
+
+
+def _determined(path: str, leaf):
+    """Without the biases of attention's keys: softmax cancels them, and Adam makes steps of the rounding that is left."""
+    if not path.endswith("['c_attn']['bias']"):
+        return leaf
+    queries, _, values = np.split(leaf, 3)
+    return np.concatenate([queries, values])
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +104,11 @@ def test_it_is_the_same_run(together, alone):
         assert {name: row[name] for name in EXACT if name in row} == {n: expected[n] for n in EXACT if n in expected}
         numbers = [name for name in row if name not in EXACT and name != "stage"]
         np.testing.assert_allclose([row[n] for n in numbers], [expected[n] for n in numbers], rtol=1e-4, atol=1e-6)
-    for stage in ("imitate", "cold_start", "slpo"):
+    for stage in ("imitate", "slpo"):
         expected = checkpoint_of(alone, stage)
         for path, leaf in checkpoint_of(work, stage).items():
-            np.testing.assert_allclose(leaf, expected[path], rtol=1e-4, atol=1e-5, err_msg=f"{stage}{path}")
+            ours, theirs = _determined(path, leaf), _determined(path, expected[path])
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{stage}{path}")
 
 
 def test_it_writes_the_same_files_once(together, alone):

@@ -85,6 +85,11 @@ def _config(**changes):
     return config
 
 
+def _seldom():
+    """As `_config`, with a checkpoint at the end of a stage alone."""
+    return _config(checkpoint_every=100)
+
+
 def _run(workdir, config=None):
     experiment = build(config or _config(), workdir)
     try:
@@ -122,7 +127,7 @@ def whole(whole_workdir):
 
 
 def test_a_whole_run_takes_each_step_once(fake, tmp_path):
-    _run(tmp_path)
+    _run(tmp_path, _seldom())
     expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]
     assert fake["steps"] == expected + [("rl", n) for n in range(6)]
     logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
@@ -132,7 +137,7 @@ def test_a_whole_run_takes_each_step_once(fake, tmp_path):
 
 @pytest.mark.slow
 def test_the_last_step_of_a_stage_has_a_row(fake, tmp_path):
-    config = _config()
+    config = _seldom()
     config.log_every = 4
     _run(tmp_path, config)
     logged = [(row["stage"], row["step"]) for row in rows_of(tmp_path) if "loss" in row]
@@ -146,9 +151,9 @@ def test_optimizer_is_reset_at_every_phase(fake, tmp_path):
         (leaf,) = {int(v) for path, v in checkpoint_of(workdir, stage).items() if "rest" in path and "count" in path}
         return leaf
 
-    _run(tmp_path / "reset")
+    _run(tmp_path / "reset", _seldom())
     assert (count(tmp_path / "reset", "imitate"), count(tmp_path / "reset", "imitate_control")) == (5, 11)
-    config = _config()
+    config = _seldom()
     config.imitate.reset_optimizer = False
     _run(tmp_path / "kept", config)
     assert (count(tmp_path / "kept", "imitate"), count(tmp_path / "kept", "imitate_control")) == (9, 15)
@@ -211,7 +216,7 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: 0.5)  # never better than the first
-    config = _config()
+    config = _seldom()
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 2 + 3 * 2
@@ -264,7 +269,7 @@ def test_a_stage_that_never_got_to_a_checkpoint_binds_nobody(fake, tmp_path):
     fake.update(at=("imitate", 1), what=_crash)
     with pytest.raises(Crash):
         _run(tmp_path)
-    config = _config()
+    config = _seldom()
     config.imitate.final_steps = 6
     _run(tmp_path, config)
     assert checkpoint_of(tmp_path, "imitate")["step"] == 10
