@@ -49,7 +49,7 @@ def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Pope
 
 
 def _determined(path: str, leaf):
-    """Without the biases of attention's keys: softmax cancels them, and Adam makes steps of the rounding that is left."""
+    """Without the biases of attention's keys: softmax cancels them, and Adam makes steps of what is rounding."""
     if not path.endswith("['c_attn']['bias']"):
         return leaf
     queries, _, values = np.split(leaf, 3)
