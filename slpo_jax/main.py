@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     check_sources(config, workdir)
     set_up_jax(config.cpu_devices)
-    if _DISTRIBUTED.value or _COORDINATOR.value:
+    if _DISTRIBUTED.value or {_COORDINATOR.value, _PROCESSES.value, _PROCESS.value} != {None}:
         _join()
     from slpo_jax.run.plan import run_stages
 
@@ -55,12 +55,16 @@ def _join() -> None:
     Raises:
         UserError: which of them can't be said, or the others can't be reached.
     """
-    if _COORDINATOR.value and (_PROCESSES.value is None or _PROCESS.value is None):
-        raise UserError("--coordinator: needs --processes and --process beside it; give both")
-    if _PROCESS.value is not None and _PROCESS.value >= (_PROCESSES.value or 0):
-        raise UserError(f"--process: {_PROCESS.value} is not below --processes ({_PROCESSES.value}); count from 0")
+    coordinator, processes, process = given = (_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+    if set(given) != {None}:
+        if coordinator is None or processes is None or process is None:
+            raise UserError("--coordinator: goes with --processes and --process; give all three, or --distributed")
+        if not re.fullmatch(r".+:\d+", coordinator):
+            raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
+        if process >= processes:
+            raise UserError(f"--process: {process} is not below --processes ({processes}); count from 0")
     try:
-        hosts.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+        hosts.join(coordinator, processes, process)
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--distributed: the processes can't be joined ({reason}); give --coordinator=HOST:PORT, "

@@ -15,10 +15,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     """Become one of several processes; before anything asks jax for devices.
 
     Args:
-        coordinator: HOST:PORT of the first process; None, as for the others, asks the cluster's environment (SLURM,
-            Open MPI, Kubernetes, Cloud TPU), which jax knows.
+        coordinator: HOST:PORT of the first process.
         processes: how many there are.
-        process: which of them this one is, from 0.
+        process: which of them this one is, from 0. Where all three are None, jax asks the cluster's environment
+            (SLURM, Open MPI, Kubernetes, Cloud TPU).
     Raises:
         ValueError, RuntimeError: there is no such environment, or the others can't be reached.
     """

@@ -173,8 +173,9 @@ class StageRun:
             self._progress.update(step)
             return
         scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not scalars.pop("skipped_in_a_row", 0.0) and not scalars.get("skipped_steps", 0.0):
-            scalars.pop("skipped_steps", None)  # a column of zeros in almost every run
+        scalars.pop("skipped_in_a_row", None)
+        if not scalars.get("skipped_steps"):  # a column of zeros in almost every run
+            scalars.pop("skipped_steps", None)
         now = time.perf_counter()
         scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
         self._clock, self._clock_step = now, step

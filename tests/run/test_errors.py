@@ -63,6 +63,18 @@ FLAGS = {
     "no thought, and a gate": (["--config.max_latents=0"], "config.gate.enabled", "False"),
     "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ('imi", "imitate, cold_start, rl, evaluate"),
     "no stage": (["--config.stages=()"], "config.stages", "imitate"),
+    "a process of how many": (["--process=0", "--processes=2"], "--coordinator: goes with", "give all three"),
+    "a coordinator alone": (["--coordinator=node1:1234"], "--coordinator: goes with", "give all three"),
+    "a coordinator without a port": (
+        ["--coordinator=node1", "--process=0", "--processes=2"],
+        "--coordinator: node1 is no HOST:PORT",
+        "node1:1234",
+    ),
+    "a process too many": (
+        ["--coordinator=node1:1234", "--process=2", "--processes=2"],
+        "--process: 2 is not below --processes (2)",
+        "count from 0",
+    ),
     "a stage twice": (["--config.stages=('rl','rl')"], "config.stages: ('rl', 'rl')", "at most once"),
     "a stage too early": (["--config.stages=('rl','imitate')"], "config.stages: ('rl', 'im", "imitate, cold_start, rl"),
     "a set called as a mean": (["--config.data.eval.average=real.json"], "config.data.eval.average", "another name"),
