@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from benchmarks.measure.counts import Layout, sizes_of
 from benchmarks.measure.ours import Ours
 from benchmarks.measure.rates import DTYPES, chip_count, feed_forward_rate, machine_rates
-from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command
+from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, on_shapes, run_command
 from benchmarks.measure.step_parts import measure, parts_table
 from benchmarks.measure.workload import SHAPES, Shapes, make_workload
 from benchmarks.step import BASE
@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     def found(shapes, config, flags):
         return benchmark(flags.shapes, shapes, config, flags.prompts)
 
-    run_command(argv, parse, SHAPES, found, markdown)
+    run_command(argv, parse, on_shapes(SHAPES, found), markdown)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,17 @@ from benchmarks.measure.counts import rollout_flops
 from benchmarks.measure.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work
 from benchmarks.measure.profile import profile_call
 from benchmarks.measure.rates import chip_count, matmul_rate
-from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, spread, summary
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    on_shapes,
+    page,
+    run_command,
+    spread,
+    summary,
+)
 from benchmarks.measure.theirs import witness_of
 from benchmarks.measure.workload import make_parts
 from slpo_jax.errors import UserError
@@ -231,7 +241,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    run_command(argv, parse, SHAPES, benchmark, markdown)
+    run_command(argv, parse, on_shapes(SHAPES, benchmark), markdown)
 
 
 if __name__ == "__main__":

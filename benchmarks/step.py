@@ -22,6 +22,7 @@ from benchmarks.measure.report import (
     listed,
     machine,
     markdown_table,
+    on_shapes,
     page,
     run_command,
     spread,
@@ -275,7 +276,7 @@ def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, An
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    run_command(argv, parse, SHAPES, benchmark, markdown)
+    run_command(argv, parse, on_shapes(SHAPES, benchmark), markdown)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ of the stages: `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="
 'evaluate')"`, which trains COCONUT as its authors trained GPT-2. `config.base` has the tokenizer of a file without one.
 `--config=configs/coconut_llama1b.py:DIR` reads GSM8K-Aug (`train.txt`, lines "question||steps #### answer"),
 `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
-Activations are float32, in which tokens are those of the programs that wrote the checkpoints; to train on an
-accelerator, add `--config.model.dtype=bfloat16`.
+Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
+`--config.model.dtype=float32`. Layers are one block in a loop, made again in the backward pass, and SLPO's batch is cut
+into micro-batches: so its step fits the paper's four 48 GB cards (docs/speed.md, 10).
 """
 
 from slpo_jax.config import default_config
@@ -17,7 +18,7 @@ def get_config(folder: str = "data"):
     config = default_config()
     config.reasoner = "coconut_llama"
     config.base = "meta-llama/Llama-3.2-1B-Instruct"
-    config.model.remat = True
+    config.model.update(remat=True, scan_layers=True)
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
     coconut_imitation(config)  # not run by default
     config.imitate.micro_batches = 4

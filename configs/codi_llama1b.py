@@ -6,8 +6,9 @@ The paper's 16 prompts a device on 4 devices are the batch of 64; batches are sh
 CODI's own training starts from the base model:
 `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="('imitate','cold_start','rl','evaluate')"`.
 It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
-Activations are float32, in which tokens are those of the programs that wrote the checkpoints; to train on an
-accelerator, add `--config.model.dtype=bfloat16`.
+Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
+`--config.model.dtype=float32`. Layers are one block in a loop, made again in the backward pass, and SLPO's batch is cut
+into micro-batches: so its step fits the paper's four 48 GB cards (docs/speed.md, 10).
 """
 
 from slpo_jax.config import default_config
@@ -20,7 +21,7 @@ def get_config(folder: str = "data"):
     config.init = "zen-E/CODI-llama3.2-1b-Instruct"
     config.base = "meta-llama/Llama-3.2-1B-Instruct"
     config.lora_alpha = 32.0  # of the published file's adapters
-    config.model.remat = True
+    config.model.update(remat=True, scan_layers=True)
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
     codi_imitation(config, epochs=10, learning_rate=8e-4)  # not run by default
     config.imitate.update(micro_batches=4, distil_factor=20.0, max_tokens=200)

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# One process that drives every GPU of this machine (4 in the paper).
+# One process that drives every GPU of this machine (4 in the paper), alone or as one of several that make one run.
 #
 #   launch/one_machine.sh --config=configs/coconut_gpt2.py --workdir=runs/coconut [--config.key=value ...]
 #
 # Arguments go to slpo_jax.main as they are. The same command again goes on from the workdir's last checkpoint.
+# To make one run of several machines by hand, give on each of them, with the workdir on a disk that they share,
+#   COORDINATOR=FIRST_MACHINE:8476 PROCESSES=2 PROCESS=0 launch/one_machine.sh ...
+# with PROCESS=1 on the second. Failure policy: where one ends, the others do within jax's heartbeat (100 s); start all
+# again. A signal to one of them stops all after the same step, with a checkpoint.
 # Environment:
 #   DRY_RUN=1                       print what would run, and stop
 #   PYTHON                          the interpreter (default: python)
@@ -21,6 +25,9 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-.92}"
 export PYTHONUNBUFFERED=1
 
 command=("${PYTHON:-python}" -m slpo_jax.main "$@")
+if [[ -n ${COORDINATOR:-} ]]; then
+    command+=("--coordinator=$COORDINATOR" "--processes=${PROCESSES:?how many}" "--process=${PROCESS:?which, from 0}")
+fi
 if [[ ${DRY_RUN:-0} != 0 ]]; then
     for name in JAX_COMPILATION_CACHE_DIR XLA_PYTHON_CLIENT_PREALLOCATE XLA_PYTHON_CLIENT_MEM_FRACTION; do
         printf '%s=%q ' "$name" "${!name}"

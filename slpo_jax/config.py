@@ -15,6 +15,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/settings.py    EvaluateConfig
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
+    config.sharding            training/sharding.py      ShardingConfig
 
 The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error.
 """
@@ -29,6 +30,7 @@ from slpo_jax.checked import FieldError, check_fields, fill, section, setting
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
+from slpo_jax.io.workdir import BEST
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
@@ -39,11 +41,12 @@ from slpo_jax.training.imitate import ImitateConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.rl import RlConfig
+from slpo_jax.training.sharding import ShardingConfig
 
 Stage = Literal["imitate", "cold_start", "rl", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 # Of stages, checkpoints/ and rows, beside those of the objectives.
-_TAKEN = {*STAGES, "reasoner", "imitate_adapter", "imitate_control", "imitate_fixed_tmax", "cold_start_best",
+_TAKEN = {*STAGES, "reasoner", "imitate_adapter", "imitate_control", "imitate_fixed_tmax",
           "checkpoint", "best_fixed"}  # fmt: skip
 
 
@@ -80,6 +83,7 @@ class Config:
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
+        sharding: how parameters lie on the devices.
     """
 
     stages: tuple[Stage, ...] = setting(STAGES, fewest=1)
@@ -107,6 +111,7 @@ class Config:
     checkpoint_every: int = setting(500, least=1)
     max_skipped_steps: int = setting(10, least=1)
     cpu_devices: int = setting(1, least=1, most=1024)
+    sharding: ShardingConfig = ShardingConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -223,7 +228,10 @@ def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
             re.fullmatch(r"\w[\w-]*", name),
             f"objective.{name}: its name is that of files, in which letters, digits, _ and - can be; use another",
         )
-        need(name not in _TAKEN, f"objective.{name}: a stage or a row of the report has this name; use another")
+        need(
+            name not in _TAKEN and not name.endswith(BEST),
+            f"objective.{name}: a stage or a row of the report has this name; use another",
+        )
         objective_of(config, name)
     if "rl" in settings.stages:
         for name in settings.rl.objectives:

@@ -198,33 +198,3 @@ def _finish(folder: Path) -> Path:
     (folder / "stderr").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
-
-
-def rows_of(workdir: Path, timing: bool = False) -> list[dict]:
-    """metrics.jsonl, without what depends on the clock."""
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return rows if timing else [{k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
-
-
-def checkpoint_of(workdir: Path, stage: str) -> dict:
-    """Everything in a stage's newest checkpoint, by path, read without the package."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    steps = (path for path in (workdir / "checkpoints" / stage).iterdir() if path.name.isdigit())
-    step = max(steps, key=lambda path: int(path.name))
-    tree = {}
-    with ocp.PyTreeCheckpointer() as reader:
-        for part in ("params", "rest"):
-            there = ocp.StandardCheckpointHandler().metadata(step / part).tree
-            whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), there)  # on whatever devices
-            tree[part] = reader.restore(step / part, restore_args=whole)
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {"step": int(step.name)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def texts_of(workdir: Path) -> dict[str, bytes]:
-    """Every file of a run but events, checkpoints and the rows that tell the time."""
-    files = [path for path in workdir.rglob("*") if path.is_file()]
-    kept = [path for path in files if not {"tensorboard", "checkpoints"} & set(path.relative_to(workdir).parts)]
-    return {str(path.relative_to(workdir)): path.read_bytes() for path in kept if path.name != "metrics.jsonl"}

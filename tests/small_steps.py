@@ -11,12 +11,13 @@ import optax
 import tiny
 from tiny import END, FAST, GATE, random_prompts
 
-from slpo_jax.io.mesh import data_mesh, shard_rows
+from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training import cold_start, imitate, rl
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.sharding import Layout, ShardingConfig
 from slpo_jax.training.state import init_state, make_train_step
 
 PROMPTS = (4, 7, 2, 6)  # lengths
@@ -48,9 +49,7 @@ def rigged_reward(tokens, references):
 
 # A floor of the variance that float32 has no trouble with.
 OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
-POLICY = Policy(
-    REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.75, 0.5), (1.0, 1.0))
-)
+POLICY = Policy(REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.75, 0.5), (1.0, 1.0)))
 COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
 IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains
@@ -80,13 +79,13 @@ def batch_of(stage: str):
 
 
 @functools.cache
-def _step(stage: str, devices: int, micro_batches: int):
-    """(mesh, the compiled step)."""
+def sharded_step(stage: str, devices: int, micro_batches: int, fsdp: int):
+    """(layout, the compiled step)."""
     loss, trained = STAGES[stage]
-    mesh = data_mesh(jax.devices("cpu")[:devices])
-    step = make_train_step(loss(), OPTIMIZER, trained, mesh, stage, micro_batches)
-    state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), mesh)
-    return mesh, step.lower(state, shard_rows(batch_of(stage), mesh)).compile(compiler_options=FAST)
+    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp), ShardingConfig().rules)
+    step = make_train_step(loss(), OPTIMIZER, trained, layout, stage, micro_batches)
+    state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), layout)
+    return layout, step.lower(state, shard_rows(batch_of(stage), layout.mesh)).compile(compiler_options=FAST)
 
 
 @dataclasses.dataclass
@@ -98,14 +97,14 @@ class Taken:
     metrics: list[dict[str, float]]
 
 
-def take_steps(stage: str, batches, devices: int = 1, micro_batches: int = 1) -> Taken:
+def take_steps(stage: str, batches, devices: int = 1, micro_batches: int = 1, fsdp: int = 1) -> Taken:
     """Steps from the small parameters."""
-    mesh, step = _step(stage, devices, micro_batches)
+    layout, step = sharded_step(stage, devices, micro_batches, fsdp)
     params = jax.tree.map(jnp.array, small_params())  # a copy: the step donates its state
-    state = init_state(params, STAGES[stage][1], OPTIMIZER, jax.random.key(0), mesh)
+    state = init_state(params, STAGES[stage][1], OPTIMIZER, jax.random.key(0), layout)
     metrics = []
     for batch in batches:
-        state, row = step(state, shard_rows(batch, mesh))
+        state, row = step(state, shard_rows(batch, layout.mesh))
         assert not row.pop("skipped_steps") + row.pop("skipped_in_a_row")
         metrics.append({name: float(value) for name, value in row.items()})
     params, gradient = jax.tree.map(np.array, (state.params, state.opt_state[0].trace))

@@ -103,7 +103,7 @@ def test_every_key_has_a_range(key):
         ("config.model.n_layer", 0, "a whole number, 1 or more"),
         ("config.model.n_embd", 0, "1 or more"),
         ("config.model.dropout_sites", ("atention",), "attention, mlp, embedding"),
-        ("config.model.dtype", "float16", "float32, bfloat16"),
+        ("config.model.dtype", "float16", "auto, float32, bfloat16"),
         ("config.prompt_slots", (), "at least one"),
         ("config.prompt_slots", (0,), "1 or more"),
         ("config.seed", 2**32, "from 0 to 4294967295"),

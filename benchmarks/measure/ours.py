@@ -6,15 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from benchmarks.measure.report import page_faults
 from benchmarks.measure.workload import TRAINED, Parts, Workload
-from slpo_jax.io.mesh import AXIS, replicate
+from slpo_jax.io.mesh import AXES, EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import answer_mask, capacities, full_capacity, smallest_capacity
 from slpo_jax.training.rl import make_loss, roll_out
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -51,7 +51,7 @@ class Ours:
         self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
         self.parts = parts = work.parts.at(passes, group)
         loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
-        step = make_train_step(loss_fn, work.optimizer, TRAINED, work.mesh, "rl", micro_batches)
+        step = make_train_step(loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl", micro_batches)
         params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
         rollout, surrogate, gradient = part_programs(parts, work.mesh)
         if group not in rollouts:
@@ -113,7 +113,7 @@ def compiled(function, *args) -> tuple[Any, float]:
 
 def part_programs(parts: Parts, mesh):
     """(rollout, surrogate, gradient), sharded as the train step is."""
-    rows, same = PartitionSpec(AXIS), PartitionSpec()
+    rows, same = ROWS, EVERYWHERE
 
     def sharded(function, ins, outs):
         return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False))
@@ -127,8 +127,8 @@ def part_programs(parts: Parts, mesh):
     fixed = (same, rows, rows, rows, same)
     return (
         sharded(rollout, (same, rows, same), rows),
-        sharded(lambda *args: jax.lax.psum(loss(*args), AXIS), fixed, same),
-        sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXIS), fixed, same),
+        sharded(lambda *args: jax.lax.psum(loss(*args), AXES), fixed, same),
+        sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXES), fixed, same),
     )
 
 

@@ -74,16 +74,17 @@ def page(
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of a benchmark, --shapes and --json among them, with what is wrong in them as a `UserError`.
+    """Flags of a benchmark, --json among them, with what is wrong in them as a `UserError`.
 
     Args:
         module: of the benchmark.
-        shapes: what --shapes may name.
+        shapes: what --shapes may name; without any there is no such flag.
     """
 
-    def __init__(self, module: str, description: str, shapes: Iterable[str]):
+    def __init__(self, module: str, description: str, shapes: Iterable[str] = ()):
         super().__init__(prog=f"python -m benchmarks.{module}", description=description, allow_abbrev=False)
-        self.add_argument("--shapes", choices=sorted(shapes), default="gpt2", help="default: gpt2, the 124M model")
+        if shapes:
+            self.add_argument("--shapes", choices=sorted(shapes), default="gpt2", help="default: gpt2, the 124M model")
         self.add_argument("--json", type=Path, help="file for all numbers")
 
     def error(self, message: str) -> NoReturn:
@@ -107,28 +108,47 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
 def run_command(
     argv: list[str] | None,
     parse: Callable[[list[str] | None], argparse.Namespace],
-    shapes: Mapping[str, Shapes],
-    benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]],
+    benchmark: Callable[[argparse.Namespace], dict[str, Any]],
     markdown: Callable[[dict[str, Any]], str],
 ) -> None:
     """A benchmark's command: one line and status 2 for what the user can mend.
 
     Args:
-        parse: command line -> flags, `shapes` and `json` among them.
-        shapes: by the name that --shapes gives.
-        benchmark: (shapes, config, flags) -> every number, ready for JSON.
+        parse: command line -> flags, `json` among them.
+        benchmark: flags -> every number, ready for JSON.
         markdown: what is printed of them.
     """
     try:
         flags = parse(argv)
-        chosen = shapes[flags.shapes]
-        config = load_config(chosen)
-        set_up_jax(config.cpu_devices)
-        jax.config.update("jax_enable_compilation_cache", False)  # compilation is timed
-        result = benchmark(chosen, config, flags)
+        result = benchmark(flags)
         if flags.json:
             write_text(flags.json, json.dumps(result, indent=1) + "\n")
         print(markdown(result))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def on_shapes(
+    shapes: Mapping[str, Shapes], benchmark: Callable[[Any, Any, argparse.Namespace], dict[str, Any]]
+) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    """A benchmark of the shapes that --shapes names, with jax set up for their config.
+
+    Args:
+        shapes: by the name that --shapes gives.
+        benchmark: (shapes, config, flags) -> every number.
+    """
+
+    def run(flags: argparse.Namespace) -> dict[str, Any]:
+        chosen = shapes[flags.shapes]
+        config = load_config(chosen)
+        set_up(config.cpu_devices)
+        return benchmark(chosen, config, flags)
+
+    return run
+
+
+def set_up(devices: int) -> None:
+    """jax as training sets it up, but without a cache of programs, whose compilation is timed."""
+    set_up_jax(devices)
+    jax.config.update("jax_enable_compilation_cache", False)

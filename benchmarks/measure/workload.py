@@ -23,6 +23,7 @@ from slpo_jax.text.templates import Template
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import TrainState, init_state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +140,7 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
     params = random_weights(experiment)
     optimizer_config = experiment.optimizer_config("rl", config.rl.steps)
     optimizer = make_optimizer(optimizer_config)
-    state = init_state(params, TRAINED, optimizer, experiment.key, mesh)
+    state = init_state(params, TRAINED, optimizer, experiment.key, Layout(mesh))
 
     most = experiment.train.most_tokens(config.seed, config.rl.steps, prompts, mesh.size)
 

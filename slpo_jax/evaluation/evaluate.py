@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
+from slpo_jax.evaluation.kept import Batch, KeptRollouts
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
-from slpo_jax.io.mesh import AXIS, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
@@ -41,7 +42,7 @@ class Evaluator:
 
     Args:
         policy: of the sampled rollouts, with their noise; its stopping rule is not used.
-        mesh: rows are spread over its axis "data".
+        mesh: rows are spread over all its devices.
         batch_size: rollouts at a time, over all devices.
         prompt_slots: buckets.
         key: base key of the dropout noise.
@@ -73,13 +74,12 @@ class Evaluator:
             latents_NTD = policy.thinker.feed(params, out.actions).astype(jnp.float32) if keep_latents else None
             return out.tokens, out.lengths, latents_NTD
 
-        rows, everywhere = PartitionSpec(AXIS), PartitionSpec()
         self._programs[mode] = jax.jit(
             jax.shard_map(
                 local,
                 mesh=self.mesh,
-                in_specs=(everywhere, rows, rows, rows, rows, everywhere, rows),
-                out_specs=rows,
+                in_specs=(EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS),
+                out_specs=ROWS,
                 check_vma=False,
             )
         )
@@ -100,6 +100,7 @@ class Evaluator:
         limit: int = 0,
         keep_latents: bool = False,
         label: str = "",
+        kept: KeptRollouts | None = None,
     ) -> Completions:
         """Roll out every problem `samples` times.
 
@@ -110,43 +111,58 @@ class Evaluator:
             seed: dropout seed; None is the deterministic pass.
             limit: only the first problems of the set; 0 is all.
             label: of the progress bar.
+            kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
         Returns:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
         program = self._program(seed is not None, stopping, keep_latents)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
-        results = []
-        progress, done = Progress(label, count * samples, unit="rollout", keep=False), 0
-        for batch in self.batches(problems, count, samples):
+        results = kept.batches() if kept else []
+        known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
+        hosts.barrier("evaluation")  # all have read what there is before the first adds to it
+        progress, pending = Progress(label, count * samples, unit="rollout", keep=False), None
+        for number, batch in enumerate(self.batches(problems, count, samples)):
+            rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
+            if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
+                continue
             rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
             rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
             out = program(params, *rows, key, shard_rows(rule_N, self.mesh))
-            rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
-            results.append((rows_N[batch.real_N], batch.real_N, out))
-            if len(results) > 1:  # wait for the batch before, so that one is always under way
-                jax.block_until_ready(results[-2][2])
-            done += int(batch.real_N.sum())
-            progress.update(done)
+            if pending is not None:  # wait for the batch before, so that one is always under way
+                results.append(_finished(*pending, kept))
+                known[results[-1].rows] = True
+                progress.update(int(known.sum()))
+            pending = number, rows_N, batch.real_N, out
+        if pending is not None:
+            results.append(_finished(*pending, kept))
         progress.close()
         return _in_order(results, count * samples)
 
 
-def _in_order(results, rows: int) -> Completions:
-    merged: list[np.ndarray | None] = []
-    for part in range(3):
-        if results[0][2][part] is None:
-            merged.append(None)
-            continue
-        first = results[0][2][part]
-        whole = np.zeros((rows, *first.shape[1:]), first.dtype)
-        for rows_N, real, out in results:
-            whole[rows_N] = hosts.whole(out[part])[real]
-        merged.append(whole)
-    tokens, lengths, latents = merged
-    assert tokens is not None
-    assert lengths is not None
-    return Completions(tokens, lengths, latents)
+def _finished(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any, kept: KeptRollouts | None) -> Batch:
+    """A batch's rollouts on the host, without what filled it up."""
+    tokens, lengths, latents = out
+    whole = hosts.whole(latents)[real_N] if latents is not None else None
+    batch = Batch(rows_N[real_N], hosts.whole(tokens)[real_N], hosts.whole(lengths)[real_N], whole)
+    if kept:
+        kept.add(number, batch)
+    return batch
+
+
+def _in_order(results: list[Batch], rows: int) -> Completions:
+    def merged(parts: list[Any]) -> np.ndarray:
+        whole = np.zeros((rows, *parts[0].shape[1:]), parts[0].dtype)
+        for batch, part in zip(results, parts, strict=True):
+            whole[batch.rows] = part
+        return whole
+
+    latents = [batch.latents for batch in results]
+    return Completions(
+        merged([batch.tokens for batch in results]),
+        merged([batch.latent_steps for batch in results]),
+        merged(latents) if latents[0] is not None else None,
+    )
 
 
 class Reader:

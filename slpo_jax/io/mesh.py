@@ -1,4 +1,8 @@
-"""The devices of a run as a mesh, and arrays on it."""
+"""The devices of a run as a mesh of two axes, and arrays on it.
+
+Rows of a batch are spread over all devices, over both axes. Along `fsdp` devices may share one copy of a parameter,
+each holding a part; along `data` there are copies.
+"""
 
 from typing import Any
 
@@ -7,20 +11,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 
-AXIS = "data"
+DATA, FSDP = "data", "fsdp"
+AXES = (DATA, FSDP)
+ROWS, EVERYWHERE = PartitionSpec(AXES), PartitionSpec()
+"""How a batch lies on the mesh, and what every device has all of."""
 
 
-def data_mesh(devices=None) -> Mesh:
-    """A one-axis mesh over all devices, or the given ones."""
+def device_mesh(devices=None, fsdp: int = 1) -> Mesh:
+    """A mesh over all devices, or the given ones.
+
+    Args:
+        fsdp: devices that share a copy of the parameters.
+    Raises:
+        UserError: it does not divide their number.
+    """
     devices = devices or jax.devices()
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    if len(devices) % fsdp:
+        raise UserError(f"config.sharding.fsdp: {fsdp} does not divide the {len(devices)} devices; give one that does")
+    shape = (len(devices) // fsdp, fsdp)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
     """Host arrays [B, ...], the same on every process, as arrays whose rows are spread over the mesh."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    sharding = NamedSharding(mesh, ROWS)
 
     def put(x):
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
@@ -30,7 +47,7 @@ def shard_rows(tree: Any, mesh: Mesh) -> Any:
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
     """The tree on every device of the mesh; of several processes each gives the same."""
-    sharding = NamedSharding(mesh, PartitionSpec())
+    sharding = NamedSharding(mesh, EVERYWHERE)
     if hosts.is_alone():
         return jax.device_put(tree, sharding)
 

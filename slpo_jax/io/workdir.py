@@ -6,10 +6,12 @@ WORKDIR/
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
+    STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
   eval/
     SET.jsonl                               the last row's records
     ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
+    ROW/{SET,rule}.partial/                 rollouts of an evaluation, or of a choice, that is not finished
 """
 
 import contextlib
@@ -22,6 +24,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
 
 REASONER = "reasoner"
+BEST = "_best"
 _CHECKPOINTS = "checkpoints"
 
 
@@ -51,6 +54,11 @@ class SetFiles:
     def stamp(self) -> Path:
         """Digest of what the records depend on."""
         return self.folder / f"{self.name}.stamp"
+
+    @property
+    def partial(self) -> Path:
+        """Folder of the rollouts that are finished while others are not."""
+        return self.folder / f"{self.name}.partial"
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,10 @@ class Workdir:
         """The folder of a stage, whether it is there or not."""
         return StageFolder(self.checkpoints / name)
 
+    def best(self, stage: str) -> StageFolder:
+        """The folder of the parameters of a stage's best validation so far."""
+        return self.stage(f"{stage}{BEST}")
+
     def digest(self, stage: str) -> Path:
         """The digest of a stage's parameters; without a stage, of what the run started from."""
         return self.checkpoints / f"{stage or 'init'}.digest.json"
@@ -209,6 +221,10 @@ class Workdir:
     def row(self, name: str) -> Path:
         """Folder of a row's records."""
         return self.eval / name
+
+    def sweep(self, row: str) -> Path:
+        """Folder of the rollouts that are finished while the row's rule is being chosen."""
+        return self.row(row) / "rule.partial"
 
     def row_facts(self, name: str) -> Path:
         """What the row says of itself."""

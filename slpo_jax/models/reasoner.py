@@ -118,6 +118,10 @@ class Reasoner:
         """D, the width of a latent."""
         return self.config.n_embd
 
+    def cast(self, params: Params) -> Params:
+        """The matrices in the activations' type, in which every use of them takes them: once, not in each loop."""
+        return jax.tree.map(lambda x: x.astype(self.config.dtype) if x.ndim >= 2 else x, params)
+
 
 def as_functions(module: LatentReasoner) -> Reasoner:
     """The pure functions of a reasoner module."""

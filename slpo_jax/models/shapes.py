@@ -1,10 +1,19 @@
 """The section `config.model`: the shapes of a model from random weights, and how a model is run."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Site
+
+
+def activation_type(name: str) -> Any:
+    """The jax type that `ModelConfig.dtype` stands for, on the devices that there are."""
+    import jax
+
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jax.numpy.dtype(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +31,7 @@ class ModelConfig:
         tied: the head is the token embedding.
         projector: width of CODI's projector; 0 is n_embd.
         dropout_sites: where in a block dropout is; None is attention and mlp for GPT-2, mlp for Llama.
-        dtype: of activations; bfloat16 on accelerators.
+        dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
         scan_layers: compile one block for all layers.
     """
@@ -37,7 +46,7 @@ class ModelConfig:
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
     dropout_sites: tuple[Site, ...] | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     remat: bool = False
     scan_layers: bool = False
 

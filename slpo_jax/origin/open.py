@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -22,6 +21,7 @@ from slpo_jax.interop.weights import (
     read_tree,
     refuse_leftovers,
 )
+from slpo_jax.models.shapes import activation_type
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.recipes import REASONERS, Recipe
 from slpo_jax.text.templates import Template
@@ -108,7 +108,7 @@ def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> B
     return dataclasses.replace(
         model,
         dropout_sites=sites,
-        dtype=jnp.dtype(config.model.dtype),
+        dtype=activation_type(config.model.dtype),
         remat=config.model.remat,
         scan_layers=config.model.scan_layers,
     )

@@ -13,7 +13,7 @@ from slpo_jax.policy.policy import Stopping
 
 PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.
-_NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices")
+_NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices", "sharding")
 
 
 def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> ConfigDict:
@@ -34,6 +34,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
         config.lora_alpha = identity.lora_alpha
     if not _take_settings(config, identity):
         config.max_latents = PUBLISHED_LATENTS
+        config.model.dtype = "float32"  # in which it gives the tokens of the program that wrote it
     # A language model's tensors alone are COCONUT's, which has no others.
     config.reasoner = reasoner or identity.reasoner or f"coconut_{identity.backbone}"
     config.min_latents = min(config.min_latents, config.max_latents)

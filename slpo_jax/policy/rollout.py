@@ -257,6 +257,7 @@ def sample(
     Returns:
         `Trajectories` of N rows.
     """
+    params = {**params, "reasoner": policy.reasoner.cast(params["reasoner"])}
     thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(

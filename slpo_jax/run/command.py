@@ -22,8 +22,8 @@ flags.DEFINE_bool("debug", False, "Show tracebacks.")
 def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None) -> None:
     """Parse the flags and run `main`; what the user can mend is printed as one line, and ends with status 2.
 
-    That is a `UserError` of either, and what the operating system refuses: a full disk, a place that can't be written
-    to. Ctrl-C is a line too, with status 130.
+    That is a `UserError` of either, and what the operating system or a device refuses: a full disk, a place that can't
+    be written to, more memory than there is. Ctrl-C is a line too, with status 130.
 
     Args:
         main: what to do, from the program's name and the arguments that are no flags.
@@ -46,6 +46,11 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
             raise
         print(f"error: {error if isinstance(error, UserError) else _refused(error)}", file=sys.stderr)
         sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if "--debug" in sys.argv or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        print(f"error: {_out_of_memory(error)}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         if "--debug" in sys.argv:
             raise
@@ -63,6 +68,16 @@ def _refused(error: OSError) -> str:
         errno.EMFILE: "raise the limit of open files (ulimit -n)",
     }.get(error.errno or 0, "check the path and its permissions")
     return f"{where}{error.strerror or ' '.join(str(error).split())}; {remedy}"
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> str:
+    """What could not be had, and the settings that change how much is asked for."""
+    reason = " ".join(str(error).split()).removeprefix("RESOURCE_EXHAUSTED: ")[:160]
+    return (
+        f"out of memory ({reason or 'of this machine'}); a step: raise config.STAGE.micro_batches, set "
+        "config.model.remat and config.model.scan_layers, or config.sharding.fsdp; evaluation: lower "
+        "config.evaluate.batch_size; what was finished is kept, and the same command goes on"
+    )
 
 
 def parse_flags(argv: list[str]) -> list[str]:

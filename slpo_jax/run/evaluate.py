@@ -1,12 +1,14 @@
 """The evaluate stage: every row of the report on every data set, then the report itself."""
 
 import dataclasses
+import functools
 import shutil
 from typing import Any
 
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import record_rows
+from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row
@@ -94,11 +96,12 @@ def _evaluate_row(
             if hosts.is_first():
                 files.stamp.unlink(missing_ok=True)
             if what not in done:
-                _evaluate_set(experiment, row, load(row.stage), files)
+                _evaluate_set(experiment, row, load(row.stage), files, KeptRollouts(files.partial, what))
             elif hosts.is_first():
                 _copy(done[what], files)
             if hosts.is_first():
                 write_stamp(files, stamp)
+        KeptRollouts(files.partial, what).clear()
         done[what] = files
 
 
@@ -116,7 +119,7 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
     rule = sweeps.get(row.name, {}).get("chosen")
     known = before is not None and before.chosen_for == chosen_for and rule is not None and rule == before.rule
     if not hosts.decided(known):
-        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules))
+        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), chosen_for)
     return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, chosen_for=chosen_for)
 
 
@@ -135,18 +138,17 @@ def _copy(source: SetFiles, target: SetFiles) -> None:
             new.unlink(missing_ok=True)
 
 
-def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles) -> None:
+def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, kept: KeptRollouts) -> None:
     config, problems = experiment.config.evaluate, experiment.test_set(files.name)
-    label = f"{row.name} on {files.name}"
-    evaluate, limit, stopping, rule = experiment.evaluator.run, config.limit, row.stopping, row.rule
-    assert rule is not None
-    greedy = evaluate(params, problems, stopping, rule, limit=limit, keep_latents=config.save_latents, label=label)
+    label, latents = f"{row.name} on {files.name}", config.save_latents
+    assert row.rule is not None
+    evaluate = functools.partial(experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit)
+    greedy_kept = kept.having("greedy with latents" if latents else "greedy")
+    greedy = evaluate(keep_latents=latents, label=label, kept=greedy_kept)
     sampled = {}
-    if config.samples:
-        for seed in range(config.seeds):
-            sampled[seed] = evaluate(
-                params, problems, stopping, rule, seed, config.samples, limit, label=f"{label}, seed {seed}"
-            )
+    for seed in range(config.seeds if config.samples else 0):
+        name = f"seed {seed}"
+        sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", kept=kept.having(name))
     if not hosts.is_first():
         return
     write_records(files.records, record_rows(experiment.reader, problems, greedy, sampled, config.samples))

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
-from slpo_jax.io.mesh import data_mesh, replicate
+from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
@@ -32,6 +32,7 @@ from slpo_jax.text.tokenizer import token_bytes
 from slpo_jax.text.verifier import byte_table, reference_width, verify
 from slpo_jax.training.loop import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.sharding import Layout, ShardingConfig
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
@@ -101,7 +102,7 @@ class Setup:
     def abstract_params(self) -> dict[str, Any]:
         """Shapes, types and sharding of the parameters."""
         shapes = jax.eval_shape(self._random_params)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
     def initial_params(self) -> dict[str, Any]:
@@ -128,6 +129,11 @@ class Setup:
         thinker = self.policy.thinker.init(jax.random.fold_in(self.key, 1 << 28))
         params = {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
         return params | ({"thinker": thinker} if thinker else {})
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How the states of the stages lie on the mesh."""
+        return Layout(self.mesh, fill(ShardingConfig, self.config.sharding, "config.sharding").rules)
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
@@ -187,6 +193,9 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     pieces += [b""] * (model.vocab_size - len(pieces))
     _check_usable(config, origin, workdir)
     _resolve(config, model, origin)
+    if jax.default_backend() != "cpu":
+        # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
+        jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     name = config.thinker.name
@@ -196,7 +205,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
         config=config,
-        mesh=data_mesh(),
+        mesh=device_mesh(fsdp=config.sharding.fsdp),
         key=jax.random.key(config.seed),
         origin=origin,
         prompt_slots=prompt_slots,

@@ -9,7 +9,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.mesh import replicate, shard_rows
+from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import lora
 from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
@@ -18,7 +18,7 @@ from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.imitate import Imitation, Phase, of_adapter
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.state import TrainState, init_state, make_train_step
+from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 
 def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> EncodedProblems:
@@ -99,7 +99,7 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
     if rank:
         key = jax.random.fold_in(experiment.key, 1 << 29)
         params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
-    state = init_state(params, trained, optimizers[0], experiment.key, experiment.mesh)
+    state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
     if stage == "imitate_control":
         before = StageCheckpoints(experiment.workdir.stage("imitate").path)
         state, _ = before.restore(state, newest=True)
@@ -110,13 +110,13 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
         if int(state.step) >= phase.end:
             continue
         if int(state.step) == phase.start and config.reset_optimizer:
-            opt_state = optimizer.init({name: state.params[name] for name in trained})
-            state = dataclasses.replace(state, opt_state=replicate(opt_state, experiment.mesh))
+            fresh = init_optimizer(optimizer, {name: state.params[name] for name in trained}, experiment.layout)
+            state = dataclasses.replace(state, opt_state=fresh)
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
         loss_fn = imitation.make_loss(policy)
         if rank:
             loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
-        step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, "imitate", config.micro_batches)
+        step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, "imitate", config.micro_batches)
         slots = imitation.suffix_slots(problems, phase, config.suffix_slots)
 
         def batch(step, phase=phase, slots=slots):

@@ -82,5 +82,5 @@ def _open_data(experiment: Experiment) -> None:
         for name in sets_to_evaluate(config):
             experiment.test_set(name)
     chooses = "evaluate" in config.stages and any(len(row.rules) > 1 for row in rows(experiment, planned=True))
-    if chooses or "cold_start" in to_train:
+    if chooses or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
         _ = experiment.valid

@@ -6,8 +6,9 @@ from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.claims import claim
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
+from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import make_loss
@@ -38,15 +39,19 @@ def train_objective(experiment: Experiment, name: str) -> None:
     optimizer = make_optimizer(optimizer_config(experiment, objective))
     params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
-    state = init_state(params, trained, optimizer, experiment.key, experiment.mesh)
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     loss_fn = make_loss(policy, objective, experiment.reward, config.group)
-    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.mesh, STAGE, config.micro_batches)
+    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, STAGE, config.micro_batches)
+    batch = prompted_batches(experiment, config, objective.needs_answers)
+    if config.evaluate_every:
+        train_validated(experiment, name, state, step_fn, batch, Validation(config.steps, config.evaluate_every))
+        return
     run, state, _ = open_stage(experiment, name, state, config.steps)
-    state = run.advance(state, step_fn, prompted_batches(experiment, config, objective.needs_answers), config.steps)
+    state = run.advance(state, step_fn, batch, config.steps)
     close_stage(experiment, name, run, state)
 
 
-def make_objective(experiment: Experiment, name: str) -> Objective:
+def make_objective(experiment: Setup, name: str) -> Objective:
     """The objective that `config.objective.NAME` describes, fit for the policy it is to train.
 
     Raises:
@@ -60,7 +65,7 @@ def make_objective(experiment: Experiment, name: str) -> Objective:
     return objective
 
 
-def _check_answers(experiment: Experiment, key: str) -> None:
+def _check_answers(experiment: Setup, key: str) -> None:
     """An objective that reads reference answers needs all of them to fit."""
     problems, most = experiment.train, experiment.policy.config.answer_slots
     needed = [len(problems.suffix(i, None)) - 1 for i in range(len(problems))]
@@ -72,7 +77,7 @@ def _check_answers(experiment: Experiment, key: str) -> None:
         )
 
 
-def training_policy(experiment: Experiment, objective: Objective) -> Policy:
+def training_policy(experiment: Setup, objective: Objective) -> Policy:
     """The policy as an objective's rollouts use it."""
     config, gated = experiment.config.rl, experiment.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
@@ -83,7 +88,7 @@ def training_policy(experiment: Experiment, objective: Objective) -> Policy:
     return dataclasses.replace(policy, capacities=tuple(map(tuple, shares)))
 
 
-def optimizer_config(experiment: Experiment, objective: Objective) -> OptimizerConfig:
+def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with the objective's learning rate if it has one."""
     base = experiment.optimizer_config(STAGE, experiment.config.rl.steps)
     return base if objective.learning_rate is None else dataclasses.replace(base, learning_rate=objective.learning_rate)

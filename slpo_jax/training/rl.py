@@ -30,6 +30,8 @@ class RlConfig:
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
         capacities: shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the
             smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
+        evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
+            the last ones.
         optimizer: of each objective, but for its own learning rate.
     """
 
@@ -43,6 +45,7 @@ class RlConfig:
     capacities: tuple[tuple[float, float], ...] = setting(
         ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1, note="they ascend to (1, 1)"
     )
+    evaluate_every: int = setting(0, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The state of a stage and its one train step: gradients summed over the `data` axis, then the optimizer."""
+"""The state of a stage and its one train step: gradients summed over all devices, then the optimizer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh, PartitionSpec
 
-from slpo_jax.io.mesh import AXIS, replicate
+from slpo_jax.io.mesh import AXES, EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
+from slpo_jax.training.sharding import Layout, gathered, summed
 
 Params = Any
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -40,43 +40,72 @@ class TrainState:
     skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
 
 
-def _summed_gradients(loss_fn: LossFn, mesh: Mesh, micro_batches: int):
+def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     """(trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
 
-    def local(trained, frozen, batch, key):
-        def one(batch):
-            grads, sums = jax.grad(lambda p: loss_fn({**frozen, **p}, batch, key), has_aux=True)(trained)
-            return grads, sums
+    def gradients(trained, frozen, batch, key):
+        specs = layout.specs(trained), layout.specs(frozen)
 
-        if micro_batches == 1:
-            out = one(batch)
-        else:
-            batches = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
-            shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            out, _ = jax.lax.scan(lambda acc, b: (jax.tree.map(jnp.add, acc, one(b)), None), zeros, batches)
-        return jax.lax.psum(out, AXIS)
+        def local(trained, frozen, batch, key):
+            trained, frozen = gathered((trained, frozen), specs)
 
-    # check_vma would sum the gradients of replicated parameters by itself; here the one psum is in plain sight.
-    rows, everywhere = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(
-        local, mesh=mesh, in_specs=(everywhere, everywhere, rows, everywhere), out_specs=everywhere, check_vma=False
-    )
+            def one(batch):
+                grads, sums = jax.grad(lambda p: loss_fn({**frozen, **p}, batch, key), has_aux=True)(trained)
+                return grads, sums
+
+            if micro_batches == 1:
+                grads, sums = one(batch)
+            else:
+                batches = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
+                shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
+                zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+                (grads, sums), _ = jax.lax.scan(
+                    lambda acc, b: (jax.tree.map(jnp.add, acc, one(b)), None), zeros, batches
+                )
+            return summed(grads, specs[0]), jax.lax.psum(sums, AXES)
+
+        # check_vma would sum the gradients of replicated parameters by itself; here the sums are in plain sight.
+        return jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=(*specs, ROWS, EVERYWHERE),
+            out_specs=(specs[0], EVERYWHERE),
+            check_vma=False,
+        )(trained, frozen, batch, key)
+
+    return gradients
 
 
-def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, mesh: Mesh) -> TrainState:
-    """The state before a stage's first step, on every device of the mesh."""
-    opt_state = optimizer.init({name: params[name] for name in trained})
-    # A copy of the key: a step donates its state's buffers, and the run's key is used again.
+def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout) -> TrainState:
+    """The state before a stage's first step, laid out over the devices.
+
+    Args:
+        params: the same on every process; not changed, and not given away.
+        trained: see `make_train_step`.
+        key: the run's; copied, as a step donates its state's buffers and this one is used again.
+    """
     key = jax.random.wrap_key_data(jnp.array(jax.random.key_data(key), copy=True), impl=jax.random.key_impl(key))
-    return replicate(TrainState(jnp.int32(0), params, opt_state, key), mesh)
+    opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
+    if not layout.is_sharded:
+        return replicate(TrainState(jnp.int32(0), params, opt_state, key), layout.mesh)
+    cut = jax.jit(lambda tree: tree, out_shardings=layout.shardings(layout.specs(params)))(params)
+    whole = replicate((jnp.int32(0), key, jnp.zeros(2, jnp.int32)), layout.mesh)
+    return TrainState(whole[0], cut, opt_state, *whole[1:])
+
+
+def init_optimizer(optimizer: optax.GradientTransformation, trained: Params, layout: Layout) -> Any:
+    """The optimizer's state before its first step, laid out over the devices."""
+    if not layout.is_sharded:
+        return replicate(optimizer.init(trained), layout.mesh)
+    specs = layout.state_specs(optimizer, trained, jax.eval_shape(optimizer.init, trained))
+    return jax.jit(optimizer.init, out_shardings=layout.shardings(specs))(trained)
 
 
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     trained: tuple[str, ...],
-    mesh: Mesh,
+    layout: Layout,
     stream: str,
     micro_batches: int = 1,
 ):
@@ -88,11 +117,11 @@ def make_train_step(
     Args:
         loss_fn: see `LossFn`; differentiated with respect to the trained part of params.
         trained: top-level names in params that the optimizer changes.
-        mesh: from `data_mesh`; the batch's rows are sharded over it, all else is replicated.
+        layout: of the state; the batch's rows are spread over all its devices.
         stream: the stage's name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
     """
-    gradients = _summed_gradients(loss_fn, mesh, micro_batches)
+    gradients = _summed_gradients(loss_fn, layout, micro_batches)
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = noise.stream_key(state.key, stream, state.step)
@@ -107,6 +136,8 @@ def make_train_step(
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
         new, old = (optax.apply_updates(part, updates), opt_state), (part, state.opt_state)
         part, opt_state = jax.tree.map(lambda x, before: jnp.where(finite, x, before), new, old)
+        part = layout.pinned(part, layout.specs(part))
+        opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
         skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
         metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
         params = {**state.params, **part}

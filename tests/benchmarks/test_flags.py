@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import floor, passk, step
+from benchmarks import floor, memory, passk, recovery, step, versus
 
 EVERY = [
-    (["--shapes", "llama"], "--shapes"),
+    (["--shapes", "llama"], "--shapes"),  # memory has no such flag at all
     (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
     (["--json", "."], "--json: ."),
 ]
@@ -26,8 +26,26 @@ OWN = {
         (["--rounds", "none"], "--rounds"),
         (["--torch", "fast"], "--torch"),
     ],
+    memory: [
+        (["--models", "gpt3"], "--models"),
+        (["--meshes", "3x1"], "--meshes"),
+        (["--micro_batches", "0"], "--micro_batches: give 1"),
+        (["--layers", "some"], "--layers"),
+    ],
+    recovery: [
+        (["--layouts", "2"], "2 is not PROCESSESxDEVICES"),
+        (["--layouts", "1x0"], "1x0 is not"),
+        (["--layouts", "1x3", "--prompts", "8"], "--layouts: 8 prompts"),
+        (["--saves", "0"], "--saves: 0"),
+    ],
+    versus: [
+        (["--pairs", "0"], "--pairs: 0"),
+        (["--what", "all"], "--what"),
+    ],
     floor: [(["--prompts", "0"], "--prompts: 0"), (["--steps", "3"], "--steps")],
 }
+
+REQUIRED = {versus: ["."]}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +53,7 @@ OWN = {
 )
 def test_bad_flags_end_with_one_line_and_status_2(module, flags, fault, capsys):
     with pytest.raises(SystemExit) as stop:
-        module.main(flags)
+        module.main([*REQUIRED.get(module, []), *flags])
     assert stop.value.code == 2
     out, error = capsys.readouterr()
     assert out == ""

@@ -13,7 +13,7 @@ from tiny import END, FAST, PAD, ROLLOUT, both_params, keys_of, pad_left, policy
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.schedule import classes, shard
-from slpo_jax.io.mesh import data_mesh
+from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import sample
 
@@ -34,7 +34,7 @@ def problems():
 
 
 def evaluator(batch_size: int, slots=(3, 6, 9), devices: int = 1, config=BY_THRESHOLD) -> Evaluator:
-    mesh = data_mesh(jax.devices("cpu")[:devices])
+    mesh = device_mesh(jax.devices("cpu")[:devices])
     return Evaluator(policy_of(config), mesh, batch_size, slots, jax.random.key(2))
 
 
@@ -68,12 +68,12 @@ def test_classes_are_whole_batches_of_a_bucket():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_hands_are_about_equal(devices):
+def test_shards_are_about_equal(devices):
     lengths = np.sort(np.random.default_rng(0).integers(10, 100, size=61))
-    hands, real = shard(np.arange(61), 4, devices)
-    assert hands.shape == (16, 4)
-    assert sorted(hands[real].tolist()) == list(range(61))
-    sums = lengths[hands][real.all(axis=1)].sum(axis=1)
+    shards, real = shard(np.arange(61), 4, devices)
+    assert shards.shape == (16, 4)
+    assert sorted(shards[real].tolist()) == list(range(61))
+    sums = lengths[shards][real.all(axis=1)].sum(axis=1)
     assert sums.max() - sums.min() < 0.2 * sums.mean()
 
 

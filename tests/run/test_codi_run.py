@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from codi_run import QUESTION, SUMS, small_config
-from small_run import checkpoint_of, rows_of
+from same_run import checkpoint_of, rows_of
 
 from slpo_jax import config as configs
 from slpo_jax.errors import UserError
@@ -97,7 +97,7 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
 def _step_without_a_model(record):
     """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
 
-    def make_train_step(loss_fn, optimizer, trained, mesh, stream, micro_batches=1):
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
         def step(state, batch):
             record["steps"].append(int(state.step))
             record["trained"] = trained

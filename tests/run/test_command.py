@@ -51,6 +51,16 @@ def test_one_line_and_status_2(error, line):
     assert _end(error) == (2, [f"error: {line}"])
 
 
+@pytest.mark.parametrize("error", ["__import__('jax').numpy.zeros(2**46)", "MemoryError()"])
+def test_out_of_memory_names_the_settings_that_help(error):
+    """The first asks a device for 281 TB."""
+    status, (line,) = _end(error)
+    assert status == 2
+    assert line.startswith("error: out of memory (")
+    for key in ("micro_batches", "model.remat", "model.scan_layers", "sharding.fsdp", "evaluate.batch_size"):
+        assert f"config.{key}" in line or f"config.STAGE.{key}" in line
+
+
 def test_ctrl_c_is_a_line(tmp_path):
     assert _end("KeyboardInterrupt") == (130, ["interrupted; the same command goes on from what is finished"])
 

@@ -61,7 +61,9 @@ class Run:
         """The labels of what was rolled out."""
         seen = []
 
-        def roll_out(_, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label=""):
+        def roll_out(
+            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label="", kept=None
+        ):
             seen.append(label.partition(",")[0])
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
             latents = np.ones((n, 3, 1), np.float32) if keep_latents else None

@@ -1,4 +1,4 @@
-"""Two processes with two devices each, against one process with four."""
+"""Two processes with two devices each, started as on two machines, against one process with four."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import ROOT, checkpoint_of, new_folder, rows_of, texts_of
+from same_run import checkpoint_of, rows_of, texts_of
+from small_run import ROOT, new_folder
 
 pytestmark = pytest.mark.slow
 SHORT = [
@@ -22,20 +23,23 @@ SHORT = [
 EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")
 
 
-def _start(folder: Path, name: str, *flags: str) -> subprocess.Popen:
-    """The command in the background, its output in a file of the name."""
-    command = [sys.executable, "-m", "slpo_jax.main", "--config=small.py", *SHORT, *flags]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+def _start(folder: Path, name: str, workdir: str, devices: int, **environment: str) -> subprocess.Popen:
+    """The script in the background, its output in a file of the name."""
+    command = ["bash", str(ROOT / "launch" / "one_machine.sh"), f"--config={folder / 'small.py'}", *SHORT]
+    command += [f"--workdir={folder / workdir}", f"--config.cpu_devices={devices}"]
+    sources = {"train": "train.jsonl", "valid": "valid.txt", "eval.real": "real.json"}
+    command += [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
     with (folder / f"{name}.log").open("w") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        variables = os.environ | environment | {"PYTHON": sys.executable}
+        return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _start_two(folder: Path, workdir: str) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    common = [f"--workdir={workdir}", "--config.cpu_devices=2", f"--coordinator=localhost:{port}", "--processes=2"]
-    return [_start(folder, f"{workdir}_{index}", *common, f"--process={index}") for index in (0, 1)]
+    others = {"COORDINATOR": f"localhost:{port}", "PROCESSES": "2"}
+    return [_start(folder, f"{workdir}_{index}", workdir, 2, PROCESS=str(index), **others) for index in (0, 1)]
 
 
 def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Popen]) -> None:
@@ -63,7 +67,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    process = _start(folder, "alone", "--workdir=alone", "--config.cpu_devices=4")
+    process = _start(folder, "alone", "alone", 4)
     assert process.wait() == 0, (folder / "alone.log").read_text()
     return folder / "alone"
 

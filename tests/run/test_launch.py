@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "launch" / "one_machine.sh"
 SLURM = ROOT / "launch" / "slurm.sbatch"
+TPU = ROOT / "launch" / "tpu.sh"
 ARGUMENTS = ["--config=configs/coconut_gpt2.py", "--workdir=runs/a b", "--config.rl.steps=3"]
 
 
@@ -20,7 +21,7 @@ def _run(script: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize("script", [MACHINE, SLURM, ROOT / ".ci" / "run"], ids=lambda script: script.name)
+@pytest.mark.parametrize("script", [MACHINE, SLURM, TPU, ROOT / ".ci" / "run"], ids=lambda script: script.name)
 def test_script_parses(script):
     result = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
@@ -54,8 +55,85 @@ def test_slurm_starts_a_process_a_node_and_tells_them_of_each_other(tmp_path, no
     assert result.stdout.endswith(f"--config.rl.steps=3{flags} \n")
 
 
-def test_slurm_wants_a_workdir():
-    result = _run(SLURM, "--config=configs/coconut_gpt2.py", DRY_RUN="1")
+def test_one_of_several_machines_is_told_of_the_others(tmp_path):
+    others = {"COORDINATOR": "first:8476", "PROCESSES": "2"}
+    cache = {"DRY_RUN": "1", "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
+    result = _run(MACHINE, *ARGUMENTS, PROCESS="1", **others, **cache)
+    assert result.stdout.endswith("--config.rl.steps=3 --coordinator=first:8476 --processes=2 --process=1 \n")
+    result = _run(MACHINE, *ARGUMENTS, **others, **cache)
+    assert result.returncode != 0
+    assert "PROCESS: which, from 0" in result.stderr
+
+
+def test_jobset_s_pods_are_the_run_s_processes():
+    """Of Kubernetes' own rules those that a reader of the file can get wrong: names, numbers, and who restarts whom."""
+    yaml = pytest.importorskip("yaml")
+    jobset = yaml.safe_load((ROOT / "launch" / "jobset.yaml").read_text())
+    (job,) = jobset["spec"]["replicatedJobs"]
+    pods = job["template"]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable for variable in container["env"]}
+    assert pods["completionMode"] == "Indexed"
+    assert pods["completions"] == pods["parallelism"] == int(variables["PROCESSES"]["value"]) == 2
+    host, _, port = variables["COORDINATOR"]["value"].partition(":")
+    name = jobset["metadata"]["name"]
+    assert (host, int(port)) == (f"{name}-{job['name']}-0-0.{name}", container["ports"][0]["containerPort"])
+    assert pods["backoffLimit"] == 0
+    assert pods["template"]["spec"]["restartPolicy"] == "Never"
+    assert pods["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"] == container["name"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pods["template"]["spec"]["volumes"]}
+    assert (ROOT / container["command"][0]).is_file()
+    assert all((ROOT / a.split("=")[1]).is_file() for a in container["args"] if a.startswith("--config="))
+
+
+@pytest.mark.parametrize("missing", ["TPU", "ZONE"])
+def test_a_slice_is_named(missing):
+    result = _run(TPU, *ARGUMENTS, **({"TPU": "slice", "ZONE": "here"} | {missing: ""}))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"{missing}: missing")
+
+
+def test_tpu_s_hosts_run_the_program(tmp_path):
+    result = _run(TPU, *ARGUMENTS, TPU="slice", ZONE="here", DRY_RUN="1")
+    (tmp_path / "gcloud").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "gcloud").chmod(0o755)
+    done = subprocess.run(["bash", "-c", f"PATH={tmp_path}:$PATH; {result.stdout}"], capture_output=True, text=True)
+    *front, command = done.stdout.splitlines()
+    assert front == ["compute", "tpus", "tpu-vm", "ssh", "slice", "--zone=here", "--worker=all"]
+    stand_ins = "cd() { :; }; launch/one_machine.sh() { printf '%s|' \"$@\"; }; "
+    said = subprocess.run(["bash", "-c", stand_ins + command.partition("=")[2]], capture_output=True, text=True)
+    assert said.stdout == "|".join(["--distributed", *ARGUMENTS, ""])
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "runs"),
+    [("0", 0, 1), ("1 143 0", 0, 3), ("2", 2, 1), ("1 1 1 1 1", 1, 3)],
+    ids=["finishes", "is preempted twice", "a mistake", "never works"],
+)
+def test_tpu_s_run_goes_on_until_it_ends_well(tmp_path, ends, status, runs):
+    """Against a stand-in for gcloud, whose slice is ready every second time that it is asked."""
+    (tmp_path / "ends").write_text("\n".join(ends.split()) + "\n")
+    (tmp_path / "gcloud").write_text(f"""#!/usr/bin/env bash
+cd {tmp_path}
+if [[ $* == *describe* ]]; then
+    echo >>asked
+    (( $(wc -l <asked) % 2 )) && echo CREATING || echo READY
+    exit
+fi
+echo >>runs
+exit "$(sed -n "$(wc -l <runs)p" ends)"
+""")
+    (tmp_path / "gcloud").chmod(0o755)
+    where = {"TPU": "slice", "ZONE": "here", "RESTARTS": "2", "PATIENCE": "0"}
+    result = _run(TPU, *ARGUMENTS, PATH=f"{tmp_path}:{os.environ['PATH']}", **where)
+    assert result.returncode == status, result.stderr
+    assert (tmp_path / "runs").read_text().count("\n") == runs
+
+
+@pytest.mark.parametrize("script", [SLURM, TPU], ids=lambda script: script.name)
+def test_a_run_that_comes_back_wants_a_workdir(script):
+    result = _run(script, "--config=configs/coconut_gpt2.py", DRY_RUN="1", TPU="slice", ZONE="here")
     assert result.returncode == 2
     assert result.stderr.startswith("--workdir: ")
     assert result.stderr.count("\n") == 1

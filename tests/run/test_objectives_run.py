@@ -6,7 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from small_run import TOTALS, checkpoint_of, finished_run, new_folder, rows_of, run
+from same_run import checkpoint_of, rows_of
+from small_run import TOTALS, finished_run, new_folder, run
 
 pytestmark = pytest.mark.slow
 # A variant of an objective under a name of its own.

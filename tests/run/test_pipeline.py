@@ -7,7 +7,8 @@ import signal
 import jax
 import numpy as np
 import pytest
-from small_run import TOTALS, checkpoint_of, finished_run, load_config, new_folder, rows_of, run, texts_of
+from same_run import checkpoint_of, rows_of, texts_of
+from small_run import TOTALS, finished_run, load_config, new_folder, run
 
 from slpo_jax.run.experiment import build
 from slpo_jax.text.verifier import encode_references

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_run import checkpoint_of, load_config, rows_of
+from same_run import checkpoint_of, rows_of
+from small_run import load_config
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
-from slpo_jax.run import cold_start, imitate, rl
+from slpo_jax.run import cold_start, imitate, rl, validated
 from slpo_jax.run.experiment import Experiment, build
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -26,7 +27,7 @@ class Crash(Exception):
 def _step_without_a_model(record):
     """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
 
-    def make_train_step(loss_fn, optimizer, trained, mesh, stream, micro_batches=1):
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
         def step(state, batch):
             now = (stream, int(state.step))
             record["steps"].append(now)
@@ -61,7 +62,7 @@ def record():
     with pytest.MonkeyPatch.context() as patch:
         for stage in (imitate, cold_start, rl):
             patch.setattr(stage, "make_train_step", _step_without_a_model(record))
-        patch.setattr(cold_start, "validation_accuracy", _accuracy)
+        patch.setattr(validated, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
         yield record
@@ -203,7 +204,7 @@ def test_a_torn_line_is_dropped(fake, whole, tmp_path):
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
-    monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(validated, "validation_accuracy", lambda *_: next(accuracies))
     _run(tmp_path, _config(checkpoint_every=every))
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
@@ -214,8 +215,32 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
 
 
 @pytest.mark.slow
+def test_an_objective_leaves_its_best_if_asked_to(fake, monkeypatch, tmp_path):
+    """And the same if it was killed after the best validation."""
+    config = _config()
+    config.rl.evaluate_every = 2
+    found = {2: 0.2, 4: 0.7, 6: 0.3, 7: 0.1}
+
+    def accuracy(experiment, *_):
+        return found[fake["steps"][-1][1] + 1]
+
+    monkeypatch.setattr(validated, "validation_accuracy", accuracy)
+    _run(tmp_path / "whole", config)
+    fake.update(at=("rl", 5), what=_crash)
+    with pytest.raises(Crash):
+        _run(tmp_path / "cut", config)
+    _run(tmp_path / "cut", config)
+    _assert_same(_result(tmp_path / "cut"), _result(tmp_path / "whole"))
+    best, left = (checkpoint_of(tmp_path / "cut", name) for name in ("slpo_best", "slpo"))
+    assert (best["step"], left["step"]) == (4, 6)
+    assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
+    rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
+    assert [(row["step"], row["valid_accuracy"]) for row in rows] == [(2, 0.2), (4, 0.7), (6, 0.3)]
+
+
+@pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
-    monkeypatch.setattr(cold_start, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    monkeypatch.setattr(validated, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _seldom()
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
@@ -225,7 +250,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = cold_start.validation_accuracy, []
+    accuracy, calls = validated.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)
@@ -233,7 +258,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
             _terminate()
         return accuracy(*arguments)
 
-    monkeypatch.setattr(cold_start, "validation_accuracy", validating)
+    monkeypatch.setattr(validated, "validation_accuracy", validating)
     with pytest.raises(SystemExit):
         _run(tmp_path / "cut")
     assert not (tmp_path / "cut" / "checkpoints" / "slpo").exists()

@@ -116,7 +116,16 @@ def test_one_line_before_any_work(case, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [*STAGES, "imitate_control", "imitate_fixed_tmax", "cold_start_best", "imitate_adapter", "reasoner", "checkpoint"],
+    [
+        *STAGES,
+        "imitate_control",
+        "imitate_fixed_tmax",
+        "cold_start_best",
+        "slpo_best",
+        "imitate_adapter",
+        "reasoner",
+        "checkpoint",
+    ],
 )
 def test_an_objective_can_t_have_the_name_of_another_stage_or_row(name, tmp_path):
     config = load_config()

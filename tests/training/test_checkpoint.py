@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_run import rows_of
+from same_run import rows_of
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, stored_params

@@ -16,7 +16,7 @@ from small_steps import difference
 from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
-from slpo_jax.io.mesh import data_mesh, shard_rows
+from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
@@ -24,6 +24,7 @@ from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.templates import codi_template
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import distillation
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
 HIDDEN = 9
@@ -187,10 +188,10 @@ def test_steps_do_not_know_devices_and_micro_batches(case, ours):
     loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
     optimizer = optax.chain(optax.trace(0.0), optax.sgd(0.1))
     for devices, micro_batches in ((1, 2), (4, 1)):
-        mesh = data_mesh(jax.devices("cpu")[:devices])
-        step = make_train_step(loss_fn, optimizer, ("reasoner",), mesh, "imitate", micro_batches)
+        mesh = device_mesh(jax.devices("cpu")[:devices])
+        step = make_train_step(loss_fn, optimizer, ("reasoner",), Layout(mesh), "imitate", micro_batches)
         params = jax.tree.map(jnp.array, case.params)
-        state = init_state(params, ("reasoner",), optimizer, jax.random.key(0), mesh)
+        state = init_state(params, ("reasoner",), optimizer, jax.random.key(0), Layout(mesh))
         batch = shard_rows(case.batch, mesh)
         state, metrics = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
         for name, value in ours[0].items():

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
 from small_steps import (
     BATCH,
     GROUP,
@@ -19,9 +18,10 @@ from small_steps import (
 )
 from tiny import FAST
 
-from slpo_jax.io.mesh import data_mesh, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -30,10 +30,10 @@ STEP_KEY = noise.stream_key(jax.random.key(0), "rl", 0)
 
 def _sampled(devices: int, batch):
     """Trajectories and rewards of the SLPO step under shard_map, as numpy."""
-    mesh, rows = data_mesh(jax.devices("cpu")[:devices]), PartitionSpec("data")
+    mesh = device_mesh(jax.devices("cpu")[:devices])
     mapped = jax.shard_map(
         lambda params, batch: roll_out(POLICY, params, batch, rigged_reward, GROUP, STEP_KEY),
-        mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False,
+        mesh=mesh, in_specs=(EVERYWHERE, ROWS), out_specs=ROWS, check_vma=False,
     )  # fmt: skip
     trajectories, rewards = jax.jit(mapped, compiler_options=FAST)(small_params(), shard_rows(batch, mesh))
     trajectories = trajectories.replace(keys=jax.random.key_data(trajectories.keys))
@@ -109,10 +109,10 @@ def toy_batch():
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (1, 8), (2, 4), (4, 1), (4, 2)])
 def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
     """Gradient of the weighted mean over all rows, one optimizer step, and one program for all steps."""
-    mesh, optimizer = data_mesh(jax.devices("cpu")[:devices]), optax.adam(0.1)
+    mesh, optimizer = device_mesh(jax.devices("cpu")[:devices]), optax.adam(0.1)
     first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
-    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start", micro_batches)
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", micro_batches)
     x, weights, index = toy_batch
     w, opt_state = first["gate"]["w"], optimizer.init(first["gate"]["w"])
     for number in range(3):
@@ -134,10 +134,10 @@ def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
 
 
 def test_a_batch_without_weight_changes_nothing(toy_batch):
-    mesh, optimizer = data_mesh(jax.devices("cpu")[:2]), optax.sgd(1.0)
+    mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.sgd(1.0)
     first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
-    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start")
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start")
     state, metrics = step(state, shard_rows((toy_batch[0], 0 * toy_batch[1], toy_batch[2]), mesh))
     np.testing.assert_array_equal(state.params["gate"]["w"], first["gate"]["w"])
     assert (metrics["loss"], metrics["grad_norm"]) == (0, 0)
@@ -146,10 +146,10 @@ def test_a_batch_without_weight_changes_nothing(toy_batch):
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spoilt):
     """Neither parameters nor the optimizer's state; its number and its noise are used up all the same."""
-    mesh, optimizer = data_mesh(jax.devices("cpu")[:2]), optax.adam(0.1)
+    mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.adam(0.1)
     first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), mesh)
-    step = make_train_step(_toy_loss, optimizer, ("gate",), mesh, "cold_start", 2)
+    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", 2)
     bad = (np.where(np.arange(3) == 1, spoilt, toy_batch[0]).astype(np.float32), *toy_batch[1:])
     counts = []
     for batch in (toy_batch, bad, bad, toy_batch, bad):

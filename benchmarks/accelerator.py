@@ -1,0 +1,218 @@
+"""`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny]`; see `--help`.
+
+Everything that is to be known of a new kind of device, in one command of at most 20 minutes: the tests of parity on it,
+the quick start, the tables of the step and of Pass@16 against the torch witness, and memory. Prints one page, and
+leaves it in the workdir as `page.md`. Cut off by a limit, the same command goes on with the parts that are left. On a
+CPU, or with --tiny, shapes are tiny, so that it can be tried anywhere.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.measure.report import Parser, check_flags, listed
+from benchmarks.measure.workload import ROOT
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import digest, read_json, write_text
+
+PARITY = (
+    "tests/models/test_backbones.py", "tests/policy/test_rollout.py", "tests/policy/test_surrogate.py",
+    "tests/policy/test_decoding.py", "tests/training/test_slpo_step.py", "tests/training/test_optimizer.py",
+    "tests/interop/test_smollm2.py",
+)  # fmt: skip
+SHORT = (  # the quick start's own steps take minutes of two cores
+    "--config.imitate.cot_steps=20", "--config.imitate.stage_steps=10", "--config.imitate.final_steps=20",
+    "--config.cold_start.steps=10", "--config.rl.steps=10", "--config.evaluate.limit=20", "--config.evaluate.samples=4",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One section of the page.
+
+    Attributes:
+        name: of the section, and of its file.
+        command: what is run, from the checkout.
+        least: seconds that it needs; with fewer left it waits for the next call.
+        wanted: a heading of the output from which on it belongs on the page; "" is its last lines.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    least: int
+    wanted: str = ""
+
+    @property
+    def what(self) -> str:
+        """Digest of the command, to which a finished part belongs."""
+        return digest(list(self.command))
+
+
+def parts(workdir: Path, tiny: bool) -> list[Part]:
+    """The page's parts, the quickest answers first."""
+    python = sys.executable
+    quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={workdir / 'quickstart'}")
+    tests = PARITY[-2:-1] if tiny else PARITY
+    shapes = "quickstart" if tiny else "gpt2"
+    few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
+    passk = ("--problems", "8", "--samples", "4", "--rounds", "1") if tiny else ("--rounds", "2")
+    torch = ("--torch", "none") if tiny or not _has_torch() else ()
+    return [
+        Part("parity", (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests), 30),
+        Part("step", (python, "-m", "benchmarks.step", "--shapes", shapes, *few, *torch), 60, "# One SLPO step"),
+        Part("pass_at_16", (python, "-m", "benchmarks.passk", "--shapes", shapes, *passk, *torch), 60, "# Pass@"),
+        Part("quickstart", (*quick, *(SHORT if tiny else ())), 60),
+        Part("memory", (python, "-m", "benchmarks.accelerator", "--only_memory"), 30, "# Memory in use"),
+    ]
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
+
+
+def look() -> dict[str, Any]:
+    """`machine` and the platform, asked in a process of its own: this one must not take the device's memory.
+
+    Raises:
+        UserError: jax finds no device.
+    """
+    program = (
+        "import json, jax; from benchmarks.measure.report import machine; "
+        "print(json.dumps({'platform': jax.default_backend(), 'machine': machine()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(
+            f"jax: finds no device to run on ({(done.stderr.strip().splitlines() or ['?'])[-1]}); mend that"
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_part(part: Part, workdir: Path, platform: str, seconds: float) -> dict[str, Any] | None:
+    """What a part's command said and how it ended; None if it was cut off."""
+    log, begin = workdir / f"{part.name}.log", time.perf_counter()
+    # The tests ask for the CPU by themselves.
+    environment = {"JAX_PLATFORMS": platform if platform == "cpu" else f"{_plugin(platform)},cpu"} | os.environ
+    with log.open("w") as file:
+        process = subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # a run saves its state
+            process.wait()
+            return None
+    return {"what": part.what, "status": status, "seconds": time.perf_counter() - begin, "said": log.read_text()}
+
+
+def _plugin(platform: str) -> str:
+    return {"gpu": "cuda"}.get(platform, platform)
+
+
+def section(part: Part, found: dict[str, Any] | None, workdir: Path) -> str:
+    """A part of the page."""
+    title = f"## {part.name.replace('_', ' ')}"
+    command = " ".join(Path(word).name if word == sys.executable else word for word in part.command)
+    if found is None:
+        return f"{title}\n\nNot finished: give the command again.\n"
+    ended = f"`{command}`: {found['seconds']:.0f} s, status {found['status']}"
+    report = workdir / "quickstart" / "report.md"
+    said = found["said"]
+    if part.name == "quickstart" and found["status"] == 0 and report.exists():
+        said = report.read_text(encoding="utf-8").partition("\n## ")[0]
+    elif part.wanted and part.wanted in said:
+        said = said[said.index(part.wanted) :]
+    else:
+        said = "\n".join(said.strip().splitlines()[-8:])
+    lines = (line if not line.startswith("#") else f"##{line}" for line in said.strip().splitlines())
+    return "\n".join([title, "", ended, "", *lines, ""])
+
+
+def memory_page() -> str:
+    """The most memory that one step of GPT-2's shapes has held on a device, where the device tells."""
+    from benchmarks.memory import Point, compile_step, setup_of
+
+    found = jax.devices()[0].memory_stats() or {}
+    lines = [f"- device: {jax.devices()[0].device_kind}, {len(jax.devices())} of them"]
+    lines += [f"- {name.replace('_', ' ')}: {found[name] / 1e9:.2f} GB" for name in ("bytes_limit",) if name in found]
+    setup = setup_of(Point("gpt2", mesh=f"{len(jax.devices())}x1"))
+    memory = compile_step(setup, "rl").memory_analysis()
+    arguments, scratch = (size / 1e9 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    what = f"SLPO's step of GPT-2 124M at the paper's batch, {setup.config.model.dtype}"
+    lines.append(f"- {what}: arguments {arguments:.2f} GB, scratch {scratch:.2f} GB a device")
+    return "\n".join(["# Memory in use", *lines])
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        UserError: one of them is unknown or can't be used.
+    """
+    parser = Parser("accelerator", "What is to be known of a new kind of device.")
+    parser.add_argument("--workdir", type=Path, default=Path("runs/accelerator"), help="default: runs/accelerator")
+    parser.add_argument("--seconds", type=int, default=1200, help="after which it stops; default: 1200")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, which on a CPU are used anyhow")
+    parser.add_argument("--only_memory", action="store_true", help="the part memory alone, in this process")
+    flags = parser.parse_args(argv)
+    check_flags(flags, seconds=1)
+    return flags
+
+
+def page(flags: argparse.Namespace) -> tuple[str, bool]:
+    """The page, after as many parts as the time allows, and whether all are there and ended well."""
+    begin, workdir = time.perf_counter(), flags.workdir.resolve()
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir: {workdir} can't be made ({error.strerror}); give another") from None
+    here = look()
+    tiny = flags.tiny or here["platform"] == "cpu"
+    sections, well = [], True
+    for part in parts(workdir, tiny):
+        known = workdir / f"{part.name}.json"
+        found: dict[str, Any] | None = read_json(known, default={})
+        if found is None or found.get("what") != part.what or found["status"] != 0:
+            left = flags.seconds - (time.perf_counter() - begin)
+            found = run_part(part, workdir, here["platform"], left) if left >= min(part.least, flags.seconds) else None
+            if found is not None:
+                write_text(known, json.dumps(found) + "\n")
+        sections.append(section(part, found, workdir))
+        well = well and found is not None and found["status"] == 0
+    head = [
+        "# An accelerator's page",
+        "",
+        f"- machine: {listed(here['machine'])}",
+        f"- shapes: {'tiny' if tiny else 'GPT-2 124M'}",
+        "",
+    ]
+    return "\n".join([*head, *sections]), well
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; status 1 where a part failed or is left."""
+    try:
+        flags = parse(argv)
+        if flags.only_memory:
+            print(memory_page())
+            return
+        text, well = page(flags)
+        write_text(flags.workdir / "page.md", text + "\n")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(text)
+    sys.exit(not well)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Fully sharded data parallelism: rules by which parameters, and all that a step makes of them, are cut into parts.
+
+Between steps a device holds its part of every parameter and of the optimizer's state. A step gathers the parameters
+before the rollout, so that no loop waits for other devices, and scatters the gradients' sum back into parts.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import DATA, EVERYWHERE, FSDP
+
+LARGEST = "largest"
+
+
+@dataclass(frozen=True)
+class ShardingConfig:
+    """The section `config.sharding`: how a run's arrays lie on its devices. Results depend on it in rounding alone.
+
+    Attributes:
+        fsdp: devices that share one copy of parameters, gradients and optimizer state; 1 gives each its own.
+        rules: (pattern, axes); the first pattern that is found in a parameter's name, such as
+            `reasoner/layers_0/mlp/up/kernel`, says how it is cut: "fsdp" for an axis that is, "" for one that is not,
+            in the array's order. ("largest",) cuts the longest axis that has equal parts, () none. What no pattern is
+            found in stays whole.
+    """
+
+    fsdp: int = setting(1, least=1)
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ((r"(bias|scale)$", ()), ("", (LARGEST,)))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for pattern, axes in self.rules:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise FieldError(self, "rules", f"{pattern!r} is no regular expression ({error})") from None
+            if axes != (LARGEST,) and (set(axes) - {"", FSDP} or axes.count(FSDP) > 1):
+                raise FieldError(self, "rules", f'{axes} is not ("{LARGEST}",), nor "{FSDP}" once at most among ""')
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a stage's state are.
+
+    Attributes:
+        mesh: from `device_mesh`; its axis `fsdp` has as many devices as the config says.
+        rules: see `ShardingConfig`.
+    """
+
+    mesh: Mesh
+    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether anything is cut at all."""
+        return self.mesh.shape[FSDP] > 1
+
+    def specs(self, params: Any) -> Any:
+        """A `PartitionSpec` for each parameter.
+
+        Raises:
+            UserError: a rule has more axes than the array, or cuts one into unequal parts.
+        """
+        return jax.tree_util.tree_map_with_path(self._spec, params)
+
+    def _spec(self, path: Any, param: Any) -> PartitionSpec:
+        parts = self.mesh.shape[FSDP]
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        axes = next((axes for pattern, axes in self.rules if re.search(pattern, name)), ())
+        if axes == (LARGEST,):
+            sizes = [size if size % parts == 0 else 0 for size in param.shape]
+            longest = max(sizes, default=0)
+            axes = tuple(FSDP if at == sizes.index(longest) else "" for at in range(len(sizes))) if longest else ()
+        if len(axes) > len(param.shape) or any(
+            size % parts for size, axis in zip(param.shape, axes, strict=False) if axis
+        ):
+            raise UserError(
+                f"config.sharding.rules: {axes} does not cut {name} of shape {param.shape} into {parts} equal parts; "
+                f"give others, or {LARGEST!r}"
+            )
+        return PartitionSpec(*(axis or None for axis in axes)) if FSDP in axes and parts > 1 else EVERYWHERE
+
+    def state_specs(self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any) -> Any:
+        """The same for an optimizer's state: what has a parameter's shape is cut as that is, all else stays whole."""
+
+        def spec(leaf, param, of_param):
+            return of_param if leaf.shape == param.shape else EVERYWHERE
+
+        return optax.tree_map_params(
+            optimizer, spec, opt_state, trained, self.specs(trained), transform_non_params=lambda _: EVERYWHERE
+        )
+
+    def shardings(self, specs: Any) -> Any:
+        """Specs with this mesh."""
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def pinned(self, tree: Any, specs: Any) -> Any:
+        """Inside jit: the tree laid out so; as the compiler likes where nothing is cut."""
+        return jax.lax.with_sharding_constraint(tree, self.shardings(specs)) if self.is_sharded else tree
+
+
+def gathered(params: Any, specs: Any) -> Any:
+    """Inside shard_map: the whole of each parameter, from the parts."""
+
+    def whole(part, spec):
+        return jax.lax.all_gather(part, FSDP, axis=_cut(spec), tiled=True) if FSDP in spec else part
+
+    return jax.tree.map(whole, params, specs)
+
+
+def summed(grads: Any, specs: Any) -> Any:
+    """Inside shard_map: the parts of the gradients' sum over all devices, from each device's own whole ones."""
+
+    def part(grad, spec):
+        if FSDP not in spec:
+            return jax.lax.psum(grad, (DATA, FSDP))
+        own = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=_cut(spec), tiled=True)
+        return jax.lax.psum(own, DATA)
+
+    return jax.tree.map(part, grads, specs)
+
+
+def _cut(spec: PartitionSpec) -> int:
+    return tuple(spec).index(FSDP)

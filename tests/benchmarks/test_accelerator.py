@@ -1,0 +1,68 @@
+"""The command for a new kind of device, on the CPU at tiny shapes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import accelerator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _part(name, program, least=0):
+    return accelerator.Part(name, (sys.executable, "-c", program), least)
+
+
+def _page(tmp_path, monkeypatch, parts, *flags):
+    monkeypatch.setattr(accelerator, "look", lambda: {"platform": "cpu", "machine": {"device": "cpu"}})
+    monkeypatch.setattr(accelerator, "parts", lambda workdir, tiny: parts)
+    return accelerator.page(accelerator.parse(["--workdir", str(tmp_path / "work"), *flags]))
+
+
+def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
+    """Parts that ended well are not run again, unless their command is another one; those that failed are."""
+    told = tmp_path / "told"
+    count = f"open({str(told)!r}, 'a').write('x'); print('a table')"
+    parts = [_part("one", count), _part("slow", "import time; time.sleep(60)"), _part("late", "print('late')", 1000)]
+    text, well = _page(tmp_path, monkeypatch, parts, "--seconds", "2")
+    assert not well
+    assert "## one" in text
+    assert "a table" in text
+    assert text.count("Not finished: give the command again.") == 2
+    parts[1:] = [_part("slow", "print('quick now')"), _part("late", "print('fails'); raise SystemExit(3)")]
+    text, well = _page(tmp_path, monkeypatch, parts, "--seconds", "100")
+    assert not well
+    assert "quick now" in text
+    assert "status 3" in text
+    parts[2] = _part("late", "print('mended')")
+    text, well = _page(tmp_path, monkeypatch, parts)
+    assert well
+    assert "mended" in text
+    assert told.read_text() == "x"
+    parts[0] = _part("one", count + "; print('changed')")
+    assert "changed" in _page(tmp_path, monkeypatch, parts)[0]
+    assert told.read_text() == "xx"
+
+
+def test_tests_run_on_the_device():
+    """Whose platform is asked for by its plugin's name, with the CPU beside it."""
+    assert accelerator._plugin("gpu") == "cuda"
+    assert accelerator._plugin("tpu") == "tpu"
+
+
+@pytest.mark.slow
+def test_the_whole_command_on_a_cpu(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--workdir", str(tmp_path / "work"), "--seconds", "500"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = ("parity", "step", "pass at 16", "quickstart", "memory")
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == [f"## {name}" for name in names]
+    assert "| slpo_jax |" in done.stdout
+    assert "arguments" in done.stdout
+    for name in ("parity", "step", "pass_at_16", "quickstart", "memory"):
+        assert json.loads((tmp_path / "work" / f"{name}.json").read_text())["status"] == 0

@@ -1,0 +1,73 @@
+"""Activations of fewer bits: the same rollouts, of weights that are cast once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.extend.core import jaxprs_in_params
+from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
+
+from slpo_jax.models.reasoner import Reasoner, coconut
+from slpo_jax.models.shapes import activation_type
+from slpo_jax.policy.rollout import sample
+
+REASONER = coconut(dataclasses.replace(tiny.CONFIG, dtype=jnp.bfloat16))
+LENGTHS = (4, 7, 2)
+BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
+
+
+def _rolled_out(params, prompts):
+    policy = policy_of(BY_LENGTH, REASONER)
+    return sample(policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2]))
+
+
+def _lowered():
+    return jax.jit(_rolled_out).lower(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+
+
+def test_weights_that_are_cast_once_make_the_same_rollouts(monkeypatch):
+    ours = _lowered().compile(compiler_options=FAST)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+    monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)
+    theirs = _lowered().compile(compiler_options=FAST)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_array_equal(ours.actions.astype(np.float32), theirs.actions.astype(np.float32))
+    assert ours.actions.dtype == jnp.bfloat16
+    assert len(np.unique(np.asarray(ours.tokens))) > 2
+
+
+def _casts(jaxpr, in_loop=False):
+    """Shapes of what is made bfloat16 in a loop."""
+    for equation in jaxpr.eqns:
+        if in_loop and equation.params.get("new_dtype") == jnp.bfloat16:
+            yield equation.invars[0].aval.shape
+        for inner in jaxprs_in_params(equation.params):
+            yield from _casts(inner, in_loop or equation.primitive.name == "while")
+
+
+def test_no_loop_casts_a_matrix(monkeypatch):
+    matrices = {x.shape for x in jax.tree.leaves(both_params()["reasoner"]) if x.ndim >= 2}
+
+    def found():
+        jaxpr = jax.make_jaxpr(_rolled_out)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+        return matrices & set(_casts(jaxpr.jaxpr))
+
+    assert not found()
+    monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)
+    assert found()
+
+
+def test_float32_weights_are_not_touched():
+    params = both_params()["reasoner"]
+    for ours, theirs in zip(*map(jax.tree.leaves, (tiny.REASONER.cast(params), params)), strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")])
+def test_accelerators_have_bfloat16_by_default(monkeypatch, backend, expected):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert activation_type("auto") == jnp.dtype(expected)
+    assert activation_type("float32") == jnp.float32
