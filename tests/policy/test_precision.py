@@ -19,19 +19,25 @@ LENGTHS = (4, 7, 2)
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
 
 
-def _rolled_out(params, prompts):
-    policy = policy_of(BY_LENGTH, REASONER)
-    return sample(policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2]))
+def _rollout():
+    """A function that jax has not traced yet."""
+
+    def rolled_out(params, prompts):
+        policy = policy_of(BY_LENGTH, REASONER)
+        return sample(policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2]))
+
+    return rolled_out
 
 
-def _lowered():
-    return jax.jit(_rolled_out).lower(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+def _rolled_out():
+    arguments = both_params(), random_prompts(LENGTHS, max(LENGTHS))
+    return jax.jit(_rollout()).lower(*arguments).compile(compiler_options=FAST)(*arguments)
 
 
 def test_weights_that_are_cast_once_make_the_same_rollouts(monkeypatch):
-    ours = _lowered().compile(compiler_options=FAST)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+    ours = _rolled_out()
     monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)
-    theirs = _lowered().compile(compiler_options=FAST)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+    theirs = _rolled_out()
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_array_equal(ours.actions.astype(np.float32), theirs.actions.astype(np.float32))
     assert ours.actions.dtype == jnp.bfloat16
@@ -51,7 +57,7 @@ def test_no_loop_casts_a_matrix(monkeypatch):
     matrices = {x.shape for x in jax.tree.leaves(both_params()["reasoner"]) if x.ndim >= 2}
 
     def found():
-        jaxpr = jax.make_jaxpr(_rolled_out)(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+        jaxpr = jax.make_jaxpr(_rollout())(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
         return matrices & set(_casts(jaxpr.jaxpr))
 
     assert not found()
