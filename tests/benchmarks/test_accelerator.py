@@ -23,6 +23,7 @@ def _page(tmp_path, monkeypatch, parts, *flags):
     return accelerator.page(accelerator.parse(["--workdir", str(tmp_path / "work"), *flags]))
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     """Parts that ended well are not run again, unless their command is another one; those that failed are."""
     told = tmp_path / "told"

@@ -65,6 +65,7 @@ def test_the_shipped_config_fits_the_paper_s_cards(model, monkeypatch):
     assert totals[0] + each * (layers - few[0]) < 0.95 * 48e9
 
 
+@pytest.mark.slow
 def test_shapes_are_the_models():
     """Of parameters: GPT-2's 124 million, and Llama-3.2's 1.24 and 3.21 billion; what COCONUT adds is below 1 %."""
     for model, expected in {"gpt2": 124.4e6, "llama1b": 1.236e9, "llama3b": 3.213e9}.items():

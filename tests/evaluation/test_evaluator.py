@@ -104,7 +104,8 @@ def test_a_prompt_too_long_for_all_buckets_is_named(problems):
         list(evaluator(64, slots=(3, 8)).batches(problems, len(LENGTHS), 1))
 
 
-@pytest.mark.parametrize("where", [pytest.param("thought", marks=pytest.mark.slow), "latents"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["thought", "latents"])
 def test_results_are_those_of_each_rollout_alone(problems, where):
     """In the problems' order, under dropout, prompts end to end, encoded once for all samples (no noise) or not."""
     config, samples, params = dataclasses.replace(BY_THRESHOLD, dropout_where=where), 3, both_params()

@@ -86,6 +86,7 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "`seed` = 3" in text
 
 
+@pytest.mark.slow
 def test_every_table_says_of_how_many_problems(workdir):
     (workdir / "thresholds.json").write_text(json.dumps({"slpo": {"0.5": 0.25, "chosen": 0.5, "problems": 1500}}))
     write_eval(workdir, "imitate", "alpha", [1] * 20)  # fewer than the 40 of the other rows
@@ -105,6 +106,7 @@ def test_every_table_says_of_how_many_problems(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_the_report_opens_with_the_means(workdir, tmp_path):
     report.write_report(workdir)
     title, head, table, *_ = (workdir / "report.md").read_text().split("\n\n")
@@ -144,6 +146,7 @@ def test_report_is_a_pure_function_of_the_workdir(workdir):
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == first
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_and_embedded(workdir):
     out = report.write_report(workdir)
     names = ["pass_at_k.png", "training.png", "stop_times.png", "difficulty.png"]

@@ -154,6 +154,7 @@ def test_other_frequencies_are_refused(tmp_path, freqs):
     refused(tiny_file(tmp_path, {"llama.rope.freq_base": 500000.0}, tensors), "rope_freqs.weight")
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed(tmp_path):
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -143,6 +143,7 @@ def test_tokenizers_that_cannot_be_built(tmp_path, key, value):
     refused(tiny_file(tmp_path, changes), f"tokenizer.ggml.{key}".removesuffix("_id"), tokenizer=True)
 
 
+@pytest.mark.slow
 def test_smollm2s_tokenizer(shared_data):
     smollm2 = real_file()
     tokenizer = open_gguf(smollm2).tokenizer()

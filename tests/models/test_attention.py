@@ -26,7 +26,7 @@ def _slots(first, last, total):
     return jnp.asarray(np.broadcast_to(eye, (ROWS, GROUPS, *eye.shape)), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_scores_are_float32_where_activations_are_bfloat16(before):
     """Scores of 16 to 32 in bfloat16 are off by up to 1/16, and weights by 6%."""
     rng, own = np.random.default_rng(0), 7

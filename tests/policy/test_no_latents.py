@@ -40,6 +40,7 @@ def made():
     return make(small_params())
 
 
+@pytest.mark.slow
 def test_nothing_is_thought(made):
     trajectories, rewards, _, (noisy, clean, replayed, _) = made
     for actions in (trajectories.actions, noisy.actions, clean.actions, replayed.actions):

@@ -34,6 +34,7 @@ def _rolled_out():
     return jax.jit(_rollout()).lower(*arguments).compile(compiler_options=FAST)(*arguments)
 
 
+@pytest.mark.slow
 def test_weights_that_are_cast_once_make_the_same_rollouts(monkeypatch):
     ours = _rolled_out()
     monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)

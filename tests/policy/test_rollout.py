@@ -86,7 +86,10 @@ def _stop_probabilities(params, latents):
     return special.expit(latents @ out["kernel"][:, 0] + out["bias"])
 
 
-@pytest.mark.parametrize("where", ["clean", "thought", "latents", "all"])
+@pytest.mark.parametrize(
+    "where",
+    ["clean", pytest.param("thought", marks=pytest.mark.slow), pytest.param("latents", marks=pytest.mark.slow), "all"],
+)
 def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     config = _clean(BY_LENGTH) if where == "clean" else dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS)
@@ -123,6 +126,7 @@ def test_a_probability_equal_to_the_threshold_stops(params, prompts):
     assert (result.lengths == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), ("sample", 0.1)])
 def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
     config = dataclasses.replace(ROLLOUT, stopping=stopping, dropout_rate=rate)
@@ -176,6 +180,7 @@ def test_no_latents_at_all(params, prompts, slow):
         np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, slow.think(prompt, 0), config))
 
 
+@pytest.mark.slow
 def test_sampled_answers(params, prompts, slow):
     """At a temperature the first token follows the tempered softmax of the slow loop's logits."""
     rows = 4000
@@ -248,6 +253,7 @@ def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighte
     np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient).max(axis=1)), np.unique(real_tokens(prompts, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "rate", "temperature"),
     [("thought", 0.0, 0.0), ("thought", 0.4, 1.0), ("all", 0.1, 1.0)],

@@ -104,7 +104,11 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 
 @pytest.mark.parametrize(
     ("where", "sites"),
-    [("thought", CONFIG.dropout_sites), ("latents", CONFIG.dropout_sites), ("all", NOISY.dropout_sites)],
+    [
+        pytest.param("thought", CONFIG.dropout_sites, marks=pytest.mark.slow),
+        ("latents", CONFIG.dropout_sites),
+        ("all", NOISY.dropout_sites),
+    ],
 )
 def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
     gpt2 = dataclasses.replace(CONFIG, dropout_sites=sites)
@@ -236,6 +240,7 @@ def test_scores_depend_on_the_example_s_index_and_not_on_its_place(params, promp
     np.testing.assert_allclose(moved.actions[:, seen], scores.actions[:, rows][:, seen], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_dropout_the_passes_are_the_clean_one(params, prompts, trajectories):
     config = dataclasses.replace(ROLLOUT, dropout_rate=0.0)
     index, key = jnp.arange(3), jax.random.key(0)

@@ -202,6 +202,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FLAGS)
 def test_one_line_and_nothing_else(folder, case):
     arguments, key, remedy = FLAGS[case]

@@ -127,6 +127,7 @@ def whole(whole_workdir):
     return _result(whole_workdir)
 
 
+@pytest.mark.slow
 def test_a_whole_run_takes_each_step_once(fake, tmp_path):
     _run(tmp_path, _seldom())
     expected = [("imitate", n) for n in range(9 + 6)] + [("cold_start", n) for n in range(7)]

@@ -83,6 +83,7 @@ def _assert_seen(solution, slow: _Slow, tokenizer, gated: bool = True):
         assert solution.text.split() == tokenizer.decode(slow.tokens, skip_special_tokens=True).split()
 
 
+@pytest.mark.slow
 def test_a_thought_is_what_the_slow_oracle_thinks(solver):
     name = solver.setup.config.reasoner
     slow = _slow(name, RUN[name])
@@ -96,6 +97,7 @@ def test_a_thought_is_what_the_slow_oracle_thinks(solver):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_a_threshold_that_is_never_reached(work):
     high = load_solver(str(work), threshold=1.0)
     solution = solve(high, QUESTION)
@@ -112,6 +114,7 @@ def test_a_fixed_number_may_be_more_than_the_run_had(work):
     assert "6 latents, a fixed number" in describe(longer, solution)
 
 
+@pytest.mark.slow
 def test_imitation_thinks_its_own_number_and_has_no_gate(work):
     imitated = load_solver(str(work / "checkpoints" / "imitate"))
     assert (imitated.stopping, imitated.rule) == ("length", 2)

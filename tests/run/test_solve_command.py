@@ -108,6 +108,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ERRORS)
 def test_bad_input_is_one_line(ask, work, case):
     argv, names, remedy = ERRORS[case]

@@ -124,6 +124,7 @@ def assert_agree_on(texts, slots):
         assert verdicts(texts, other, style, slots) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alphabet", "length"), [("1,.-", 8), ("15,", 9), ("10,.-# x", 5)])
 def test_agrees_with_the_host_on_every_short_string(alphabet, length):
     texts = ["".join(letters) for size in range(length + 1) for letters in itertools.product(alphabet, repeat=size)]
@@ -297,6 +298,7 @@ def gpt2_vocabulary(data):
     return tokenizer, [b"" if t == "<|endoftext|>" else bytes(characters[c] for c in t) for t in tokens], eos
 
 
+@pytest.mark.slow
 def test_every_real_answer_is_right_under_its_own_reference_alone(shared_data):
     tokenizer, token_bytes, eos = gpt2_vocabulary(shared_data)
     table = byte_table(token_bytes)

@@ -85,6 +85,7 @@ def _enumerated(gate, inputs, right):
     return losses, expected_lengths
 
 
+@pytest.mark.slow
 def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, decoded):
     """Its mean, and its gradient, are over the trajectories that have a right length."""
     right = decoded[1]
@@ -119,6 +120,7 @@ def _mass_on_valid_lengths(reference):
     return np.exp([-row["loss"] for row in metrics])
 
 
+@pytest.mark.slow
 def test_the_gate_learns_to_stop_at_the_one_right_length():
     """Only 3 latents are ever right. A gate that doesn't look at them gets to rho (1 - rho)^2 <= 4/27 at most."""
     mass = _mass_on_valid_lengths(SECOND)
@@ -126,6 +128,7 @@ def test_the_gate_learns_to_stop_at_the_one_right_length():
     assert mass[-120:].mean() > 1.06 * 4 / 27
 
 
+@pytest.mark.slow
 def test_the_gate_learns_not_to_stop_before_the_right_lengths():
     """All of T_min .. T are right, so it must neither stop at 1 nor never."""
     mass = _mass_on_valid_lengths(ALWAYS)

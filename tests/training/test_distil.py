@@ -124,6 +124,7 @@ def ours(case):
     return parts, gradient
 
 
+@pytest.mark.slow
 def test_losses_are_torch_s(case, ours):
     parts, gradient = ours
     oracle = _Oracle(case)

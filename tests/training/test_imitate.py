@@ -207,6 +207,7 @@ def test_loss_and_gradient_are_the_slow_loop_s(step_key):
     assert difference(taken.params["gate"], small_params()["gate"]) == 0
 
 
+@pytest.mark.slow
 def test_loss_without_latents_is_the_slow_loop_s(step_key):
     """Stage 0: every step written out, no latent slots at all."""
     batch = imitation_batch()

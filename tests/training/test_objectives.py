@@ -200,6 +200,7 @@ def test_replay_is_the_rollout_to_the_last_bit(policy):
     np.testing.assert_array_equal(again(params), trajectories.actions)
 
 
+@pytest.mark.slow
 def test_answers_after_a_replay(frozen):
     """The rollout's own answers and others', against the slow loop; and the law of the first token, whole."""
     policy, trajectories = frozen.policy, frozen.trajectories

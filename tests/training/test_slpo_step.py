@@ -88,6 +88,7 @@ def _keys_of_pass(pass_key):
     return map(jnp.stack, zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_proposition_2_gradient(first_step, frozen, step_key):
     """The step's gradient is that of the empirical surrogate loss on the frozen batch: the rollout adds nothing."""
     trajectories, rewards = frozen
