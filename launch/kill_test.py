@@ -28,7 +28,6 @@ SHORT = (
     "--config.rl.steps=20", "--config.evaluate.limit=200", "--config.evaluate.batch_size=64", "--config.log_every=2",
     "--config.checkpoint_every=5",
 )  # fmt: skip
-MOMENTS = ("at the start", "at a step", "at a save", "in evaluation")
 GRACE = 2.0  # seconds in which the processes that are left may notice that one is gone
 
 
@@ -91,6 +90,13 @@ def signs(workdir: Path, moment: str) -> object:
     if moment == "at a save":
         return {path for path in workdir.glob("checkpoints/*/*") if "tmp" in path.name}
     return len(list(workdir.glob("eval/*/*.partial/*")))
+
+
+def choose(workdir: Path, chance: random.Random) -> str:
+    """What to wait for next; evaluation only where it has begun, or else all that is before it would be run at once."""
+    if (workdir / "eval").exists():
+        return chance.choice(("at the start", *["in evaluation"] * 4))
+    return chance.choice(("at the start", *["at a step"] * 3, *["at a save"] * 3))
 
 
 def wait_for(run: Run, moment: str, chance: random.Random, start_seconds: float) -> bool:
@@ -158,7 +164,8 @@ def main() -> None:
         victims += 1
         shutil.rmtree(root / "victim", ignore_errors=True)
         while True:
-            run, moment = Run(arguments, root / "victim", flags.processes), chance.choice(MOMENTS)
+            run = Run(arguments, root / "victim", flags.processes)
+            moment = choose(root / "victim", chance)
             if kills.total() >= flags.kills:
                 finish(run)
                 break

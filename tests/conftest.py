@@ -83,6 +83,8 @@ hypothesis.settings.load_profile("slpo_jax")
 
 import jax  # noqa: E402 - after the variables that it reads on import
 
+jax.config.update("jax_numpy_rank_promotion", "raise")  # as every command does
+
 CPU_DEVICES = 4
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     # In this process alone: programs that the tests start see one device, unless a test asks for more.

@@ -43,7 +43,7 @@ def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:
     """
     words = jax.random.key_data(keys_BL)
     units = jnp.arange(width, dtype=jnp.uint32) + jnp.uint32(site * width)
-    x = words[..., :1] + units * jnp.uint32(0x9E3779B9)
+    x = words[..., :1] + jnp.expand_dims(units * jnp.uint32(0x9E3779B9), range(words.ndim - 1))
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     x = (x ^ (x >> 16)) + words[..., 1:2]

@@ -161,5 +161,7 @@ class Llama(backbone.Backbone):
         self.head = self.table if c.tied else self.param("lm_head", init, (c.vocab_size, c.n_embd), jnp.float32)
 
     def enter(self, inputs_BLD, positions_BL):
-        angles_B1LF = positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)
+        angles_B1LF = (
+            positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)[None, None, None]
+        )
         return inputs_BLD, (jnp.cos(angles_B1LF), jnp.sin(angles_B1LF))

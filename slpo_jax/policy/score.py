@@ -96,7 +96,7 @@ def capacities(policy: Policy, group: int) -> list[Capacity]:
 def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
     """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens."""
     steps_T = jnp.arange(1, policy.config.max_latents + 1)
-    return steps_T <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, policy.config.eos_id)
+    return steps_T[None] <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, policy.config.eos_id)
 
 
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
@@ -104,7 +104,7 @@ def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories:
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     latents, answers = most_used(fed_NT, group), most_used(spoken_NA, group)
     limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
-    return jnp.sum(jnp.any(limits < jnp.stack([latents, answers]), axis=1), dtype=jnp.int32)
+    return jnp.sum(jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32)
 
 
 def score(
@@ -195,13 +195,13 @@ def _side_by_side(
         answers,
         {
             "inputs_BLD": laid_out(latents_NTD, inputs_NAD),
-            "positions_BL": laid_out(before_N1 + steps_T - 1, before_N1 + lengths_N1 + slots_A),
+            "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_A[None]),
             "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
             "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
             "dropout": noise.followed_by(
                 jax.tree.map(
                     thoughts.packed,
-                    noise.latent_dropout(keys.trajectories, steps_T, steps_T >= lengths_N1, rate, where),
+                    noise.latent_dropout(keys.trajectories, steps_T, steps_T[None] >= lengths_N1, rate, where),
                 ),
                 jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_A, rate, where)),
             ),
@@ -243,7 +243,7 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     hidden_NAD, _ = reasoner.forward(
         params["reasoner"],
         reasoner.embed(params["reasoner"], fed_tokens(tokens_NA, config.end_id)),
-        replayed.before[:, None] + slots_A,
+        replayed.before[:, None] + slots_A[None],
         spoken_NA,
         prefix=replayed.prefix,
         cache=replayed.cache,

@@ -50,7 +50,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
     candidates = lengths_C.shape[0]
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
     inputs_NCD = policy.thinker.feed(params, thought.actions)[:, min_latents - 1 :]
-    before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C).reshape(-1)
+    before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
     last_NC = jnp.ones((rows, candidates), bool)
     dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
     _, cache = policy.reasoner.forward(

@@ -23,9 +23,9 @@ def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.A
     chex.assert_rank(z_KD, 2)
     z_KD = z_KD.astype(jnp.float32)
     # Around the first sample: equal samples then have no variance at all, whatever their size and number.
-    offsets_KD = z_KD - z_KD[0]
+    offsets_KD = z_KD - z_KD[:1]
     offset_D = offsets_KD.mean(axis=0)
-    return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D)) + epsilon
+    return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
 
 
 def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: jax.Array) -> jax.Array:

@@ -111,6 +111,7 @@ def set_up_jax(cpu_devices: int = 1) -> None:
     import jax  # a second that --help need not wait for
 
     jax.config.update("jax_num_cpu_devices", cpu_devices)
+    jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
     keep_freed_memory()

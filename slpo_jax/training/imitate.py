@@ -219,7 +219,7 @@ def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> dict
     before_B = batch.prompts.lengths + thought.lengths_N
     return dict(
         inputs_BLD=policy.reasoner.embed(params["reasoner"], batch.suffix.tokens),
-        positions_BL=before_B[:, None] + slots_A,
+        positions_BL=before_B[:, None] + slots_A[None],
         valid_BL=batch.suffix.weights > 0,
         prefix=prefix,
         cache=thought.cache,

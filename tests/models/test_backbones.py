@@ -149,7 +149,7 @@ def test_rows_that_share_a_left_padded_prefix(case, cached):
     positions = np.cumsum(prompts.valid, axis=1) - 1
     _, prefix = case.run(case.embed(prompts.tokens), positions, prompts.valid)
     before = np.repeat(prompts.lengths, 3)[:, None]
-    inputs, own_positions, valid = case.embed(own), before + np.arange(4), np.ones((6, 4), bool)
+    inputs, own_positions, valid = case.embed(own), before + np.arange(4)[None], np.ones((6, 4), bool)
     if cached:
         cache, parts = case.reasoner.empty_cache(6, 5), []
         for i in range(4):
@@ -364,7 +364,7 @@ def test_trace_behind_a_prefix_and_in_a_cache(case):
     prompts = pad_left(heads, 5)
     _, prefix = case.run(case.embed(prompts.tokens), np.cumsum(prompts.valid, axis=1) - 1, prompts.valid)
     cache, at = case.reasoner.empty_cache(2, 7), np.array([3, 1])
-    positions = prompts.lengths[:, None] + np.arange(4)
+    positions = prompts.lengths[:, None] + np.arange(4)[None]
     trace = compiled(case.reasoner.trace)
     arguments = case.params, case.embed(tails), positions, np.ones((2, 4), bool), at, prefix, cache, 2
     _, own, levels = trace(*arguments)

@@ -29,9 +29,8 @@ def _example(seed=0, width=5):
 
 def _toy(theta, t):
     """K samples of a transition as a smooth function of 4 parameters: [K, 5]."""
-    grid = jnp.arange(1.0, 6.0)
-    noise_K = jnp.array([0.3, -0.5, 0.9])
-    return jnp.sin(theta[0] * grid + theta[1] * noise_K[:, None]) + theta[2] * t + theta[3] * noise_K[:, None] * grid
+    grid, noise_K1 = jnp.arange(1.0, 6.0)[None], jnp.array([[0.3], [-0.5], [0.9]])
+    return jnp.sin(theta[0] * grid + theta[1] * noise_K1) + theta[2] * t + theta[3] * noise_K1 * grid
 
 
 @pytest.mark.parametrize("advantage", [0.7, -1.3])

@@ -83,7 +83,7 @@ def test_parts_must_divide_the_devices():
 
 def _linear_loss(params, batch, _key):
     x_BD, y_BE = batch
-    loss = ((x_BD @ params["reasoner"]["w"] * params["gate"]["scale"] - y_BE) ** 2).sum()
+    loss = ((x_BD @ params["reasoner"]["w"] * params["gate"]["scale"][None] - y_BE) ** 2).sum()
     return loss, {"loss": (loss, jnp.float32(x_BD.shape[0]))}
 
 
