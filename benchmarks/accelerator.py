@@ -30,6 +30,7 @@ PARITY = (
 )  # fmt: skip
 SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.cot_steps=20", "--config.imitate.stage_steps=10", "--config.imitate.final_steps=20",
+    "--config.imitate.optimizer.warmup_steps=5", "--config.rl.optimizer.warmup_steps=2",
     "--config.cold_start.steps=10", "--config.rl.steps=10", "--config.evaluate.limit=20", "--config.evaluate.samples=4",
 )  # fmt: skip
 
@@ -60,7 +61,7 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
     """The page's parts, the quickest answers first."""
     python = sys.executable
     quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={workdir / 'quickstart'}")
-    tests = PARITY[-2:-1] if tiny else PARITY
+    tests = ("tests/models/test_gate.py",) if tiny else PARITY
     shapes = "quickstart" if tiny else "gpt2"
     few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
     passk = ("--problems", "8", "--samples", "4", "--rounds", "1") if tiny else ("--rounds", "2")
@@ -70,7 +71,9 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
         Part("step", (python, "-m", "benchmarks.step", "--shapes", shapes, *few, *torch), 60, "# One SLPO step"),
         Part("pass_at_16", (python, "-m", "benchmarks.passk", "--shapes", shapes, *passk, *torch), 60, "# Pass@"),
         Part("quickstart", (*quick, *(SHORT if tiny else ())), 60),
-        Part("memory", (python, "-m", "benchmarks.accelerator", "--only_memory"), 30, "# Memory in use"),
+        Part(
+            "memory", (python, "-m", "benchmarks.accelerator", "--only_memory", *["--tiny"] * tiny), 30, "# Memory in"
+        ),
     ]
 
 
@@ -137,17 +140,23 @@ def section(part: Part, found: dict[str, Any] | None, workdir: Path) -> str:
     return "\n".join([title, "", ended, "", *lines, ""])
 
 
-def memory_page() -> str:
-    """The most memory that one step of GPT-2's shapes has held on a device, where the device tells."""
+def memory_page(tiny: bool) -> str:
+    """What a device has, and what SLPO's step of GPT-2 124M at the paper's batch needs of it.
+
+    Args:
+        tiny: a layer and a few prompts instead.
+    """
     from benchmarks.memory import Point, compile_step, setup_of
 
     found = jax.devices()[0].memory_stats() or {}
     lines = [f"- device: {jax.devices()[0].device_kind}, {len(jax.devices())} of them"]
     lines += [f"- {name.replace('_', ' ')}: {found[name] / 1e9:.2f} GB" for name in ("bytes_limit",) if name in found]
-    setup = setup_of(Point("gpt2", mesh=f"{len(jax.devices())}x1"))
+    few = {"model.n_layer": 1, "rl.batch_size": 4 * len(jax.devices()), "prompt_slots": (16,)} if tiny else {}
+    setup = setup_of(Point("gpt2", mesh=f"{len(jax.devices())}x1"), few)
     memory = compile_step(setup, "rl").memory_analysis()
     arguments, scratch = (size / 1e9 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
-    what = f"SLPO's step of GPT-2 124M at the paper's batch, {setup.config.model.dtype}"
+    size = "one layer of GPT-2" if tiny else "GPT-2 124M at the paper's batch"
+    what = f"SLPO's step of {size}, {setup.config.model.dtype}"
     lines.append(f"- {what}: arguments {arguments:.2f} GB, scratch {scratch:.2f} GB a device")
     return "\n".join(["# Memory in use", *lines])
 
@@ -203,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         flags = parse(argv)
         if flags.only_memory:
-            print(memory_page())
+            print(memory_page(flags.tiny))
             return
         text, well = page(flags)
         write_text(flags.workdir / "page.md", text + "\n")

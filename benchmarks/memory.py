@@ -11,6 +11,7 @@ import itertools
 import runpy
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -64,11 +65,15 @@ class Point:
     dtype: str | None = None
 
 
-def setup_of(point: Point) -> Setup:
-    """The shipped config at a point, assembled without any weights."""
-    file, changes = MODELS[point.model]
+def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
+    """The shipped config at a point, assembled without any weights.
+
+    Args:
+        changes: further config keys, by dotted name.
+    """
+    file, shapes = MODELS[point.model]
     config = runpy.run_path(str(ROOT / "configs" / file))["get_config"]()
-    config.update_from_flattened_dict(GPT2 | changes)
+    config.update_from_flattened_dict(GPT2 | shapes | dict(changes or {}))
     if point.micro_batches is not None:
         config[point.stage].micro_batches = point.micro_batches
     if point.layers is not None:

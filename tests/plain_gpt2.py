@@ -21,11 +21,14 @@ def dropout_factors(dropout: Dropout | None, width: int, layers: int) -> dict[in
 
 def _norm(params, x_LD):
     centred = x_LD - x_LD.mean(axis=-1, keepdims=True)
-    return centred / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * params["scale"] + params["bias"]
+    return (
+        centred / ((centred**2).mean(axis=-1, keepdims=True) + 1e-5) ** 0.5 * params["scale"][None]
+        + params["bias"][None]
+    )
 
 
 def _dense(params, x):
-    return x @ params["kernel"] + params["bias"]
+    return x @ params["kernel"] + params["bias"][None]
 
 
 def _attention(params, x_LD, heads: int):

@@ -217,7 +217,7 @@ class Backbone(nn.Module):
             if at_B is not None:
                 levels.append(jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0])
 
-        if c.scan_layers and cache is None and at_B is None and not self.is_initializing():
+        if c.scan_layers and c.n_layer > 1 and cache is None and at_B is None and not self.is_initializing():
             x_BLD, layers = self._scan(x_BLD, context, c.n_layer - bool(last))
         for block in self.blocks[len(layers) :]:
             keep_level(x_BLD)

@@ -146,7 +146,8 @@ class StageRun:
         step, pending = int(state.step), None
         batch = make_batch(step) if step < until else None
         while step < until:
-            state, metrics = step_fn(state, batch)
+            with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
+                state, metrics = step_fn(state, batch)
             step += 1
             used = batch
             if step < until:

@@ -98,6 +98,7 @@ def _step_without_a_model(record):
     """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
 
     def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+        @jax.transfer_guard("allow")
         def step(state, batch):
             record["steps"].append(int(state.step))
             record["trained"] = trained

@@ -188,7 +188,7 @@ def _assert_same_run(ours, theirs):
             np.testing.assert_array_equal(mine[path], other[path], err_msg=f"{stage}{path}")
 
 
-STOPS = [("imitate", 20, signal.SIGTERM), ("cold_start", 5, signal.SIGKILL), ("slpo", 2, signal.SIGTERM)]
+STOPS = [("cold_start", 5, signal.SIGKILL), ("slpo", 2, signal.SIGTERM)]
 
 
 def test_interrupted_and_started_again(work, tmp_path):

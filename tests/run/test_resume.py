@@ -28,6 +28,7 @@ def _step_without_a_model(record):
     """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
 
     def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+        @jax.transfer_guard("allow")
         def step(state, batch):
             now = (stream, int(state.step))
             record["steps"].append(now)
@@ -216,27 +217,23 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
 
 
 @pytest.mark.slow
-def test_an_objective_leaves_its_best_if_asked_to(fake, monkeypatch, tmp_path):
+def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
     """And the same if it was killed after the best validation."""
     config = _config()
-    config.rl.evaluate_every = 2
-    found = {2: 0.2, 4: 0.7, 6: 0.3, 7: 0.1}
-
-    def accuracy(experiment, *_):
-        return found[fake["steps"][-1][1] + 1]
-
-    monkeypatch.setattr(validated, "validation_accuracy", accuracy)
+    config.rl.update(evaluate_every=2, steps=10)
     _run(tmp_path / "whole", config)
-    fake.update(at=("rl", 5), what=_crash)
+    fake.update(at=("rl", 7), what=_crash)
     with pytest.raises(Crash):
         _run(tmp_path / "cut", config)
     _run(tmp_path / "cut", config)
     _assert_same(_result(tmp_path / "cut"), _result(tmp_path / "whole"))
-    best, left = (checkpoint_of(tmp_path / "cut", name) for name in ("slpo_best", "slpo"))
-    assert (best["step"], left["step"]) == (4, 6)
-    assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
     rows = [row for row in rows_of(tmp_path / "cut") if row["stage"] == "slpo" and "valid_accuracy" in row]
-    assert [(row["step"], row["valid_accuracy"]) for row in rows] == [(2, 0.2), (4, 0.7), (6, 0.3)]
+    assert [row["step"] for row in rows] == [2, 4, 6, 8, 10]
+    accuracies = [row["valid_accuracy"] for row in rows]
+    best, left = (checkpoint_of(tmp_path / "cut", name) for name in ("slpo_best", "slpo"))
+    assert best["step"] == rows[accuracies.index(max(accuracies))]["step"] < 10
+    assert left["step"] == 10
+    assert best["['params']['reasoner']['w']"].tolist() == left["['params']['reasoner']['w']"].tolist()
 
 
 @pytest.mark.slow

@@ -91,7 +91,11 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
             pass
 
     run = StageRun("slpo", 6, 0, log, Keeper(), 2, 4, 1)
-    step_fn = lambda state, batch: (state.replace(step=state.step + 1), {"loss": jnp.float32(batch)})  # noqa: E731
+
+    @jax.transfer_guard("allow")
+    def step_fn(state, batch):
+        return state.replace(step=state.step + 1), {"loss": jnp.float32(batch)}
+
     state = run.advance(_state().replace(step=jnp.int32(0)), step_fn, lambda step: step, 6)
     run.finish(state)
     log.close()
@@ -118,12 +122,22 @@ class _NoKeeper:
 def _skipping(bad):
     """A step that is counted as not finite where the batch, its number, is in `bad`."""
 
+    @jax.transfer_guard("allow")
     def step(state, batch):
         skipped = state.skipped * jnp.array([1, 0]) if batch["number"] not in bad else state.skipped + 1
         metrics = {"loss": jnp.float32(0), "skipped_steps": skipped[0], "skipped_in_a_row": skipped[1]}
         return state.replace(step=state.step + 1, skipped=skipped), metrics
 
     return step
+
+
+def test_a_step_that_reads_the_host_s_memory_is_refused(tmp_path):
+    log = MetricsLog(Workdir(tmp_path))
+    run = StageRun("slpo", 2, 0, log, _NoKeeper(), 4, 5, 3)
+    step = jax.jit(lambda state, batch: (state.replace(step=state.step + 1), {"loss": batch.sum()}))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        run.advance(_state().replace(step=jnp.int32(0)), step, lambda step: np.ones(3), 2)
+    log.close()
 
 
 def _run(tmp_path, bad):

@@ -41,10 +41,10 @@ def _weighted_answers(tokens, params):
         axis=1,
     )
     spoken = answer_mask(tokens, CONFIG.eos_id)
-    valid = jnp.concatenate([prompts.valid, steps <= LENGTHS[:, None], spoken], axis=1)
+    valid = jnp.concatenate([prompts.valid, steps[None] <= LENGTHS[:, None], spoken], axis=1)
     dropout = noise.followed_by(
         noise.prompt_dropout(KEYS, prompts.valid, CONFIG.dropout_rate, "thought"),
-        noise.latent_dropout(KEYS, steps, steps >= LENGTHS[:, None], CONFIG.dropout_rate, "thought"),
+        noise.latent_dropout(KEYS, steps, steps[None] >= LENGTHS[:, None], CONFIG.dropout_rate, "thought"),
     )
     hidden, _ = CODI.forward(reasoner, inputs, jnp.cumsum(valid, axis=1) - 1, valid, dropout=dropout)
     log_probs = jax.nn.log_softmax(CODI.logits(reasoner, hidden[:, -len(slots) :]))

@@ -48,7 +48,7 @@ class Exact(Objective):
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)
         latent_N = latent = None
         if scores.action_log_probs is not None:
-            fed_NT = jnp.arange(1, policy.config.max_latents + 1) <= trajectories.lengths[:, None]
+            fed_NT = jnp.arange(1, policy.config.max_latents + 1)[None] <= trajectories.lengths[:, None]
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
             latent = (self.latent_weight, latent_N)
         stop = self.stop_term(policy, params, trajectories)
