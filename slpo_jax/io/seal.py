@@ -7,6 +7,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import file_digest, write_text
 
 _SEAL = "digests.json"
+_WHOLE = "_CHECKPOINT_METADATA"
 
 
 def seal(folder: Path) -> None:
@@ -35,7 +36,8 @@ def damage(folder: Path, part: str = "") -> str:
         sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
         expected = {str(name): str(value) for name, value in sealed.items()}
     except FileNotFoundError:
-        return ""
+        # Orbax deletes a checkpoint file by file; one that is whole always has this one.
+        return "" if part or (folder / _WHOLE).exists() else f"{folder} was being deleted"
     except (OSError, ValueError, AttributeError):
         return f"{folder / _SEAL} can't be read"
     for name, value in expected.items():

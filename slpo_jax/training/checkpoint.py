@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from absl import logging as absl_logging
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.orbax import abstract_tree
 from slpo_jax.io.seal import damage, seal
 from slpo_jax.training.state import TrainState
@@ -36,6 +37,7 @@ class StageCheckpoints:
 
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
         self._directory = directory.absolute()
+        self._take_back()
         self._manager = ocp.CheckpointManager(self._directory, options=options)
         self._sealer = concurrent.futures.ThreadPoolExecutor(1)
         self._sealing: concurrent.futures.Future[None] | None = None
@@ -59,7 +61,10 @@ class StageCheckpoints:
         if step == self.latest_step:
             if not replace:
                 return
-            self._manager.delete(step)
+            if hosts.is_first():
+                (self._directory / str(step)).rename(self._replaced(step))
+            hosts.barrier("replaced")
+            self._manager.reload()
         self._check_room(state)
         if jax.default_backend() == "cpu":
             # There the copy being written may be the buffer itself, which the next step gives away.
@@ -87,9 +92,25 @@ class StageCheckpoints:
             "from the one before"
         )
 
+    def _replaced(self, step: int) -> Path:
+        """Where a checkpoint waits until the one that replaces it is whole."""
+        return self._directory / f"{step}.replaced"
+
+    def _take_back(self) -> None:
+        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
+        if hosts.is_first():
+            for path in self._directory.glob("*.replaced"):
+                if path.with_suffix("").exists():
+                    shutil.rmtree(path)
+                else:
+                    path.rename(path.with_suffix(""))
+        hosts.barrier("taken back")
+
     def _seal(self, step: int) -> None:
         self._manager.wait_until_finished()
         seal(self._directory / str(step))
+        if hosts.is_first():
+            shutil.rmtree(self._replaced(step), ignore_errors=True)
 
     def wait(self) -> None:
         """Until what is being saved is on the disk.
@@ -119,7 +140,9 @@ class StageCheckpoints:
             if not problems[step]:
                 try:
                     found = self._restore(step, like)
-                except (OSError, ValueError, KeyError) as error:
+                except Exception as error:  # Orbax has none of its own for a file that it can't read
+                    if "RESOURCE_EXHAUSTED" in str(error):
+                        raise
                     problems[step] = " ".join(str(error).split())[:200]
                 else:
                     self._give_up({late: problem for late, problem in problems.items() if problem}, step)

@@ -272,3 +272,44 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     assert "\n" not in str(raised.value)
     keeper.close()
     assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
+
+
+def _killed(*_, **__):
+    raise RuntimeError("killed")
+
+
+def test_a_checkpoint_that_was_being_replaced_is_there_again(tmp_path, monkeypatch):
+    """A kill before the new one is whole, and one before the old one is gone."""
+    kept, new = StageCheckpoints(tmp_path), _state().replace(params={"reasoner": {"h_0": jnp.zeros((2, 3))}})
+    kept.save(_state())
+    kept.wait()
+    monkeypatch.setattr(kept._manager, "save", _killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        kept.save(new, replace=True)
+    again = StageCheckpoints(tmp_path)
+    assert again.latest_step == 4
+    np.testing.assert_array_equal(again.restore(new)[0].params["reasoner"]["h_0"], _state().params["reasoner"]["h_0"])
+    again.save(new, replace=True)
+    again.close()
+    assert not list(tmp_path.glob("*.replaced"))
+    shutil.copytree(tmp_path / "4", tmp_path / "4.replaced")
+    last = StageCheckpoints(tmp_path)
+    np.testing.assert_array_equal(last.restore(_state())[0].params["reasoner"]["h_0"], np.zeros((2, 3)))
+    assert not list(tmp_path.glob("*.replaced"))
+    last.close()
+
+
+@pytest.mark.parametrize("gone", [["_CHECKPOINT_METADATA"], ["rest"], ["params/manifest.ocdbt"], ["params/d"]])
+def test_a_checkpoint_that_was_being_deleted_is_not_gone_on_from(tmp_path, gone):
+    """Files go one by one, the digests among the first."""
+    kept, last = StageCheckpoints(tmp_path), _state().replace(step=jnp.int32(5))
+    kept.save(_state())
+    kept.save(last)
+    kept.close()
+    for name in ["digests.json", *gone]:
+        path = tmp_path / "5" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = StageCheckpoints(tmp_path)
+    assert int(again.restore(last)[0].step) == 4
+    assert again.latest_step == 4
+    again.close()
