@@ -48,22 +48,21 @@ def test_a_card_needs_something_to_spare(total, card):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt2", "llama1b"])
-def test_the_shipped_config_fits_the_paper_s_cards(model, monkeypatch):
+@pytest.mark.parametrize(("model", "few"), [("gpt2", 2), ("llama1b", 3)])
+def test_the_shipped_config_fits_the_paper_s_cards(model, few, monkeypatch):
     """The step of SLPO on four 48 GB devices, at the paper's batch; compiled of two sizes of fewer layers each.
 
     Memory is a straight line in the number of layers, of which the real models have more: those compile for minutes.
+    Of Llama, whose loop over the layers is no loop below three, the line ends 3 % below what the 16 layers need.
     """
     file, changes = memory.MODELS[model]
-    layers = {"gpt2": 12}.get(model) or changes["model.n_layer"]
-    few = (2, 3)
-    totals = []
-    for count in few:
+    layers, totals = {"gpt2": 12}.get(model) or changes["model.n_layer"], []
+    for count in (few, few + 1):
         monkeypatch.setitem(memory.MODELS, model, (file, changes | {"model.n_layer": count}))
         totals.append(memory.measure(memory.Point(model))["total"])
     each = totals[1] - totals[0]
-    assert each > 0
-    assert totals[0] + each * (layers - few[0]) < 0.95 * 48e9
+    assert each > 0.2e9
+    assert totals[0] + each * (layers - few) < 0.95 * 48e9
 
 
 @pytest.mark.slow
