@@ -33,6 +33,7 @@ SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.optimizer.warmup_steps=5", "--config.rl.optimizer.warmup_steps=2",
     "--config.cold_start.steps=10", "--config.rl.steps=10", "--config.evaluate.limit=20", "--config.evaluate.samples=4",
 )  # fmt: skip
+RUN = "quickstart"  # folder of the quick start's run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +52,16 @@ class Part:
     least: int
     wanted: str = ""
 
-    @property
-    def what(self) -> str:
-        """Digest of the command, to which a finished part belongs."""
-        return digest(list(self.command))
+    def on(self, here: dict[str, Any]) -> str:
+        """Digest of the command and the machine, of `look`, to which a finished part belongs."""
+        machine = {name: value for name, value in here["machine"].items() if name != "date"}
+        return digest([list(self.command), here["platform"], machine])
 
 
 def parts(workdir: Path, tiny: bool) -> list[Part]:
     """The page's parts, the quickest answers first."""
     python = sys.executable
-    quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={workdir / 'quickstart'}")
+    quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={workdir / RUN}")
     tests = ("tests/models/test_gate.py",) if tiny else PARITY
     shapes = "quickstart" if tiny else "gpt2"
     few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
@@ -101,10 +102,11 @@ def look() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_part(part: Part, workdir: Path, platform: str, seconds: float) -> dict[str, Any] | None:
+def run_part(part: Part, workdir: Path, here: dict[str, Any], seconds: float) -> dict[str, Any] | None:
     """What a part's command said and how it ended; None if it was cut off."""
     log, begin = workdir / f"{part.name}.log", time.perf_counter()
     # The tests ask for the CPU by themselves.
+    platform = here["platform"]
     environment = {"JAX_PLATFORMS": platform if platform == "cpu" else f"{_plugin(platform)},cpu"} | os.environ
     with log.open("w") as file:
         process = subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
@@ -114,7 +116,7 @@ def run_part(part: Part, workdir: Path, platform: str, seconds: float) -> dict[s
             process.terminate()  # a run saves its state
             process.wait()
             return None
-    return {"what": part.what, "status": status, "seconds": time.perf_counter() - begin, "said": log.read_text()}
+    return {"what": part.on(here), "status": status, "seconds": time.perf_counter() - begin, "said": log.read_text()}
 
 
 def _plugin(platform: str) -> str:
@@ -128,7 +130,7 @@ def section(part: Part, found: dict[str, Any] | None, workdir: Path) -> str:
     if found is None:
         return f"{title}\n\nNot finished: give the command again.\n"
     ended = f"`{command}`: {found['seconds']:.0f} s, status {found['status']}"
-    report = workdir / "quickstart" / "report.md"
+    report = workdir / RUN / "report.md"
     said = found["said"]
     if part.name == "quickstart" and found["status"] == 0 and report.exists():
         said = report.read_text(encoding="utf-8").partition("\n## ")[0]
@@ -190,9 +192,9 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
     for part in parts(workdir, tiny):
         known = workdir / f"{part.name}.json"
         found: dict[str, Any] | None = read_json(known, default={})
-        if found is None or found.get("what") != part.what or found["status"] != 0:
+        if found is None or found.get("what") != part.on(here) or found["status"] != 0:
             left = flags.seconds - (time.perf_counter() - begin)
-            found = run_part(part, workdir, here["platform"], left) if left >= min(part.least, flags.seconds) else None
+            found = run_part(part, workdir, here, left) if left >= min(part.least, flags.seconds) else None
             if found is not None:
                 write_text(known, json.dumps(found) + "\n")
         sections.append(section(part, found, workdir))

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command, set_up
 from benchmarks.measure.workload import ROOT, SHAPES, load_config, make_workload
 from slpo_jax.errors import UserError
+from slpo_jax.io.hosts import local_flags
 from slpo_jax.training.checkpoint import StageCheckpoints
 
 LAYOUTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # processes, devices of each
@@ -46,19 +46,12 @@ def start(flags: argparse.Namespace, workdir: Path, processes: int, devices: int
     shapes = SHAPES[flags.shapes]
     settings = shapes.changes | {
         "stages": "('rl',)", "cpu_devices": devices, "rl.batch_size": flags.prompts, "rl.steps": 100_000,
-        "rl.optimizer.warmup_steps": 0, "log_every": 1, "gate.enabled": True,
+        "rl.optimizer.warmup_steps": 0, "log_every": 1,
     } | changes  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / shapes.config}"]
     command += [f"--config.{key}={value}" for key, value in settings.items()] + [f"--workdir={workdir}"]
-    others: list[list[str]] = [[]]
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
-        others = [[*joined, f"--process={index}"] for index in range(processes)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return [subprocess.Popen(command + more, cwd=ROOT, **quiet) for more in others]
+    return [subprocess.Popen(command + more, cwd=ROOT, **quiet) for more in local_flags(processes)]
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:
@@ -76,6 +69,7 @@ def wait(processes: list[Any], until: Callable[[], bool]) -> None:
     """
     while not until():
         if any(process.poll() is not None for process in processes):
+            end(processes, signal.SIGKILL)  # one that is left would wait for the others
             raise UserError("--shapes: a run ended by itself; run slpo_jax.main with these shapes to see why")
         time.sleep(0.01)
 

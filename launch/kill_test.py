@@ -12,13 +12,14 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from same_run import differences
+
+from slpo_jax.io.hosts import local_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = (
@@ -43,18 +44,12 @@ class Run:
     def __init__(self, arguments: list[str], workdir: Path, processes: int):
         self.workdir, self.log = workdir, workdir.with_suffix(".log")
         command = [sys.executable, "-m", "slpo_jax.main", *arguments, f"--workdir={workdir}"]
-        others = [[]]
-        if processes > 1:
-            with socket.socket() as free:
-                free.bind(("localhost", 0))
-                port = free.getsockname()[1]
-            joined = [f"--coordinator=localhost:{port}", f"--processes={processes}"]
-            others = [[*joined, f"--process={index}"] for index in range(processes)]
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         environment = os.environ | {"PYTHONPATH": path}
         with self.log.open("a") as log:
             self.processes = [
-                subprocess.Popen(command + more, cwd=ROOT, env=environment, stdout=log, stderr=log) for more in others
+                subprocess.Popen(command + more, cwd=ROOT, env=environment, stdout=log, stderr=log)
+                for more in local_flags(processes)
             ]
 
     def ended(self) -> bool:
@@ -150,8 +145,10 @@ def main() -> None:
         parser.error("--kills and --processes: give 1 or more")
     root, chance = flags.workdir.resolve(), random.Random(flags.seed)
     arguments = arguments or list(SHORT)
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("reference", "victim"):  # an earlier test's, and nothing else that lies there
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / f"{name}.log").unlink(missing_ok=True)
     start = time.monotonic()
     reference = Run(arguments, root / "reference", flags.processes)
     wait_for(reference, "at a step", random.Random(0), 0)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ def _part(name, program, least=0):
     return accelerator.Part(name, (sys.executable, "-c", program), least)
 
 
-def _page(tmp_path, monkeypatch, parts, *flags):
-    monkeypatch.setattr(accelerator, "look", lambda: {"platform": "cpu", "machine": {"device": "cpu"}})
+def _page(tmp_path, monkeypatch, parts, *flags, device="cpu"):
+    machine = {"device": device, "date": str(time.time())}
+    monkeypatch.setattr(accelerator, "look", lambda: {"platform": "cpu", "machine": machine})
     monkeypatch.setattr(accelerator, "parts", lambda workdir, tiny: parts)
     return accelerator.page(accelerator.parse(["--workdir", str(tmp_path / "work"), *flags]))
 
@@ -47,6 +49,8 @@ def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     parts[0] = _part("one", count + "; print('changed')")
     assert "changed" in _page(tmp_path, monkeypatch, parts)[0]
     assert told.read_text() == "xx"
+    _page(tmp_path, monkeypatch, parts, device="another")
+    assert told.read_text() == "xxx"
 
 
 def test_tests_run_on_the_device():

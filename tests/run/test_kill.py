@@ -20,6 +20,8 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     folder = new_folder(tmp_path)
     sources = {"train": "train.jsonl", "valid": "valid.txt", "eval.real": "real.json"}
     data = [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
+    (tmp_path / "kills").mkdir()
+    (tmp_path / "kills" / "mine.txt").write_text("somebody's")
     command = [sys.executable, str(ROOT / "launch" / "kill_test.py"), "--kills=2", f"--workdir={tmp_path / 'kills'}"]
     done = subprocess.run(
         [*command, f"--config={folder / 'small.py'}", *FLAGS, *data], capture_output=True, text=True, timeout=600
@@ -29,6 +31,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     assert kills == 2
     assert runs >= 1
     assert failed == 0
+    assert (tmp_path / "kills" / "mine.txt").exists()
 
 
 @pytest.mark.slow
