@@ -33,7 +33,6 @@ SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.optimizer.warmup_steps=5", "--config.rl.optimizer.warmup_steps=2",
     "--config.cold_start.steps=10", "--config.rl.steps=10", "--config.evaluate.limit=20", "--config.evaluate.samples=4",
 )  # fmt: skip
-RUN = "quickstart"  # folder of the quick start's run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +44,14 @@ class Part:
         command: what is run, from the checkout.
         least: seconds that it needs; with fewer left it waits for the next call.
         wanted: a heading of the output from which on it belongs on the page; "" is its last lines.
+        report: a file whose first section belongs there instead.
     """
 
     name: str
     command: tuple[str, ...]
     least: int
     wanted: str = ""
+    report: Path | None = None
 
     def on(self, here: dict[str, Any]) -> str:
         """Digest of the command and the machine, of `look`, to which a finished part belongs."""
@@ -60,8 +61,8 @@ class Part:
 
 def parts(workdir: Path, tiny: bool) -> list[Part]:
     """The page's parts, the quickest answers first."""
-    python = sys.executable
-    quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={workdir / RUN}")
+    python, run = sys.executable, workdir / ("quickstart_tiny" if tiny else "quickstart")
+    quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={run}")
     tests = ("tests/models/test_gate.py",) if tiny else PARITY
     shapes = "quickstart" if tiny else "gpt2"
     few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
@@ -71,7 +72,7 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
         Part("parity", (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests), 30),
         Part("step", (python, "-m", "benchmarks.step", "--shapes", shapes, *few, *torch), 60, "# One SLPO step"),
         Part("pass_at_16", (python, "-m", "benchmarks.passk", "--shapes", shapes, *passk, *torch), 60, "# Pass@"),
-        Part("quickstart", (*quick, *(SHORT if tiny else ())), 60),
+        Part("quickstart", (*quick, *(SHORT if tiny else ())), 60, report=run / "report.md"),
         Part(
             "memory", (python, "-m", "benchmarks.accelerator", "--only_memory", *["--tiny"] * tiny), 30, "# Memory in"
         ),
@@ -123,17 +124,16 @@ def _plugin(platform: str) -> str:
     return {"gpu": "cuda"}.get(platform, platform)
 
 
-def section(part: Part, found: dict[str, Any] | None, workdir: Path) -> str:
+def section(part: Part, found: dict[str, Any] | None) -> str:
     """A part of the page."""
     title = f"## {part.name.replace('_', ' ')}"
     command = " ".join(Path(word).name if word == sys.executable else word for word in part.command)
     if found is None:
         return f"{title}\n\nNot finished: give the command again.\n"
     ended = f"`{command}`: {found['seconds']:.0f} s, status {found['status']}"
-    report = workdir / RUN / "report.md"
     said = found["said"]
-    if part.name == "quickstart" and found["status"] == 0 and report.exists():
-        said = report.read_text(encoding="utf-8").partition("\n## ")[0]
+    if part.report and found["status"] == 0 and part.report.exists():
+        said = part.report.read_text(encoding="utf-8").partition("\n## ")[0]
     elif part.wanted and part.wanted in said:
         said = said[said.index(part.wanted) :]
     else:
@@ -197,7 +197,7 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
             found = run_part(part, workdir, here, left) if left >= min(part.least, flags.seconds) else None
             if found is not None:
                 write_text(known, json.dumps(found) + "\n")
-        sections.append(section(part, found, workdir))
+        sections.append(section(part, found))
         well = well and found is not None and found["status"] == 0
     head = [
         "# An accelerator's page",
