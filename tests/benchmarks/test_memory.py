@@ -16,6 +16,7 @@ TINY = {
     "model.n_layer": 1, "model.n_embd": 32, "model.n_head": 2, "tokenizer": "synthetic:20", "prompt_slots": (16,),
     "max_latents": 3, "max_answer_tokens": 3, "rl.batch_size": 8, "rl.group": 2, "objective.slpo.passes": 1,
 }  # fmt: skip
+LARGEST = {"rl.capacities": ((1.0, 1.0),)}  # of a scoring pass: of the smaller ones, each compiled, only one runs
 
 
 def test_a_program_s_memory_is_what_it_holds():
@@ -30,7 +31,7 @@ def test_a_program_s_memory_is_what_it_holds():
 def test_parameters_in_parts_take_less(monkeypatch, capsys, tmp_path):
     """The command at tiny shapes: a quarter of the parameters' state, and what is gathered is said."""
     file, changes = memory.MODELS["gpt2"]
-    monkeypatch.setitem(memory.MODELS, "gpt2", (file, changes | TINY))
+    monkeypatch.setitem(memory.MODELS, "gpt2", (file, changes | TINY | LARGEST))
     monkeypatch.setattr(memory, "set_up", lambda devices: None)
     memory.main(["--models", "gpt2", "--meshes", "4x1", "1x4", "--json", str(tmp_path / "all.json")])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| gpt2")]
@@ -58,7 +59,7 @@ def test_the_shipped_config_fits_the_paper_s_cards(model, few, monkeypatch):
     file, changes = memory.MODELS[model]
     layers, totals = {"gpt2": 12}.get(model) or changes["model.n_layer"], []
     for count in (few, few + 1):
-        monkeypatch.setitem(memory.MODELS, model, (file, changes | {"model.n_layer": count}))
+        monkeypatch.setitem(memory.MODELS, model, (file, changes | LARGEST | {"model.n_layer": count}))
         totals.append(memory.measure(memory.Point(model))["total"])
     each = totals[1] - totals[0]
     assert each > 0.2e9

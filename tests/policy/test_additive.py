@@ -105,6 +105,7 @@ def test_a_noiseless_pass_draws_the_means(rolled, means):
     np.testing.assert_allclose(np.asarray(rolled[1].actions)[took], means[took], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_the_reasoner_s_own_run(params):
     """What is evaluated greedily: the additive thinker without its noise is the latent one."""
     prompts, keys = take_rows(PROMPTS, range(3)), keys_of(3)

@@ -17,6 +17,7 @@ from slpo_jax.training.rl import make_loss, roll_out
 
 CONFIG = dataclasses.replace(ROLLOUT, max_latents=0, stopping="length")
 POLICY = policy_of(CONFIG)
+pytestmark = pytest.mark.slow
 KEY = jax.random.key(11)
 ANSWERS = [[42, EOS], [EOS], [42, 42, EOS], [17, EOS]]
 BATCH = prompted_batch().replace(
@@ -40,7 +41,6 @@ def made():
     return make(small_params())
 
 
-@pytest.mark.slow
 def test_nothing_is_thought(made):
     trajectories, rewards, _, (noisy, clean, replayed, _) = made
     for actions in (trajectories.actions, noisy.actions, clean.actions, replayed.actions):
@@ -89,7 +89,6 @@ def losses():
     return every(small_params())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EVERY, "exact"])
 def test_every_objective_trains_the_reasoner(losses, name):
     (loss, metrics), gradient = losses[name]
@@ -104,7 +103,6 @@ def test_every_objective_trains_the_reasoner(losses, name):
     assert sizes["gate"] == 0
 
 
-@pytest.mark.slow
 def test_clean_objectives_are_reinforce_on_the_answer(made, losses):
     """Without a thought slpo's clean answers and answer_only are the same loss: -1/G sum_i A_i log pi(answer)."""
     trajectories, rewards, _, _ = made

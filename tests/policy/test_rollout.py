@@ -88,7 +88,7 @@ def _stop_probabilities(params, latents):
 
 @pytest.mark.parametrize(
     "where",
-    ["clean", pytest.param("thought", marks=pytest.mark.slow), pytest.param("latents", marks=pytest.mark.slow), "all"],
+    ["clean", *(pytest.param(where, marks=pytest.mark.slow) for where in ("thought", "latents", "all"))],
 )
 def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     config = _clean(BY_LENGTH) if where == "clean" else dataclasses.replace(BY_LENGTH, dropout_where=where)
@@ -153,6 +153,7 @@ def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
     _assert_same_rows(*(jax.tree.map(lambda x: x[free], result) for result in (roomy, together)))
 
 
+@pytest.mark.slow
 def test_rollouts_of_a_prompt_differ_and_are_reproducible(params, prompts):
     one = take_rows(prompts, [1] * ROWS)
     keys = keys_of(ROWS)
@@ -199,7 +200,8 @@ def test_sampled_answers(params, prompts, slow):
     assert np.corrcoef(counts, law)[0, 1] > 0.98
 
 
-@pytest.mark.parametrize("where", ["thought", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["thought", "all"])
 def test_replay_is_the_rollout_s(params, prompts, where):
     config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)

@@ -105,9 +105,9 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 @pytest.mark.parametrize(
     ("where", "sites"),
     [
-        pytest.param("thought", CONFIG.dropout_sites, marks=pytest.mark.slow),
-        ("latents", CONFIG.dropout_sites),
-        ("all", NOISY.dropout_sites),
+        ("thought", CONFIG.dropout_sites),
+        pytest.param("latents", CONFIG.dropout_sites, marks=pytest.mark.slow),
+        pytest.param("all", NOISY.dropout_sites, marks=pytest.mark.slow),
     ],
 )
 def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
@@ -167,6 +167,7 @@ def test_one_pass_s_gradient_is_the_slow_loop_s(params, prompts, trajectories):
     jax.tree_util.tree_map_with_path(assert_close, gradient, expected)
 
 
+@pytest.mark.slow
 def test_shared_prompts_score_as_prompts_encoded_for_each(params, prompts, trajectories):
     prompt_keys, keys = _keys(0)
     shared = one_pass(params, prompts, trajectories, prompt_keys, keys, config=ROLLOUT)
@@ -190,6 +191,7 @@ def test_what_lies_after_the_end_does_not_matter(params, prompts, trajectories):
     np.testing.assert_allclose(ours.actions[~after], theirs.actions[~after], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts):
     """With the rollout's keys instead of fresh ones, z_t is h_t itself: the masks are mirrored position by position."""
     rows = take_rows(prompts, np.repeat(np.arange(3), GROUP))
@@ -202,6 +204,7 @@ def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts
             np.testing.assert_allclose(scores.actions[row, :length], result.actions[row, :length], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_passes_have_masks_of_their_own(params, prompts, trajectories):
     """Independent over passes and trajectories, shared by a prompt's trajectories in the prompt only."""
     same = jax.tree.map(lambda x: jnp.repeat(x[1:2], ROWS, axis=0), trajectories)  # tau = T

@@ -32,11 +32,14 @@ def _params(value):
 class Run:
     """A workdir whose checkpoints are one number each, which is how many latents they take."""
 
-    def __init__(self, folder, monkeypatch, stages=STAGES):
+    def __init__(self, folder, stages=STAGES, like=None):
+        """A new one with these stages, or a copy of another."""
         self.folder, self.work = folder, folder / "work"
+        if like is not None:
+            shutil.copytree(like.folder, folder)
+            return
         folder.mkdir()
         write_problems(folder)
-        monkeypatch.setattr(Experiment, "abstract_params", lambda self: replicate(_params(0), self.mesh))
         for stage, value in stages.items():
             self.train(stage, value)
 
@@ -85,11 +88,23 @@ class Run:
         return {json.loads(line)["latent_steps"] for line in self.records(row, name).read_text().splitlines()}
 
 
-@pytest.fixture
-def finished(tmp_path, monkeypatch):
-    run = Run(tmp_path / "run", monkeypatch)
-    assert run.evaluate(monkeypatch) == EVERYTHING | {"validation"}
+@pytest.fixture(autouse=True, scope="module")
+def _models():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "abstract_params", lambda self: replicate(_params(0), self.mesh))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, _models):
+    run = Run(tmp_path_factory.mktemp("evaluated") / "run")
+    assert run.evaluate(_models) == EVERYTHING | {"validation"}
     return run
+
+
+@pytest.fixture
+def finished(tmp_path, evaluated):
+    return Run(tmp_path / "run", like=evaluated)
 
 
 def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
@@ -253,8 +268,8 @@ def test_objectives_are_found_by_what_they_say(finished, monkeypatch):
 
 
 @pytest.fixture
-def ablation(tmp_path, monkeypatch):
-    return Run(tmp_path / "ablation", monkeypatch, {"slpo": 8})
+def ablation(tmp_path):
+    return Run(tmp_path / "ablation", {"slpo": 8})
 
 
 def test_rows_of_another_run(finished, ablation, monkeypatch):

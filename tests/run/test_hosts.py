@@ -1,4 +1,7 @@
-"""Two processes with two devices each, started as on two machines, against one process with four."""
+"""Two processes with two devices each, started as on two machines, against one process with four.
+
+The two have their parameters and their optimizer's state in parts over all four devices, the one has them whole.
+"""
 
 import json
 import os
@@ -17,16 +20,17 @@ from small_run import ROOT, new_folder
 pytestmark = pytest.mark.slow
 SHORT = [
     "--config.stages=('imitate','rl','evaluate')", "--config.imitate.control=False", "--config.imitate.cot_steps=0",
-    "--config.imitate.final_steps=4", "--config.evaluate.samples=0", "--config.evaluate.datasets=('real',)",
+    "--config.imitate.final_steps=4", "--config.rl.steps=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('real',)",
     "--config.checkpoint_every=2",
 ]  # fmt: skip
+FSDP = 4
 EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")
 
 
-def _start(folder: Path, name: str, workdir: str, devices: int, **environment: str) -> subprocess.Popen:
+def _start(folder: Path, name: str, workdir: str, devices: int, *flags: str, **environment: str) -> subprocess.Popen:
     """The script in the background, its output in a file of the name."""
     command = ["bash", str(ROOT / "launch" / "one_machine.sh"), f"--config={folder / 'small.py'}", *SHORT]
-    command += [f"--workdir={folder / workdir}", f"--config.cpu_devices={devices}"]
+    command += [f"--workdir={folder / workdir}", f"--config.cpu_devices={devices}", *flags]
     sources = {"train": "train.jsonl", "valid": "valid.txt", "eval.real": "real.json"}
     command += [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
     with (folder / f"{name}.log").open("w") as log:
@@ -39,7 +43,8 @@ def _start_two(folder: Path, workdir: str) -> list[subprocess.Popen]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     others = {"COORDINATOR": f"localhost:{port}", "PROCESSES": "2"}
-    return [_start(folder, f"{workdir}_{index}", workdir, 2, PROCESS=str(index), **others) for index in (0, 1)]
+    parts = f"--config.sharding.fsdp={FSDP}"
+    return [_start(folder, f"{workdir}_{index}", workdir, 2, parts, PROCESS=str(index), **others) for index in (0, 1)]
 
 
 def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Popen]) -> None:
@@ -53,11 +58,17 @@ def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Pope
 
 
 def _determined(path: str, leaf):
-    """Without the biases of attention's keys: softmax cancels them, and Adam makes steps of what is rounding."""
+    """An array, and how exactly it is determined.
+
+    Softmax cancels the biases of attention's keys, so that their gradient is rounding, which Adam and Adafactor make
+    whole steps of. They are left out; and as Adafactor limits the steps of an array together, those of queries and
+    values beside them are determined less exactly.
+    """
     if not path.endswith("['c_attn']['bias']") or len(leaf) % 3:  # Adafactor keeps sums beside the whole
-        return leaf
+        return leaf, 1e-5
     queries, _, values = np.split(leaf, 3)
-    return np.concatenate([queries, values])
+    return np.concatenate([queries, values]), 1e-4
+
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +92,7 @@ def together(folder):
     first[1].send_signal(signal.SIGTERM)
     stopped = [process.wait() for process in first]
     second = _start_two(folder, "two")
-    _wait_for(work / "metrics.jsonl", "slpo", 3, second)
+    _wait_for(work / "metrics.jsonl", "slpo", 9, second)
     for process in second:
         process.kill()
         process.wait()
@@ -111,8 +122,8 @@ def test_it_is_the_same_run(together, alone):
     for stage in ("imitate", "slpo"):
         expected = checkpoint_of(alone, stage)
         for path, leaf in checkpoint_of(work, stage).items():
-            ours, theirs = _determined(path, leaf), _determined(path, expected[path])
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{stage}{path}")
+            (ours, exactly), (theirs, _) = _determined(path, leaf), _determined(path, expected[path])
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=exactly, err_msg=f"{stage}{path}")
 
 
 def test_it_writes_the_same_files_once(together, alone):
@@ -124,4 +135,4 @@ def test_it_writes_the_same_files_once(together, alone):
         if name.endswith(".jsonl"):
             assert ours[name] == theirs[name], name
     config, expected = (json.loads(texts["config.json"]) for texts in (ours, theirs))
-    assert config == expected | {"cpu_devices": 2}
+    assert config == expected | {"cpu_devices": 2, "sharding": expected["sharding"] | {"fsdp": FSDP}}

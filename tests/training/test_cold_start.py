@@ -106,6 +106,7 @@ def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, de
     assert_is_gradient(taken.gradient["gate"], value, small_params()["gate"])
 
 
+@pytest.mark.slow
 def test_only_the_gate_learns():
     taken, before = take_steps("cold_start", [prompted_batch()]), small_params()
     assert difference(taken.params["reasoner"], before["reasoner"]) == 0

@@ -166,6 +166,7 @@ def _torch_gradients(case, oracle):
     return {path: gradient.numpy() for path, gradient in found.items()}
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(case, ours):
     """Nor do pads' tokens, nor that the last step is written when there is none."""
     longer = WAY.make_batch(

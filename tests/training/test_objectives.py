@@ -232,7 +232,8 @@ def _greedy(reasoner, row, factors) -> int:
 # answer_only
 
 
-@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
+@pytest.mark.slow
+@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
 def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass):
     objective = OBJECTIVES["answer_only"](answer_pass=answer_pass, answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)

@@ -36,6 +36,8 @@ from tiny import SlowReasoner, compiled
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import roll_out
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def first_step():
@@ -88,7 +90,6 @@ def _keys_of_pass(pass_key):
     return map(jnp.stack, zip(*found, strict=True))
 
 
-@pytest.mark.slow
 def test_proposition_2_gradient(first_step, frozen, step_key):
     """The step's gradient is that of the empirical surrogate loss on the frozen batch: the rollout adds nothing."""
     trajectories, rewards = frozen
@@ -122,7 +123,6 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
     assert 0 < metrics["mixed"] <= metrics["solved"] < 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reference", [ALWAYS, NEVER])
 def test_equal_rewards_change_nothing(reference):
     taken = take_steps("rl", [prompted_batch(references=(reference,) * BATCH)])
