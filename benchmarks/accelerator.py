@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny]`; see `--help`.
+"""`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny] [--json FILE]`, `--help`.
 
 Everything that is to be known of a new kind of device, in one command of at most 20 minutes: the tests of parity on it,
 the quick start, the tables of the step and of Pass@16 against the torch witness, and memory. Prints one page, and
@@ -181,7 +181,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def page(flags: argparse.Namespace) -> tuple[str, bool]:
-    """The page, after as many parts as the time allows, and whether all are there and ended well."""
+    """The page, after as many parts as the time allows, and whether all are there and ended well.
+
+    `--json` gets the machine and, by part, what it said, its status and its seconds; null for one that is left.
+    """
     begin, workdir = time.perf_counter(), flags.workdir.resolve()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -189,7 +192,7 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
         raise UserError(f"--workdir: {workdir} can't be made ({error.strerror}); give another") from None
     here = look()
     tiny = flags.tiny or here["platform"] == "cpu"
-    sections, well = [], True
+    sections, ended = [], {}
     for part in parts(workdir, tiny):
         known = workdir / f"{part.name}.json"
         found: dict[str, Any] | None = read_json(known, default={})
@@ -199,7 +202,7 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
             if found is not None:
                 write_text(known, json.dumps(found) + "\n")
         sections.append(section(part, found))
-        well = well and found is not None and found["status"] == 0
+        ended[part.name] = found
     head = [
         "# An accelerator's page",
         "",
@@ -207,7 +210,9 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
         f"- shapes: {'tiny' if tiny else 'GPT-2 124M'}",
         "",
     ]
-    return "\n".join([*head, *sections]), well
+    if flags.json:
+        write_text(flags.json, json.dumps({**here, "tiny": tiny, "parts": ended}, indent=1) + "\n")
+    return "\n".join([*head, *sections]), all(found and found["status"] == 0 for found in ended.values())
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -31,8 +31,10 @@ def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     told = tmp_path / "told"
     count = f"open({str(told)!r}, 'a').write('x'); print('a table')"
     parts = [_part("one", count), _part("slow", "import time; time.sleep(60)"), _part("late", "print('late')", 1000)]
-    text, well = _page(tmp_path, monkeypatch, parts, "--seconds", "2")
+    text, well = _page(tmp_path, monkeypatch, parts, "--seconds", "2", "--json", str(tmp_path / "all.json"))
     assert not well
+    ended = json.loads((tmp_path / "all.json").read_text())["parts"]
+    assert (ended["one"]["said"], ended["one"]["status"], ended["slow"], ended["late"]) == ("a table\n", 0, None, None)
     assert "## one" in text
     assert "a table" in text
     assert text.count("Not finished: give the command again.") == 2

@@ -20,8 +20,8 @@ from small_run import ROOT, new_folder
 pytestmark = pytest.mark.slow
 SHORT = [
     "--config.stages=('imitate','rl','evaluate')", "--config.imitate.control=False", "--config.imitate.cot_steps=0",
-    "--config.imitate.final_steps=4", "--config.rl.steps=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('real',)",
-    "--config.checkpoint_every=2",
+    "--config.imitate.final_steps=4", "--config.rl.steps=20", "--config.evaluate.samples=0",
+    "--config.evaluate.datasets=('real',)", "--config.checkpoint_every=2",
 ]  # fmt: skip
 FSDP = 4
 EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")
@@ -68,7 +68,6 @@ def _determined(path: str, leaf):
         return leaf, 1e-5
     queries, _, values = np.split(leaf, 3)
     return np.concatenate([queries, values]), 1e-4
-
 
 
 @pytest.fixture(scope="module")

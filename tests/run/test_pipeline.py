@@ -200,7 +200,6 @@ def test_interrupted_and_started_again(work, tmp_path):
     _assert_same_run(folder / "work", work)
 
 
-
 @pytest.mark.parametrize("gate", [True, False])
 def test_evaluation_alone(work, tmp_path, gate):
     """From a checkpoint of another workdir, without its training set, latents kept."""

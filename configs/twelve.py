@@ -1,0 +1,69 @@
+"""A cell of the twelve settings in small: {COCONUT, CODI} x {GPT-2, Llama}, each on three held-out sets.
+
+`--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
+steps, of which it solves about half when imitation has converged, and then every objective that is compared, each from
+the same cold start. `--config=configs/twelve.py:REASONER,tune` trains each of them at every rate of `RATES` instead and
+evaluates on the validation problems alone: `CHOSEN` comes from there (`launch/reproduce.py twelve_rates`).
+"""
+
+from slpo_jax.config import default_config
+from slpo_jax.run.presets import objective_variant
+
+RATES = (3e-5, 1e-4, 3e-4)
+# By name: the objective and its settings.
+COMPARED = {
+    "slpo_sum": ("slpo", {"latent_reduction": "sum"}),  # as printed
+    "slpo_mean": ("slpo", {"latent_reduction": "mean"}),
+    "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
+    "answer_only": ("answer_only", {}),
+    "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
+    "reward": ("pathwise", {"estimator": "reward", "temperature": 1.0}),
+    "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
+    "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
+}
+CHOSEN: dict[str, dict[str, float]] = {}  # learning rate by reasoner and objective
+
+
+def get_config(variant: str = "coconut_gpt2"):
+    reasoner, _, tune = variant.partition(",")
+    config = default_config()
+    config.reasoner = reasoner
+    config.tokenizer = "synthetic:99"
+    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=128)
+    config.max_latents = 6
+    config.min_latents = 1
+    config.prompt_slots = (28,)
+    config.max_answer_tokens = 3
+    config.data.synthetic.update(max_value=99, max_steps=4)
+    config.data.train = "synthetic:train"
+    config.data.valid = "synthetic:valid"
+
+    config.imitate.update(
+        batch_size=64, c_thought=1, max_latent_stage=4, cot_steps=1500, stage_steps=500, final_steps=8_000,
+        final_latents="random", dropout=0.1, control=not tune,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
+    if reasoner.startswith("codi"):  # no stages, and as many latents for all
+        config.max_answer_tokens = 7
+        config.imitate.update(final_latents="published", distil_factor=1.0)
+    config.cold_start.update(batch_size=32, micro_batches=1, steps=400, evaluate_every=100, patience=4)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
+    config.rl.update(batch_size=32, steps=400, capacities=((0.625, 1.0), (1.0, 1.0)))
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    config.evaluate.update(batch_size=1024, prompt_multiple=28, seeds=1)
+    config.log_every = 20
+    config.checkpoint_every = 1000
+
+    names = []
+    for name, (kind, settings) in COMPARED.items():
+        for rate in RATES if tune else (CHOSEN.get(reasoner, {}).get(name, 1e-4),):
+            names.append(f"{name}_{rate:.0e}" if tune else name)
+            objective_variant(config, names[-1], kind, learning_rate=rate, **settings)
+    config.rl.objectives = tuple(names)
+    if tune:
+        config.data.eval.valid = "synthetic:valid"
+    else:
+        config.data.eval.same = "synthetic:test"
+        config.data.eval.large = "synthetic:large"
+        config.data.eval.template = "synthetic:template"
+    return config
