@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny] [--json FILE]`, `--help`.
+"""`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny]`; see `--help`.
 
 Everything that is to be known of a new kind of device, in one command of at most 20 minutes: the tests of parity on it,
 the quick start, the tables of the step and of Pass@16 against the torch witness, and memory. Prints one page, and
@@ -174,7 +174,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, default=Path("runs/accelerator"), help="default: runs/accelerator")
     parser.add_argument("--seconds", type=int, default=1200, help="after which it stops; default: 1200")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, which on a CPU are used anyhow")
-    parser.add_argument("--only_memory", action="store_true", help="the part memory alone, in this process")
+    names = [part.name for part in parts(Path(), True)]
+    parser.add_argument("--only", nargs="+", choices=names, help="parts; default: all")
+    parser.add_argument("--only_memory", action="store_true", help="what the part memory prints, in this process")
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
     return flags
@@ -194,6 +196,8 @@ def page(flags: argparse.Namespace) -> tuple[str, bool]:
     tiny = flags.tiny or here["platform"] == "cpu"
     sections, ended = [], {}
     for part in parts(workdir, tiny):
+        if flags.only and part.name not in flags.only:
+            continue
         known = workdir / f"{part.name}.json"
         found: dict[str, Any] | None = read_json(known, default={})
         if found is None or found.get("what") != part.on(here) or found["status"] != 0:

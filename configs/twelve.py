@@ -24,8 +24,13 @@ COMPARED = {
 CHOSEN: dict[str, dict[str, float]] = {}  # learning rate by reasoner and objective
 
 
-def get_config(variant: str = "coconut_gpt2"):
-    reasoner, _, tune = variant.partition(",")
+def variant(name: str, rate: float) -> str:
+    """What an objective is called at a rate that is tried."""
+    return f"{name}_{rate:.0e}"
+
+
+def get_config(cell: str = "coconut_gpt2"):
+    reasoner, _, tune = cell.partition(",")
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"
@@ -57,7 +62,7 @@ def get_config(variant: str = "coconut_gpt2"):
     names = []
     for name, (kind, settings) in COMPARED.items():
         for rate in RATES if tune else (CHOSEN.get(reasoner, {}).get(name, 1e-4),):
-            names.append(f"{name}_{rate:.0e}" if tune else name)
+            names.append(variant(name, rate) if tune else name)
             objective_variant(config, names[-1], kind, learning_rate=rate, **settings)
     config.rl.objectives = tuple(names)
     if tune:

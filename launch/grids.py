@@ -1,7 +1,9 @@
 """What `launch/reproduce.py` runs and compares, a `Grid` a name."""
 
 import dataclasses
+import runpy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -15,12 +17,14 @@ class Run:
         after: the label of a run that comes first, whose report's rows this one takes where it has none of its own
             (`config.evaluate.rows_from`); "": none.
         seeds: instead of the grid's.
+        config: instead of the grid's.
     """
 
     label: str
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     after: str = ""
     seeds: tuple[int, ...] = ()
+    config: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,9 @@ _ABLATIONS = {
     "batch_quarter": {"rl.batch_size": 8},
 }
 
+_REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+_TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
+
 GRIDS = {
     # Does SLPO beat the cold gate and further imitation, and what of it is needed? docs/measurements.md, 1 and 2.
     "ablations": Grid(
@@ -79,5 +86,18 @@ GRIDS = {
             *(_slpo_alone(label, overrides) for label, overrides in _ABLATIONS.items()),
             Run("no_imitation_dropout", {"imitate.dropout": 0.0, "imitate.control": False}, after="main"),
         ),
+    ),
+    # Which learning rate has each objective in the twelve settings? Of another seed than theirs, on validation alone.
+    "twelve_rates": Grid(
+        "configs/twelve.py",
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _REASONERS),
+        rows=tuple(_TWELVE["variant"](name, rate) for name in _TWELVE["COMPARED"] for rate in _TWELVE["RATES"]),
+        seeds=(100,),
+    ),
+    # Tables 1 and 2: every objective and control in each of them.
+    "twelve": Grid(
+        "configs/twelve.py",
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner}") for reasoner in _REASONERS),
+        rows=("imitate_control", *_TWELVE["COMPARED"]),
     ),
 }

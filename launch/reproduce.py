@@ -90,8 +90,9 @@ def _job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> Job:
     if run.after:
         overrides["evaluate.rows_from"] = lender
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
-    arguments = (f"--config={ROOT / grid.config}", f"--workdir={workdir}", *values)
-    return Job(run.label, seed, workdir, arguments, _config_digest(grid.config))
+    config = run.config or grid.config
+    arguments = (f"--config={ROOT / config}", f"--workdir={workdir}", *values)
+    return Job(run.label, seed, workdir, arguments, _config_digest(config))
 
 
 def load_config(name: str) -> ConfigDict:

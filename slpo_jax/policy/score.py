@@ -148,10 +148,13 @@ def score(
     of_step = functools.partial(_of_step, thoughts, jnp.repeat(first_BD, group, axis=0)[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
     if config.max_latents:
-        draws_NT = noise.draw_keys(keys.trajectories, steps_T) if config.thinker_noise else None
-        drawn = of_step(functools.partial(thinker.draw, params), draws_NT)
+        draws = functools.partial(noise.draw_keys, keys.trajectories) if config.thinker_noise else lambda _: None
+        drawn = of_step(functools.partial(thinker.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if thinker.log_prob is not None and config.max_latents:
-        log_probs = of_step(functools.partial(thinker.log_prob, params), jax.lax.stop_gradient(trajectories.actions))
+        taken = jax.lax.stop_gradient(trajectories.actions)
+        first = jax.tree.map(lambda x: x[:, :1], taken)
+        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), taken)
+        log_probs = of_step(functools.partial(thinker.log_prob, params), first, later)
     tokens_BS = answers.packed(trajectories.tokens)
     hidden_answers = hidden_BSD[:, capacity.latents :]
     log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
@@ -159,18 +162,18 @@ def score(
     return Scores(drawn, log_probs, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
 
-def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, argument):
+def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):
     """function(hidden state before step t, argument of step t) for all steps, leaves [N, T, ..].
 
     Args:
         thoughts: how the latent slots are packed.
         first_N1D: hidden states before step 1.
         hidden_BSD: hidden states at the packed slots, the latents' first.
-        argument: leaves [N, T, ..], or None.
+        first_argument: of step 1, leaves [N, 1, ..], or None.
+        later_arguments: of steps 2 .. T + 1, leaves [N, T, ..], or None; there is no step T + 1, and anything will do.
     """
-    first = function(first_N1D, jax.tree.map(lambda x: x[:, :1], argument))
-    following = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), argument)
-    later = function(hidden_BSD[:, : thoughts.capacity], jax.tree.map(thoughts.packed, following))
+    first = function(first_N1D, first_argument)
+    later = function(hidden_BSD[:, : thoughts.capacity], jax.tree.map(thoughts.packed, later_arguments))
     return jax.tree.map(lambda a, b: jnp.concatenate([a, thoughts.unpacked(b)[:, :-1]], axis=1), first, later)
 
 

@@ -1,17 +1,24 @@
 """The command for a new kind of device, on the CPU at tiny shapes."""
 
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks import accelerator
+from slpo_jax.config import check
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+NAMES = ("parity", "step", "pass_at_16", "quickstart", "memory")
 
 
 def _part(name, program, least=0):
@@ -62,14 +69,36 @@ def test_tests_run_on_the_device():
 
 
 @pytest.mark.slow
-def test_the_whole_command_on_a_cpu(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.accelerator", "--workdir", str(tmp_path / "work"), "--seconds", "500"]
+def test_the_command_on_a_cpu(tmp_path):
+    """Its parts through their real programs; step and quick start, which take longest, are the next test's."""
+    only = ("parity", "pass_at_16", "memory")
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--workdir", str(tmp_path / "work"), "--only", *only]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = ("parity", "step", "pass at 16", "quickstart", "memory")
-    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == [f"## {name}" for name in names]
+    headings = [line for line in done.stdout.splitlines() if line.startswith("## ")]
+    assert headings == ["## parity", "## pass at 16", "## memory"]
     assert "| slpo_jax |" in done.stdout
     assert "arguments" in done.stdout
-    for name in ("parity", "step", "pass_at_16", "quickstart", "memory"):
+    for name in only:
         assert json.loads((tmp_path / "work" / f"{name}.json").read_text())["status"] == 0
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+def test_its_parts_are_commands(tiny, tmp_path):
+    """Every part's module takes the flags that it is given; the quick start's are those of its config."""
+    found = {part.name: part.command[2:] for part in accelerator.parts(tmp_path, tiny)}
+    assert tuple(found) == NAMES
+    for name in ("step", "pass_at_16", "memory"):
+        module, *flags = found[name]
+        importlib.import_module(module).parse(flags)
+    module, config, workdir, *changes = found["quickstart"]
+    assert (module, config) == ("slpo_jax.main", "--config=configs/quickstart.py")
+    assert workdir.startswith(f"--workdir={tmp_path}")
+    settings = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
+    for change in changes:
+        key, _, value = change.removeprefix("--config.").partition("=")
+        settings.update_from_flattened_dict({key: yaml.safe_load(value) if key != "evaluate.datasets" else ("same",)})
+    check(settings)
+    assert bool(changes) == tiny
+    assert all((ROOT / path).exists() for path in found["parity"][3:] if path.startswith("tests/"))

@@ -1,5 +1,6 @@
 """The notebook from top to bottom on a tiny model: once it trains one, once it loads one."""
 
+import hashlib
 import json
 import os
 import re
@@ -97,10 +98,19 @@ def test_it_loads_a_checkpoint(tmp_path):
     assert os.listdir(work) == ["notebook.jsonl"]
 
 
-def test_it_is_stored_clean():
+def test_its_stored_outputs_are_its_code_s():
+    """What a reader sees without running it, made by the code that stands there, and nothing of the machine."""
     notebook = nbformat.read(STORED, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(code) > 6
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    assert not re.search(r"/(root|home|work|content)/|https?://", STORED.read_text())
+    made_from = hashlib.sha256("\n\n".join(cell.source for cell in code).encode()).hexdigest()
+    assert notebook.metadata["outputs_made_from"] == made_from, "run notebooks/store_outputs.py"
+    assert all(cell.execution_count is None for cell in code)
+    _, _, _, trained, accuracy, curve, table, bars, votes = code
+    assert "stops by threshold" in _text(trained)
+    assert re.match(r"Acc \d+\.\d ± \d+\.\d on 300 problems\n", _text(accuracy))
+    assert [_images(cell) for cell in (curve, bars)] == [1, 1]
+    assert "thought" in _text(table)
+    assert "latent" in _text(votes) or _text(votes)
+    assert not re.search(r"/(root|home|work|content|tmp)/|https?://", STORED.read_text())

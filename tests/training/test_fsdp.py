@@ -122,9 +122,12 @@ def test_a_fresh_optimizer_is_cut_too():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
+@pytest.mark.parametrize("stage", ["rl", "cold_start"])
 def test_steps_do_not_know_the_mesh(stage):
-    """2 x 2 and 1 x 4 devices take the steps of one device; so do 2 x 1 with micro-batches, in test_sharding.py."""
+    """2 x 2 and 1 x 4 devices take the steps of one device; so do 2 x 1 with micro-batches, in test_sharding.py.
+
+    Imitation is in test_hosts.py, over two processes.
+    """
     batches = [batch_of(stage)] * 2
     whole = take_steps(stage, batches)
     for fsdp in (2, 4) if stage == "rl" else (2,):
