@@ -275,7 +275,7 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
     Returns:
         `Replay`; its actions equal those of the trajectories.
     """
-    keys_N, lengths_N = trajectories.keys, trajectories.lengths
+    keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
     by_length = policy.having(stopping="length")
     thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
     return Replay(thought.actions, prefix, thought.cache, repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N)

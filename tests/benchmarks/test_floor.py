@@ -168,7 +168,7 @@ def test_xla_counts_a_scoring_pass_as_we_do():
     prompts = Prompts(jnp.zeros((2, 8), jnp.int32), jnp.ones((2, 8), bool))
     tokens, keys = jnp.zeros((rows, 4), jnp.int32), jax.random.split(jax.random.key(0), rows)
     sampled = Trajectories(jnp.zeros((rows, 5, 128)), jnp.full(rows, 5), tokens, keys)
-    noise = jax.tree.map(lambda x: x[0], pass_keys(jax.random.key(0), jnp.arange(2), 2, 1))
+    noise = jax.tree.map(lambda x: x.squeeze(0), pass_keys(jax.random.key(0), jnp.arange(2), 2, 1))
 
     def forward(params):
         scores = score(policy, {"reasoner": params}, prompts, sampled, noise)

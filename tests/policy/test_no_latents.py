@@ -32,7 +32,7 @@ def made():
     @compiled
     def make(params):
         trajectories, rewards = roll_out(POLICY, params, BATCH, rigged_reward, GROUP, KEY)
-        keys = jax.tree.map(lambda x: x[0], pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
+        keys = jax.tree.map(lambda x: x.squeeze(0), pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
         noisy, clean = (score(POLICY, params, BATCH.prompts, trajectories, each) for each in (keys, None))
         replayed = replay(POLICY, params, BATCH.prompts, trajectories)
         again = answer_after_replay(POLICY, params, replayed, trajectories, trajectories.tokens)

@@ -239,7 +239,9 @@ def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
     factors = [{}] * len(frozen.rollouts)
     if answer_pass == "noisy":
-        keys = jax.tree.map(lambda x: x[0], pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.index), GROUP, 1))
+        keys = jax.tree.map(
+            lambda x: x.squeeze(0), pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.index), GROUP, 1)
+        )
         factors = factors_of(frozen.rollouts, jnp.repeat(keys.prompts, GROUP), keys.trajectories, ROLLOUT)
 
     def value(params):
@@ -265,7 +267,7 @@ def _work(function, *arguments) -> float:
 def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypatch):
     calls = []
     monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
-    keys = jax.tree.map(lambda x: x[0], pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
+    keys = jax.tree.map(lambda x: x.squeeze(0), pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
     keys = keys if answer_pass == "noisy" else None
 
     def of(objective):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
@@ -38,7 +39,7 @@ class AnswerOnly(Objective):
         keys = None
         if self.answer_pass == "noisy":
             keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], 1)
-            keys = jax.tree.map(lambda x: x[0], keys_1)
+            keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
         answer_N = score(policy, params, batch.prompts, trajectories, keys, capacity).answer_log_prob
         stop = self.stop_term(policy, params, trajectories)
         loss = policy_gradient_loss(((self.answer_weight, answer_N), stop), self.advantages(rewards_BG))
