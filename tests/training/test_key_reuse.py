@@ -3,8 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from small_steps import GROUP, POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
 from tiny import GATE, REASONER
