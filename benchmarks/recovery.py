@@ -32,8 +32,8 @@ LAYOUTS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))  # processes, devices of each
 DEFINITIONS = """
 steps a second: median of the logged ones of the stage rl from random weights, after the first few; relative to the \
 same batch on one device of one process
-save: seconds until the step after a checkpoint may go on, and until the checkpoint is whole on the disk; median \
-(least-most); size: of one checkpoint on the disk
+save: seconds until the step after a checkpoint may go on, and until the checkpoint is whole on the disk, for which a \
+save that is not asynchronous would keep it waiting; median (least-most); size: of one checkpoint on the disk
 restart: from the command to the first step's row, programs compiled before (in jax's cache) or not; stop: from a \
 SIGTERM to the end of the process, its checkpoint written
 lost: to a preemption with a warning, stop and restart; without one (kill -9), restart and the steps since the last \
