@@ -8,7 +8,6 @@ model's size is allocated. Prints Markdown; `--json` writes every number behind 
 import argparse
 import dataclasses
 import itertools
-import runpy
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.measure.compiled import abstract_batch, abstract_state, collectives, device_memory
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
-from benchmarks.measure.workload import GPT2, ROOT
+from benchmarks.measure.workload import GPT2, load_file
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import Setup, assemble
@@ -72,7 +71,7 @@ def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
         changes: further config keys, by dotted name.
     """
     file, shapes = MODELS[point.model]
-    config = runpy.run_path(str(ROOT / "configs" / file))["get_config"]()
+    config = load_file(f"configs/{file}")
     config.update_from_flattened_dict(GPT2 | shapes | dict(changes or {}))
     if point.micro_batches is not None:
         config[point.stage].micro_batches = point.micro_batches

@@ -111,9 +111,19 @@ class Workload:
     facts: dict[str, Any]
 
 
+def load_file(name: str):
+    """What a config file of the checkout says.
+
+    Args:
+        name: FILE or FILE:ARGUMENT.
+    """
+    path, _, argument = name.partition(":")
+    return runpy.run_path(str(ROOT / path))["get_config"](*filter(None, [argument]))
+
+
 def load_config(shapes: Shapes):
     """The shapes' config, changes applied."""
-    config = runpy.run_path(str(ROOT / "configs" / shapes.config))["get_config"]()
+    config = load_file(f"configs/{shapes.config}")
     config.update_from_flattened_dict(shapes.changes)
     return config
 

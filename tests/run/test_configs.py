@@ -62,12 +62,16 @@ IMITATE = {
 }  # fmt: skip
 
 
-def _load(path: Path, *arguments: str):
+def _module(path: Path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def _load(path: Path, *arguments: str):
     try:
-        return module.get_config(*arguments)
+        return _module(path).get_config(*arguments)
     except UserError as error:
         if "not installed" in str(error):
             pytest.skip(str(error))
@@ -131,3 +135,22 @@ def test_capacities_are_pairs_that_ascend_to_everything(capacities):
         config.rl.capacities = capacities
     with pytest.raises(UserError, match=r"config\.rl\.capacities: .* ascend to \(1, 1\)"):
         check(config)
+
+
+@pytest.mark.parametrize("reasoner", sorted(REASONERS))
+@pytest.mark.parametrize("tune", ["", ",tune"])
+def test_cells_of_the_twelve_settings(reasoner, tune):
+    """Each is a config of its own, and those that tune see no test set."""
+    module = _module(next(path for path in FILES if path.stem == "twelve"))
+    config = module.get_config(reasoner + tune)
+    check(config)
+    assert config.reasoner == reasoner
+    names = set(config.rl.objectives)
+    assert names <= set(config.objective)
+    assert len(names) == len(config.rl.objectives)
+    if tune:
+        assert set(config.data.eval) == {"valid"}
+        assert names == {module.variant(name, rate) for name in module.COMPARED for rate in module.RATES}
+    else:
+        assert set(config.data.eval) == {"same", "large", "template"}
+        assert names == set(module.COMPARED)

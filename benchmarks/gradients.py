@@ -1,0 +1,227 @@
+"""`python -m benchmarks.gradients --config=FILE CHECKPOINT.. [--batches N] [--json FILE]`; see `--help`.
+
+How far the surrogate's credit for a thought points where the reward does. A rollout's thought is a function of
+parameters and keys, so the gradient of the reward through the latents can be taken exactly, by replaying it; SLPO's
+latent term estimates it from K passes. Both are taken on the same trajectories, rewards and advantages, batch by batch.
+Prints Markdown; `--json` writes every number behind it.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+from jax.flatten_util import ravel_pytree
+from tqdm import tqdm
+
+from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command, set_up
+from benchmarks.measure.workload import ROOT, load_file
+from slpo_jax.errors import UserError
+from slpo_jax.policy import noise
+from slpo_jax.policy.advantage import rloo
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
+from slpo_jax.policy.rollout import Trajectories, replay
+from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.rl import training_policy
+from slpo_jax.training.batches import make_batch
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives.objective import policy_gradient_loss
+from slpo_jax.training.rl import roll_out
+
+EXACT = "reward, through the latents"
+DEFINITIONS = f"""
+{EXACT}: gradient of -A_i log pi(a_i | x, h(theta, eps_i)), its keys and length fixed, with respect to the parameters \
+that made the latents alone: the exact path of the reward's gradient that SLPO's latent term stands for
+reward, past the latents: the same with the latents fixed, so through the answer alone; together they are the whole
+SLPO, K: of -A_i log N(h_t; mu_t, sigma_t^2) summed over t, under K passes with fresh masks
+noise: root of the mean squared distance of the batches' gradients from their mean, over its norm (corrected for \
+the noise that is left in it); inf where no mean shows
+cosine: with the exact one of the same batch, mean over batches ± its standard error; of the means: of both gradients' \
+means over all batches
+answers sampled at temperature 1, RLOO; gradients of the reasoner's parameters
+""".strip().splitlines()
+
+
+@struct.dataclass
+class Drawn:
+    """One batch's rollouts.
+
+    Attributes:
+        rewards: float32 [B, G].
+        key: of the scoring passes.
+    """
+
+    batch: PromptedBatch
+    trajectories: Trajectories
+    rewards: jax.Array
+    key: jax.Array
+
+
+def through_latents(policy: Policy, params, drawn: Drawn):
+    """The exact gradient of the reward with respect to what made the latents."""
+    prompts = repeat_rows(drawn.batch.prompts, drawn.rewards.shape[1])
+    keys = PassKeys(drawn.trajectories.keys, drawn.trajectories.keys)
+
+    def loss(makes_latents):
+        actions = replay(policy, makes_latents, drawn.batch.prompts, drawn.trajectories).actions
+        scores = score(policy, params, prompts, drawn.trajectories, keys, actions=actions)
+        return policy_gradient_loss(((1.0, scores.answer_log_prob),), jax.vmap(rloo)(drawn.rewards))
+
+    return jax.grad(loss)(params)
+
+
+def past_latents(policy: Policy, params, drawn: Drawn):
+    """The rest of it: of the answer, after the very same latents."""
+    prompts = repeat_rows(drawn.batch.prompts, drawn.rewards.shape[1])
+    keys = PassKeys(drawn.trajectories.keys, drawn.trajectories.keys)
+
+    def loss(params):
+        scores = score(policy, params, prompts, drawn.trajectories, keys)
+        return policy_gradient_loss(((1.0, scores.answer_log_prob),), jax.vmap(rloo)(drawn.rewards))
+
+    return jax.grad(loss)(params)
+
+
+def surrogate(**settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
+    """SLPO's latent term alone.
+
+    Args:
+        settings: of `objectives.slpo.Slpo`.
+    """
+    objective = OBJECTIVES["slpo"](answer_weight=0.0, stop_weight=0.0, **settings)
+
+    def gradient(policy: Policy, params, drawn: Drawn):
+        def loss(params):
+            return objective(policy, params, drawn.batch, drawn.trajectories, drawn.rewards, drawn.key)[0]
+
+        return jax.grad(loss)(params)
+
+    return gradient
+
+
+def estimators(passes: list[int], epsilons: list[float]) -> dict[str, Callable[[Policy, Any, Drawn], Any]]:
+    """By name."""
+    found = {EXACT: through_latents, "reward, past the latents": past_latents}
+    found |= {f"SLPO, K = {count}": surrogate(passes=count) for count in passes}
+    found["SLPO, K = 4, variance detached"] = surrogate(passes=4, detach_variance=True)
+    found |= {f"SLPO, K = 4, epsilon = {epsilon:g}": surrogate(passes=4, epsilon=epsilon) for epsilon in epsilons}
+    return found
+
+
+def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Estimator -> its gradients [batches, reasoner's parameters]."""
+    policy = training_policy(setup, OBJECTIVES["pathwise"](estimator="reward", temperature=1.0))
+    functions = estimators(flags.passes, flags.epsilons)
+
+    @jax.jit
+    def draw(params, batch, key):
+        trajectories, rewards = roll_out(policy, params, batch, setup.reward, flags.group, jax.random.fold_in(key, 0))
+        return Drawn(batch, trajectories, rewards, jax.random.fold_in(key, 1))
+
+    @jax.jit
+    def gradients(params, drawn):
+        return {name: ravel_pytree(of(policy, params, drawn)["reasoner"])[0] for name, of in functions.items()}
+
+    found: dict[str, list[np.ndarray]] = {name: [] for name in functions}
+    for step in tqdm(range(flags.batches), "batches", disable=not sys.stderr.isatty()):
+        batch = make_batch(setup.train, step, flags.seed, flags.prompts, setup.prompt_slots, setup.reference_width)
+        drawn = draw(params, batch, noise.stream_key(jax.random.key(flags.seed), "rl", step))
+        for name, vector in gradients(params, drawn).items():
+            found[name].append(np.asarray(vector, np.float64))
+    return {name: np.stack(vectors) for name, vectors in found.items()}
+
+
+def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """A row an estimator, of `measure`'s gradients: norm, noise and cosines, see `DEFINITIONS`."""
+    exact, rows = gradients[EXACT], []
+    for name, found in gradients.items():
+        count, mean = len(found), found.mean(axis=0)
+        variance = np.square(found - mean).sum() / (count - 1)
+        norm = np.sqrt(max(np.square(mean).sum() - variance / count, 0.0))
+        cosines = [_cosine(a, b) for a, b in zip(found, exact, strict=True)]
+        rows.append({
+            "estimator": name,
+            "norm": float(norm),
+            "noise": float(np.sqrt(variance) / norm) if norm else float("inf"),
+            "cosine": float(np.mean(cosines)),
+            "cosine_se": float(np.std(cosines, ddof=1) / np.sqrt(count)),
+            "cosine_of_means": _cosine(mean, exact.mean(axis=0)),
+        })  # fmt: skip
+    return rows
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms else 0.0
+
+
+def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
+    """Every number of the report, ready for JSON."""
+    set_up(1)
+    tables = {}
+    for checkpoint in flags.checkpoints:
+        config = load_file(flags.config)
+        config.init = str(checkpoint)
+        setup = assemble(config)
+        tables[str(checkpoint)] = compared(measure(setup, setup.initial_params(), flags))
+    work = {name: getattr(flags, name) for name in ("config", "batches", "prompts", "group", "seed")}
+    return {"machine": machine(), "work": work, "definitions": DEFINITIONS, "tables": tables}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The header lines and a table a checkpoint."""
+    lines = ["# The latent term's gradient and the reward's own"]
+    lines += [f"- {line}" for line in (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")]
+    lines += [f"- {line}" for line in result["definitions"]]
+    head = ("Estimator", "Norm", "Noise", "Cosine", "Of the means")
+    for checkpoint, rows in result["tables"].items():
+        path = Path(checkpoint)
+        cells = [
+            [row["estimator"], f"{row['norm']:.3g}", f"{row['noise']:.1f}",
+             f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_of_means']:+.3f}"]
+            for row in rows
+        ]  # fmt: skip
+        lines += ["", f"{path.parent.parent.name}, {path.name}:", "", *markdown_table(head, cells)]
+    return "\n".join(lines)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        UserError: one of them is unknown or can't be used.
+    """
+    parser = Parser("gradients", "The surrogate's gradient beside the reward's own.")
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="e.g. WORKDIR/checkpoints/slpo")
+    parser.add_argument("--config", required=True, help="what they were trained with: FILE or FILE:ARGUMENT")
+    parser.add_argument("--batches", type=int, default=32, help="default: 32")
+    parser.add_argument("--prompts", type=int, default=32, help="a batch; default: 32")
+    parser.add_argument("--group", type=int, default=8, help="rollouts of each; default: 8")
+    parser.add_argument("--passes", type=int, nargs="+", default=[2, 4, 16], help="values of K; default: 2 4 16")
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[1e-2, 1.0], help="floors; default: 0.01 1")
+    parser.add_argument("--seed", type=int, default=0, help="of batches and noise; default: 0")
+    flags = parser.parse_args(argv)
+    check_flags(flags, batches=2, prompts=1, group=2)
+    if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
+        raise UserError("--passes, --epsilons: give numbers above 0")
+    for path in flags.checkpoints:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such checkpoint; give WORKDIR/checkpoints/STAGE")
+    if not (ROOT / flags.config.partition(":")[0]).is_file():
+        raise UserError(f"--config: {flags.config} is no file in the checkout; give e.g. configs/twelve.py:codi_gpt2")
+    return flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    run_command(argv, parse, benchmark, markdown)
+
+
+if __name__ == "__main__":
+    main()
