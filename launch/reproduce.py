@@ -26,7 +26,8 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.report import compare_runs
-from slpo_jax.io.files import digest, read_json, write_text
+from slpo_jax.io.files import digest, files_digest, read_json, write_text
+from slpo_jax.text.dataset_rows import source_path
 
 ROOT = Path(__file__).resolve().parents[1]
 DONE, LOG = "reproduced.json", "run.log"
@@ -39,6 +40,7 @@ class Job:
     Attributes:
         arguments: of slpo_jax.main.
         config: digest of what the config file in them says.
+        data: digests of the data's local files, by key.
     """
 
     label: str
@@ -46,11 +48,12 @@ class Job:
     workdir: Path
     arguments: tuple[str, ...]
     config: str
+    data: tuple[tuple[str, str], ...]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What its result depends on, beside the code."""
-        return {"arguments": list(self.arguments), "config": self.config}
+        return {"arguments": list(self.arguments), "config": self.config, "data": dict(self.data)}
 
     @property
     def is_finished(self) -> bool:
@@ -92,7 +95,9 @@ def _job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> Job:
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
     config = run.config or grid.config
     arguments = (f"--config={ROOT / config}", f"--workdir={workdir}", *values)
-    return Job(run.label, seed, workdir, arguments, _config_digest(config))
+    sources = _sources(config) | {key: str(value) for key, value in overrides.items() if key.startswith("data.")}
+    data = tuple((key, _files_digest(Path(source_path(source)))) for key, source in sorted(sources.items()))
+    return Job(run.label, seed, workdir, arguments, _config_digest(config), data)
 
 
 def load_config(name: str) -> ConfigDict:
@@ -108,6 +113,17 @@ def load_config(name: str) -> ConfigDict:
 @functools.cache
 def _config_digest(name: str) -> str:
     return digest(json.loads(load_config(name).to_json_best_effort()))
+
+
+@functools.cache
+def _sources(name: str) -> dict[str, str]:
+    """The data that a config file names, by key."""
+    data = load_config(name).data
+    found = {"data.train": data.train, "data.valid": data.valid}
+    return found | {f"data.eval.{key}": source for key, source in data.eval.items()}
+
+
+_files_digest = functools.cache(files_digest)
 
 
 def run_job(job: Job) -> None:
@@ -141,9 +157,13 @@ def run_all(jobs: Sequence[Job]) -> None:
         print(f"{about}: {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
 
 
-def compare(grid: Grid, root: Path) -> dict[str, Any]:
+def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
     """Figures of every label with a finished run, over its seeds; writes the labels' own reports.
 
+    Runs that were finished with other settings or data than the grid's now are left out, saying so.
+
+    Args:
+        limit: problems of each test set; None: the config's own.
     Returns:
         line -> {"seeds": how many, "means" and "differences": metric -> {"value", "low", "high"}}, of the mean of the
         sets: a row with one standard error on each side, and the row minus `grid.minus` with its interval. There is a
@@ -151,7 +171,12 @@ def compare(grid: Grid, root: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for run in grid.runs:
-        folders = [path.parent for path in sorted((root / run.label).glob(f"seed_*/{DONE}"))]
+        folders = []
+        for folder in sorted(path.parent for path in (root / run.label).glob(f"seed_*/{DONE}")):
+            if _job(grid, run, root.resolve(), int(folder.name.removeprefix("seed_")), limit).is_finished:
+                folders.append(folder)
+            else:
+                print(f"{folder}: left out, it was run with other settings or data; run it again", flush=True)
         if not folders:
             continue
         report = compare_runs(folders, root / run.label)
@@ -266,7 +291,7 @@ def main(argv: list[str] | None = None) -> int:
         grid, root = GRIDS[flags.name], (flags.workdir or Path("runs") / flags.name).expanduser()
         seeds = [int(seed) for seed in flags.seeds.split(",") if seed]
         run_all(plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit))
-        found = compare(grid, root)
+        found = compare(grid, root, flags.limit)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

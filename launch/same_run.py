@@ -21,7 +21,7 @@ def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:
     import jax
     import orbax.checkpoint as ocp
 
-    steps = (path for path in (workdir / "checkpoints" / stage).absolute().iterdir() if path.name.isdigit())
+    steps = (path for path in (workdir / "checkpoints" / stage).absolute().iterdir() if path.name.isdecimal())
     step = max(steps, key=lambda path: int(path.name))
     tree = {}
     with ocp.PyTreeCheckpointer() as reader:

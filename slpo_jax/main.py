@@ -74,6 +74,7 @@ def _join() -> None:
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
     argv, eval_sets = _take_eval_sets(argv)
+    _check_repeated(argv)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     known = ", ".join(sorted(map(str, Path("configs").glob("*.py")))) or "slpo_jax's configs/*.py"
@@ -126,6 +127,19 @@ def _take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:
         if name:
             raise UserError(f"config.data.eval.{name}: no source; give a file, a hub id or a synthetic set")
     return rest, found
+
+
+def _check_repeated(argv: list[str]) -> None:
+    """Of a flag that is given twice the last counts, but a list's entries would add up.
+
+    Raises:
+        UserError: a list is given twice.
+    """
+    names = [arg.partition("=")[0].lstrip("-") for arg in argv if re.match(r"--?config\.", arg)]
+    for name in {name for name in names if names.count(name) > 1}:
+        values = [arg.partition("=")[2] for arg in argv if arg.partition("=")[0].lstrip("-") == name]
+        if any(value.lstrip().startswith(("(", "[")) for value in values):
+            raise UserError(f"{name}: given {len(values)} times, whose entries would add up; give it once")
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from tiny_llama import random_tree
 
 from slpo_jax.config import default_config
+from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import assemble, build
@@ -55,5 +56,7 @@ def workdir(reasoner: str, folder: Path) -> Path:
         save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(experiment.config.to_json_best_effort())
-    (folder / "thresholds.json").write_text(json.dumps({"cold_start": {"chosen": RUN[reasoner]}}))
+    facts = json.loads(experiment.workdir.stage("cold_start").facts.read_text())
+    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN[reasoner], settings=facts)
+    write_row(folder, row)
     return folder

@@ -123,6 +123,8 @@ def test_every_key_has_a_range(key):
         ("config.cold_start.optimizer.clip_norm", 0.0, "above 0"),
         ("config.evaluate.seeds", 0, "1 or more"),
         ("config.evaluate.thresholds", (7.0,), "from 0 to 1"),
+        ("config.evaluate.thresholds", (0.5, 0.05, 0.5), "give each once"),
+        ("config.evaluate.datasets", ("same", "same"), "give each once"),
         ("config.evaluate.thresholds", (), "at least one"),
         ("config.evaluate.max_answer_tokens", 0, "1 or more"),
         ("config.data.synthetic.max_value", 5, "6 or more"),

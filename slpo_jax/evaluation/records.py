@@ -14,7 +14,7 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Rows
-from slpo_jax.evaluation.stamps import read_stamp
+from slpo_jax.evaluation.stamps import is_whole, read_stamp
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
 
@@ -165,7 +165,8 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
 
     Returns:
         row -> set -> records, rows in the report's order, sets by name; and notes on what was left out: records that
-        their stamp says were made by another checkpoint, or under other settings, than the row's.
+        are not to the byte what their stamp says, or were made by another checkpoint, under other settings, or from
+        other problems than the newest of their set. Records without a stamp count in rows without a checkpoint alone.
 
     Raises:
         UserError: there are no records, or a file is malformed.
@@ -174,15 +175,34 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     if not rows:
         raise UserError(f"{folder.eval}: no ROW/NAME.jsonl files; run the evaluate stage first")
     sets: dict[str, list[str]] = {row: [] for row in rows}
-    notes = []
+    left_out = _left_out(folder, rows)
     for row, name in folder.evaluated():
-        stamp = read_stamp(folder.set_files(name, row))
-        if stamp is None or (stamp.checkpoint, stamp.model) == (rows[row].checkpoint, rows[row].evaluation):
+        if (row, name) not in left_out:
             sets[row].append(name)
-        else:
-            notes.append(f"{row} on {name}: left out, it is of another checkpoint or setting; evaluate it again.")
+    notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
     found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
     return {row: records for row, records in found.items() if records}, notes
+
+
+def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
+    """(row, set) -> why its records are not the row's."""
+    why, data = dict[tuple[str, str], str](), dict[str, list[tuple[float, str, str]]]()
+    for row, name in folder.evaluated():
+        files, facts = folder.set_files(name, row), rows[row]
+        stamp = read_stamp(files)
+        if stamp is None:
+            if facts.checkpoint:
+                why[row, name] = "its evaluation was not finished"
+        elif (stamp.checkpoint, stamp.model) != (facts.checkpoint, facts.evaluation):
+            why[row, name] = "it is of another checkpoint or setting"
+        elif not is_whole(files, stamp):
+            why[row, name] = "its records were changed"
+        else:
+            data.setdefault(name, []).append((files.stamp.stat().st_mtime, row, stamp.data))
+    for name, found in data.items():
+        newest = max(found)[2]
+        why |= {(row, name): "it is of other problems" for _, row, digest in found if digest != newest}
+    return why
 
 
 def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -194,7 +214,7 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     path = Path(path)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     torn = 0
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
+    for line in path.read_text("utf-8", "replace").split("\n") if path.exists() else ():
         if not line.strip():
             continue
         try:

@@ -20,6 +20,7 @@ from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
 from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
+from slpo_jax.evaluation.sweeps import sweeps_of
 from slpo_jax.evaluation.trained import differing_settings, flatten, shown_settings
 from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
@@ -46,7 +47,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
         taken.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     report = _build([evals], [rows], notes)
-    report["thresholds"] = read_json(folder.thresholds, default={})
+    report["thresholds"] = sweeps_of(folder.thresholds, rows)
     report["figures"] = _draw(evals, rows, metrics, folder)
     _write(folder, report)
     return report
@@ -89,16 +90,28 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {path.name: read_json(Workdir(path).thresholds, default={}) for path in paths}
+    report["thresholds"] = {
+        path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
+    }
     report["figures"] = _draw(pool_runs(runs), every_row[0], (), Workdir(Path(out)))
     _write(Workdir(Path(out)), report)
     return report
 
 
 def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
-    """Rows that there are records of, the records, with the sets in config's order, and notes."""
-    rows = read_rows(workdir.root)
+    """Rows that there are records of, the records, with the sets in config's order, and notes.
+
+    Left out are rows of stages whose checkpoint is gone from beside those of others, which are not of one run any more.
+    """
+    rows, finished = read_rows(workdir.root), workdir.finished_stages()
+    gone = [
+        row.name for row in rows.values() if finished and row.stage and not row.source and row.stage not in finished
+    ]
     evals, notes = read_evals(workdir.root, rows)
+    notes += [f"{name}: left out, its checkpoint is gone; delete {workdir.eval / name}." for name in gone]
+    evals = {name: sets for name, sets in evals.items() if name not in gone}
+    if not evals:
+        raise UserError(f"{workdir.eval}: holds no whole evaluation ({notes[0]}); run the evaluate stage again")
     return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config, default={})), notes
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.checked import FieldError, check_fields, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +37,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("thresholds", "datasets"):
+            values = getattr(self, name) or ()
+            if len(set(values)) < len(values):
+                raise FieldError(self, name, "give each once")

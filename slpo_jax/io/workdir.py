@@ -74,7 +74,7 @@ class StageFolder:
     @classmethod
     def of(cls, checkpoint: Path) -> "StageFolder":
         """The folder around a checkpoint: itself, or of one step's directory the folder that it is in."""
-        return cls(checkpoint.parent if checkpoint.name.isdigit() else checkpoint)
+        return cls(checkpoint.parent if checkpoint.name.isdecimal() else checkpoint)
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class StageFolder:
     @property
     def steps(self) -> list[int]:
         """The steps that there are checkpoints of, ascending."""
-        return sorted(int(entry.name) for entry in self.path.glob("*") if entry.name.isdigit())
+        return sorted(int(entry.name) for entry in self.path.glob("*") if entry.name.isdecimal())
 
 
 @dataclass(frozen=True)

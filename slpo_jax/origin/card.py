@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.interop.description import Description
 from slpo_jax.io.files import read_json
@@ -90,13 +91,18 @@ def short(source: str) -> str:
 
 
 def _figures(stage: StageFolder) -> str:
-    """What the run's report says of the checkpoint, in the first row that is of it."""
+    """What the run's report says of the checkpoint, in the first row that is of it as it is now trained."""
     assert stage.workdir is not None
-    report = read_json(stage.workdir.report_json, default={})
-    found = [name for name, row in report.get("rows", {}).items() if row["stage"] == stage.name and not row["source"]]
+    path = stage.workdir.report_json
+    report, trained = read_json(path, default={}), read_json(stage.facts, default={})
+    try:
+        own = {name: row for name, row in report.get("rows", {}).items() if row["stage"] == stage.name}
+        found = [name for name, row in own.items() if row["settings"] == trained and not row["source"]]
+        sets: dict[str, Any] = report["eval"][found[0]] if found else {}
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path}: is no report of this program; delete it and run the evaluate stage again") from None
     if not found:
         return "This checkpoint was not evaluated in its run."
-    sets: dict[str, Any] = report["eval"][found[0]]
     keys = [key for key, _ in shown_columns({found[0]: sets})]
     rows = [f"| data set | n | {' | '.join(keys)} |", f"| --- | ---: |{' ---: |' * len(keys)}"]
     for name, row in sets.items():

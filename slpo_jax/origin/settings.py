@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config, own_latents
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import read_row
 from slpo_jax.io.files import read_json
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
@@ -49,16 +50,26 @@ def stopping_of(config: ConfigDict, identity: Identity) -> tuple[Stopping, float
     Args:
         config: of `config_of`.
     Returns:
-        ("threshold", the run's or 0.5), or without a gate ("length", imitation's own number of latents or T).
+        ("threshold", the run's or 0.5), or without a gate ("length", the run's, imitation's own number or T).
     """
     stage = identity.stage.name if identity.stage else ""
-    sweeps = read_json(identity.workdir.thresholds, default={}) if identity.workdir else {}
-    chosen = sweeps.get(stage, {}).get("chosen")
-    if config.gate.enabled:
-        return "threshold", chosen if chosen is not None else 0.5
-    if stage.startswith("imitate"):
-        return "length", chosen or own_latents(config)
-    return "length", config.max_latents
+    stopping: Stopping = "threshold" if config.gate.enabled else "length"
+    rule = _evaluated_with(identity, stopping)
+    if rule is not None:
+        return stopping, rule
+    if stopping == "threshold":
+        return stopping, 0.5
+    return stopping, own_latents(config) if stage.startswith("imitate") else config.max_latents
+
+
+def _evaluated_with(identity: Identity, stopping: Stopping) -> float | int | None:
+    """The rule in the row of the run's report that is of this very checkpoint; None where it has none."""
+    if identity.workdir is None or identity.stage is None:
+        return None
+    row = read_row(identity.workdir.root, identity.stage.name)
+    if row is None or row.stopping != stopping or row.settings != read_json(identity.stage.facts, default={}):
+        return None
+    return row.rule
 
 
 def _take_settings(config: ConfigDict, identity: Identity) -> bool:

@@ -67,7 +67,8 @@ def check_starts(experiment: Experiment) -> None:
         UserError: what a stage began from was trained again, with other settings.
     """
     for stage in experiment.workdir.finished_stages():
-        _check_start(experiment, stage, read_json(experiment.workdir.stage(stage).facts, default={}))
+        folder = experiment.workdir.stage(stage)
+        _check_start(experiment, stage, _read(folder) if folder.facts.exists() else {})
 
 
 def starting_stage(experiment: Experiment, stage: str) -> str:
@@ -85,7 +86,11 @@ def _binds(folder: StageFolder) -> bool:
 
 
 def _read(folder: StageFolder) -> dict[str, Any]:
-    return read_json(folder.facts, _anew(folder))
+    found = read_json(folder.facts, _anew(folder))
+    for key in ("start", "files"):
+        if not isinstance(found.get(key, {}), dict):
+            raise UserError(f"{folder.facts}: '{key}' is no object; {_anew(folder)}")
+    return found
 
 
 def _anew(folder: StageFolder) -> str:

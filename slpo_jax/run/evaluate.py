@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row
 from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
+from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
+from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, read_json
 from slpo_jax.io.workdir import SetFiles
@@ -24,6 +27,9 @@ from slpo_jax.run.select import choose
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
+
+_SHAPES = ("reasoner", "gate.hidden", "model.n_layer", "model.n_head", "model.n_embd", "model.n_positions",
+           "model.n_inner", "model.n_kv_head", "model.rope_theta", "model.tied", "model.projector")  # fmt: skip
 
 
 class _Checkpoints:
@@ -49,7 +55,21 @@ def check_evaluation(experiment: Experiment) -> None:
         UserError: the key or the stage, and what differs.
     """
     check_starts(experiment)
+    _check_shapes(experiment)
     check_rows(experiment, rows(experiment, planned=True), sets_to_evaluate(experiment.config))
+
+
+def _check_shapes(experiment: Experiment) -> None:
+    """A finished stage's checkpoint is read as the model that it is: not all that differs can be told by its arrays."""
+    now = flatten(experiment.config.to_dict())
+    for stage in experiment.workdir.finished_stages():
+        then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
+        for key in _SHAPES:
+            if then.get(key, now[key]) != now[key]:
+                raise UserError(
+                    f"config.{key}: is {now[key]}, but the checkpoint of {experiment.workdir}'s stage {stage} has "
+                    f"{then[key]}; set it back, or use another --workdir"
+                )
 
 
 def run_evaluate(experiment: Experiment) -> None:
@@ -94,7 +114,8 @@ def _evaluate_row(
         files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
         if not hosts.decided(_is_current(files, stamp, experiment.config.evaluate.save_latents)):
             if hosts.is_first():
-                files.stamp.unlink(missing_ok=True)
+                for path in (files.stamp, files.records):
+                    path.unlink(missing_ok=True)
             if what not in done:
                 _evaluate_set(experiment, row, load(row.stage), files, KeptRollouts(files.partial, what))
             elif hosts.is_first():
@@ -109,14 +130,15 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
     """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
     checkpoint = checkpoint_digest(experiment, row.stage, lambda: load(row.stage))
     if len(row.rules) == 1:
+        if hosts.is_first():
+            write_sweep(experiment.workdir.thresholds, row.name, None)  # of an earlier command
         return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
     config = experiment.config
     matters = {key: value for key, value in settings_of(config).items() if not key.startswith("evaluate.s")}
     valid = problems_digest(experiment.valid, config.evaluate.limit)
     chosen_for = digest([checkpoint, valid, matters, row.stopping, row.rules])
     before = read_row(experiment.workdir.root, row.name)
-    sweeps = read_json(experiment.workdir.thresholds, default={})
-    rule = sweeps.get(row.name, {}).get("chosen")
+    rule = read_sweeps(experiment.workdir.thresholds).get(row.name, {}).get("chosen")
     known = before is not None and before.chosen_for == chosen_for and rule is not None and rule == before.rule
     if not hosts.decided(known):
         rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), chosen_for)

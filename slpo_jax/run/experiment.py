@@ -199,6 +199,8 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     name = config.thinker.name
+    if name not in THINKERS:  # a checkpoint's config is not read from a command line
+        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
     make_thinker: Any = fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
     thinker = make_thinker(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)

@@ -1,12 +1,10 @@
 """Choices on the validation split."""
 
-import json
-
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import accuracy
 from slpo_jax.evaluation.kept import KeptRollouts
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.evaluation.sweeps import write_sweep
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import Params
@@ -39,15 +37,13 @@ def choose(
     Args:
         chosen_for: digest of all that the choice depends on.
     """
-    path, kept = experiment.workdir.thresholds, KeptRollouts(experiment.workdir.sweep(name), chosen_for)
-    known = read_json(path, default={})
+    kept = KeptRollouts(experiment.workdir.sweep(name), chosen_for)
     found = {
         str(rule): validation_accuracy(experiment, params, stopping, rule, kept.having(f"rule {rule}"))
         for rule in sorted(rules)
     }
     best = sorted(rules)[int(np.argmax(list(found.values())))]
     problems = min(experiment.config.evaluate.limit or len(experiment.valid), len(experiment.valid))
-    known[name] = found | {"chosen": best, "problems": problems}
-    write_text(path, json.dumps(known, indent=1) + "\n")
+    write_sweep(experiment.workdir.thresholds, name, found | {"chosen": best, "problems": problems})
     kept.clear()
     return best

@@ -2,7 +2,8 @@
 
 Runs that differ in their last stage alone (an ablation, another objective) need not evaluate the first stages again. A
 row of DIR is taken if this run has none of its name. Its checkpoint may be whatever it is, as its `row.json` says; what
-must agree is what makes its figures comparable: the problems, to the byte, and how many rollouts of how many tokens.
+must agree is what makes its figures comparable: the problems, to the byte, how many rollouts of how many tokens, and
+under which dropout.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from slpo_jax.run.digests import problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 
 _KEY = "config.evaluate.rows_from"
-_COMPARABLE = ("evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens")
+_COMPARABLE = ("evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "dropout")
 
 
 def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) -> list[Row]:

@@ -18,6 +18,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps
 from slpo_jax.io.workdir import Workdir
 
+SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (3, 12), "rule": 3}}
+
 
 @pytest.fixture
 def workdir(tmp_path):
@@ -29,7 +31,8 @@ def workdir(tmp_path):
             count = {"slpo": 30, "cold_start": 10}.get(row, 20)
             hits = rng.random((3, 40, 16)) < count / 40
             lengths = np.array(steps) + 1 if ROWS[row].gated else [4] * 40
-            write_eval(tmp_path, row, name, np.arange(40) < count, hits, lengths, steps, settings={"seed": 3})
+            swept = SWEPT.get(row, {})
+            write_eval(tmp_path, row, name, np.arange(40) < count, hits, lengths, steps, settings={"seed": 3}, **swept)
     metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "latent_steps": 3.0, "loss": 0.1} for s in range(10)]
     metrics += [{"step": s, "stage": "imitate", "loss": 1.0 / (s + 1), "accuracy": 0.5} for s in range(60)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
@@ -89,6 +92,8 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
 @pytest.mark.slow
 def test_every_table_says_of_how_many_problems(workdir):
     (workdir / "thresholds.json").write_text(json.dumps({"slpo": {"0.5": 0.25, "chosen": 0.5, "problems": 1500}}))
+    slpo = dataclasses.replace(rows.read_row(workdir, "slpo"), rules=(0.5, 0.6), rule=0.5)
+    rows.write_row(workdir, slpo)
     write_eval(workdir, "imitate", "alpha", [1] * 20)  # fewer than the 40 of the other rows
     report.write_report(workdir)
     blocks = (workdir / "report.md").read_text().split("\n\n")

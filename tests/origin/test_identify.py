@@ -7,6 +7,7 @@ from asked import RUN, T, workdir
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin import exchange
 from slpo_jax.origin import identify as identifying
@@ -84,7 +85,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     imported = tmp_path / "near" / "imported"
     exchange.import_checkpoint(identity, imported, config)
     (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
-    (tmp_path / "thresholds.json").write_text(json.dumps({"imported": {"chosen": 0.75}}))
+    write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
     found = identify(str(imported))
     assert (found.workdir, found.gate_trained) == (None, True)
     config = config_of(found)

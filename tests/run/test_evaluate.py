@@ -11,8 +11,11 @@ from small_run import load_config, write_problems
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator
+from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.mesh import replicate
 from slpo_jax.io.orbax import save_params
+from slpo_jax.origin.identify import identify
+from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.run import evaluate
 from slpo_jax.run.claims import claim
 from slpo_jax.run.digests import params_digest
@@ -60,14 +63,20 @@ class Run:
         folder.finished.write_text("0\n")
         experiment.log.close()
 
-    def evaluate(self, monkeypatch, report=False, **changes):
-        """The labels of what was rolled out."""
+    def evaluate(self, monkeypatch, report=False, interrupt="", **changes):
+        """The labels of what was rolled out.
+
+        Args:
+            interrupt: a label; Ctrl-C when it begins.
+        """
         seen = []
 
         def roll_out(
             _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label="", kept=None
         ):
             seen.append(label.partition(",")[0])
+            if seen[-1] == interrupt:
+                raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
             latents = np.ones((n, 3, 1), np.float32) if keep_latents else None
             return Completions(np.zeros((n, 4), np.int32), np.full(n, value, np.int32), latents)
@@ -77,8 +86,10 @@ class Run:
             patch.setattr(Evaluator, "run", roll_out)
             if not report:
                 patch.setattr(evaluate, "write_report", lambda _: None)
-            evaluate.run_evaluate(experiment)
-        experiment.log.close()
+            try:
+                evaluate.run_evaluate(experiment)
+            finally:
+                experiment.log.close()
         return set(seen)
 
     def records(self, row, name="real"):
@@ -202,6 +213,91 @@ def test_damaged_results_are_made_again(finished, monkeypatch, damage, ending):
     assert finished.evaluate(monkeypatch) == set()
 
 
+def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoint_s(finished, monkeypatch):
+    finished.train("slpo", 7)
+    with pytest.raises(KeyboardInterrupt):
+        finished.evaluate(monkeypatch, interrupt="slpo on real")
+    for _ in range(2):  # nor is what lost its stamp in another way
+        found = write_report(finished.work)
+        assert set(found["eval"]["slpo"]) == {"made"}
+        assert found["eval"]["slpo"]["made"]["latent_steps"] == 7
+        shutil.copy(finished.records("imitate", "real"), finished.records("slpo", "real"))
+    assert any("slpo on real: left out, its evaluation was not finished" in note for note in found["notes"])
+    assert finished.evaluate(monkeypatch) == {"slpo on real"}
+
+
+def test_records_that_were_changed_are_left_out(finished):
+    """Also those of a set that no command asks for any more."""
+    _edit(finished.records("slpo", "made"))
+    found = write_report(finished.work)
+    assert set(found["eval"]["slpo"]) == {"real"}
+    assert any("slpo on made: left out, its records were changed" in note for note in found["notes"])
+
+
+def test_rows_of_a_checkpoint_that_is_gone_are_left_out(finished, monkeypatch):
+    shutil.rmtree(finished.work / "checkpoints" / "slpo")
+    assert finished.evaluate(monkeypatch, report=True) == set()
+    found = json.loads((finished.work / "report.json").read_text())
+    assert tuple(found["eval"]) == ROWS[:-1]
+    assert any(note.startswith("slpo: left out, its checkpoint is gone") for note in found["notes"])
+    shutil.rmtree(finished.work / "checkpoints")  # what was evaluated can still be looked at
+    assert tuple(write_report(finished.work)["eval"]) == ROWS
+
+
+def test_rows_on_other_problems_are_left_out(finished, monkeypatch):
+    """Whose references are the same: a row that the command had no part of kept its old questions."""
+    path = finished.folder / "real.json"
+    path.write_text(path.read_text().replace("has 1 ", "has 9 "))
+    shutil.move(finished.work / "checkpoints" / "slpo", finished.folder / "slpo")
+    finished.evaluate(monkeypatch)
+    shutil.move(finished.folder / "slpo", finished.work / "checkpoints" / "slpo")
+    found = write_report(finished.work)
+    assert (set(found["eval"]["imitate"]), set(found["eval"]["slpo"])) == ({"real", "made"}, {"made"})
+    assert any("slpo on real: left out, it is of other problems" in note for note in found["notes"])
+
+
+def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch):
+    """In thresholds.json, in the report and for whoever asks the checkpoint."""
+
+    def stopping(stage):
+        identity = identify(str(finished.work / "checkpoints" / stage))
+        config = config_of(identity)
+        config.gate.enabled = True  # these checkpoints of three numbers don't say that they have one
+        return stopping_of(config, identity)
+
+    chosen = json.loads((finished.work / "thresholds.json").read_text())["slpo"]["chosen"]
+    assert stopping("slpo") == ("threshold", chosen)
+    finished.evaluate(monkeypatch, report=True, **{"evaluate.thresholds": (0.2,)})
+    assert set(json.loads((finished.work / "thresholds.json").read_text())) == {"imitate_control"}
+    assert set(json.loads((finished.work / "report.json").read_text())["thresholds"]) == {"imitate_control"}
+    assert stopping("slpo") == ("threshold", 0.2)
+    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.5})
+    assert stopping("slpo") == ("threshold", 0.5)  # this one was not evaluated yet
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.n_head", 1), ("gate.hidden", 7), ("reasoner", "codi_gpt2"), ("model.n_layer", 2)]
+)
+def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(finished, monkeypatch, key, value):
+    """Heads can't be told by any array's shape."""
+    before = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
+    monkeypatch.setattr(evaluate, "run_evaluate", lambda _: pytest.fail("evaluated"))
+    experiment = build(finished.config(**{key: value}), finished.work)
+    with pytest.raises(UserError, match=rf"config\.{key.replace('.', '[.]')}: is {value}, but the checkpoint of .*has"):
+        evaluate.check_evaluation(experiment)
+    experiment.log.close()
+    after = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
+    assert {p for p in after if "tensorboard" not in p.parts and after[p] != before.get(p)} == set()
+
+
+@pytest.mark.parametrize("text", ['{"slpo": 3}', '{"slpo": []}', '{"slpo": {"chosen": "x"}}', '{"slpo": {"0.5": 1}}'])
+def test_a_damaged_choice_is_one_line(finished, monkeypatch, text):
+    path = finished.work / "thresholds.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"thresholds\.json: 'slpo' holds no choice; delete the file"):
+        finished.evaluate(monkeypatch)
+
+
 def test_lost_latents_are_made_again(finished, monkeypatch):
     kept = {"evaluate.save_latents": True}
     assert finished.evaluate(monkeypatch, **kept) == EVERYTHING
@@ -310,6 +406,7 @@ def _not_evaluated(finished, _):
         (_other_problems, {}, r"config\.data\.eval\.real: these 6 problems are not the 6 that .*row imitate was"),
         (None, {"evaluate.limit": 5}, r"config\.data\.eval\.made: these 5 problems are not the 6"),
         (None, {"evaluate.samples": 1}, r"config\.evaluate\.samples: is 1, but 2 in .*row imitate"),
+        (None, {"dropout.rate": 0.2}, r"config\.dropout: is .*0\.2.*, but .*0\.3.* in .*row imitate"),
         (None, {"evaluate.seeds": 1}, r"config\.evaluate\.seeds: is 1, but 2 in"),
         (None, {"evaluate.max_answer_tokens": 3}, r"config\.evaluate\.max_answer_tokens: is 3, but 4 in"),
         (_damaged, {}, r"config\.evaluate\.rows_from: .*real\.jsonl is not what"),
