@@ -9,7 +9,7 @@ evaluates on the validation problems alone: `CHOSEN` comes from there (`launch/r
 from slpo_jax.config import default_config
 from slpo_jax.run.presets import objective_variant
 
-RATES = (3e-5, 1e-4, 3e-4)
+RATES = (1e-5, 3e-5, 1e-4)
 # By name: the objective and its settings.
 COMPARED = {
     "slpo_sum": ("slpo", {"latent_reduction": "sum"}),  # as printed

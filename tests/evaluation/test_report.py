@@ -235,6 +235,13 @@ def test_a_row_that_says_nothing_of_itself_is_named(workdir, fault):
     assert "\n" not in str(caught.value)
 
 
+def test_metrics_that_are_no_text_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"stage": "slpo", "step": 1, "reward": 0.5}\n\xff\xfe\x00\n')
+    found, notes = records.read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in found] == [1]
+    assert notes == ["metrics.jsonl: 1 unreadable line(s) left out of the figures."]
+
+
 @pytest.mark.slow
 def test_records_of_another_checkpoint_are_left_out(workdir):
     """Those of a set that was not evaluated again with the row's present checkpoint, or under its present rule."""

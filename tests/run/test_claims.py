@@ -135,6 +135,19 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
         check_starts(run.experiment(**changes))
 
 
+@pytest.mark.parametrize("key", ["start", "files"])
+def test_facts_of_the_wrong_kind_name_the_folder_to_delete(run, key):
+    path = run.work / "checkpoints/slpo/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
+    with pytest.raises(UserError, match=f"config.json: '{key}' is no object; delete {_path(run, 'slpo')}"):
+        check_starts(run.experiment())
+
+
+def test_a_file_that_is_no_step_is_none(run):
+    (run.work / "checkpoints/imitate/²").touch()
+    check_starts(run.experiment())
+
+
 def test_facts_that_can_not_be_read_name_the_folder_to_delete(run):
     (run.work / "checkpoints/imitate/config.json").write_text('{"seed": ')
     with pytest.raises(UserError, match=f"is no JSON .*delete {_path(run, 'imitate')}"):

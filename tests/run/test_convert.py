@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -165,6 +166,24 @@ def test_the_card_tells_what_was_trained_and_measured(tmp_path):
     assert "reinforcement" not in (tmp_path / "imitate" / "README.md").read_text()
     exchange.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
     assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_card_has_no_figures_of_the_checkpoint_that_was_there_before(tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished_run() / "work", work)
+    facts = work / "checkpoints" / "slpo" / "config.json"
+    trained = json.loads(facts.read_text())
+    trained["rl"]["optimizer"]["learning_rate"] *= 2  # it was trained again
+    facts.write_text(json.dumps(trained))
+    exchange.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
+    card = (tmp_path / "card" / "README.md").read_text()
+    assert "This checkpoint was not evaluated in its run." in card
+    assert "| real |" not in card
+    for number, text in enumerate(('{"rows": []}', '{"rows": {"slpo": {}}, "eval": {}}', '{"rows": {"slpo": 3}}')):
+        (work / "report.json").write_text(text)
+        with pytest.raises(UserError, match=r"report\.json: is no report of this program; delete it"):
+            exchange.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / f"card{number}")
 
 
 @pytest.mark.slow

@@ -98,6 +98,11 @@ FLAGS = {
     "no devices to share a batch": (["--config.rl.batch_size=5"], "config.rl.batch_size: 5", "2 devices"),
     "micro-batches": (["--config.imitate.micro_batches=3"], "config.imitate.batch_size: 8", "3 micro-batches"),
     "a stray argument": (["stages=imitate"], "stages=imitate: is no flag", "--config.KEY=VALUE"),
+    "a list given twice": (
+        ["--config.rl.objectives=('slpo',)", "--config.rl.objectives=('pathwise',)"],
+        "config.rl.objectives: given 2 times",
+        "give it once",
+    ),
     "no heads": (["--config.model.n_head=0"], "config.model.n_head: 0", "1 or more"),
     "fewer than no heads": (["--config.model.n_head=-2"], "config.model.n_head: -2", "1 or more"),
     "no layer": (["--config.model.n_layer=0"], "config.model.n_layer: 0", "1 or more"),

@@ -1,5 +1,6 @@
 """Grids of runs: what is run, in which order and only once, and their comparison."""
 
+import dataclasses
 import json
 import shutil
 import types
@@ -121,6 +122,28 @@ def test_grid_is_run_once_and_compared(folder, capsys):
     first = reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], None)
     assert [job.is_finished for job in first] == [True]
     assert not reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
+
+
+def test_data_that_changed_and_other_limits_are_other_runs(folder, capsys):
+    """Not run again for nothing, and not compared with runs of other problems."""
+    folder, _ = folder
+    grid, out = reproduce.GRIDS["tiny"], folder / "out"
+    source = folder / "real.json"
+    grid = dataclasses.replace(grid, runs=(Run("main", {"data.eval.real": str(source)}),))
+
+    def job(limit=None):
+        reproduce._files_digest.cache_clear()
+        return reproduce.plan(grid, out, [], [], limit)[0]
+
+    job().workdir.mkdir(parents=True)
+    (job().workdir / reproduce.DONE).write_text(json.dumps(job().facts))
+    assert job().is_finished
+    assert not job(limit=3).is_finished
+    assert reproduce.compare(grid, out, 3) == {}
+    assert f"{out}/main/seed_0: left out, it was run with other settings or data" in capsys.readouterr().out
+    source.write_text(source.read_text().replace("has 1 ", "has 9 "))
+    assert not job().is_finished
+    assert reproduce.compare(grid, out) == {}
 
 
 def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_path):
