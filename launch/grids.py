@@ -75,7 +75,7 @@ _ABLATIONS = {
 }
 
 _REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
-_TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
+TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
 
 GRIDS = {
     # Does SLPO beat the cold gate and further imitation, and what of it is needed? docs/measurements.md, 1 and 2.
@@ -91,13 +91,13 @@ GRIDS = {
     "twelve_rates": Grid(
         "configs/twelve.py",
         tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _REASONERS),
-        rows=tuple(_TWELVE["variant"](name, rate) for name in _TWELVE["COMPARED"] for rate in _TWELVE["RATES"]),
+        rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["COMPARED"] for rate in TWELVE["RATES"]),
         seeds=(100,),
     ),
     # Tables 1 and 2: every objective and control in each of them.
     "twelve": Grid(
         "configs/twelve.py",
         tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner}") for reasoner in _REASONERS),
-        rows=("imitate_control", *_TWELVE["COMPARED"]),
+        rows=("imitate_control", *TWELVE["COMPARED"]),
     ),
 }

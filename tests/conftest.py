@@ -123,12 +123,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files, which make whole runs, come first, so that none is left to one worker alone at the end.
+    """The longest files come first, so that none is left to one worker alone at the end.
 
     The very first two share nothing that one would have to wait for the other to make.
     """
-    first = ("test_pipeline.py", "test_hosts.py")
-    items.sort(key=lambda item: (item.path.name not in first, "run" not in item.path.parts))
+    first, folders = ("test_pipeline.py", "test_hosts.py"), ("run", "benchmarks", "training", "policy", "models")
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        of = item.path.parent.name
+        return item.path.name not in first, folders.index(of) if of in folders else len(folders)
+
+    items.sort(key=place)
 
 
 def _resident() -> float:

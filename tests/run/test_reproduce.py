@@ -6,9 +6,12 @@ import shutil
 import types
 
 import pytest
+import rates
 import reproduce
 import small_run
-from grids import GRIDS, Grid, Run
+from grids import GRIDS, TWELVE, Grid, Run
+
+from slpo_jax.errors import UserError
 
 # The same stage from the same start: its programs are compiled by then.
 AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
@@ -187,3 +190,18 @@ def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
     out, error = capsys.readouterr()
     assert (out, error.startswith("error: "), error.count("\n")) == ("", True, 1)
     assert fault in error
+
+
+def _line(acc, pass_8):
+    values = {"acc": acc, "pass@1": 0.4, "pass@8": pass_8, "pass@16": 0.6}
+    return {"means": {name: {"value": value} for name, value in values.items()}}
+
+
+def test_rates_are_the_best_by_the_mean_of_four_figures():
+    tried = {1e-5: (0.4, 0.5), 3e-5: (0.6, 0.4), 1e-4: (0.5, 0.5)}  # the last two are equal
+    found = {f"codi_llama, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
+    assert set(TWELVE["RATES"]) == set(tried)
+    assert rates.choose(found) == {"codi_llama": {"pass_at_k": 3e-5}}
+    found.popitem()
+    with pytest.raises(UserError, match=r"lacks codi_llama, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
+        rates.choose(found)
