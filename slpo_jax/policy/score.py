@@ -151,15 +151,19 @@ def score(
         draws = functools.partial(noise.draw_keys, keys.trajectories) if config.thinker_noise else lambda _: None
         drawn = of_step(functools.partial(thinker.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if thinker.log_prob is not None and config.max_latents:
-        taken = jax.lax.stop_gradient(trajectories.actions)
-        first = jax.tree.map(lambda x: x[:, :1], taken)
-        later = jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), taken)
-        log_probs = of_step(functools.partial(thinker.log_prob, params), first, later)
+        taken = _first_and_later(jax.lax.stop_gradient(trajectories.actions))
+        log_probs = of_step(functools.partial(thinker.log_prob, params), *taken)
     tokens_BS = answers.packed(trajectories.tokens)
     hidden_answers = hidden_BSD[:, capacity.latents :]
     log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
     spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
     return Scores(drawn, log_probs, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+
+
+def _first_and_later(tree):
+    """Of leaves [N, T, ..] what `_of_step` asks for: step 1's, and those of steps 2 .. T with the last once more."""
+    first = jax.tree.map(lambda x: x[:, :1], tree)
+    return first, jax.tree.map(lambda x: jnp.concatenate([x[:, 1:], x[:, -1:]], axis=1), tree)
 
 
 def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument, later_arguments):

@@ -198,11 +198,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    name = config.thinker.name
-    if name not in THINKERS:  # a checkpoint's config is not read from a command line
-        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
-    make_thinker: Any = fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
-    thinker = make_thinker(reasoner, gate)
+    thinker = _make_thinker(config)(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
@@ -228,6 +224,14 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
+
+
+def _make_thinker(config: ConfigDict) -> Any:
+    """`config.thinker`'s: (reasoner, gate) -> `Thinker`."""
+    name = config.thinker.name
+    if name not in THINKERS:  # as a checkpoint's own config may say
+        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
+    return fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
 
 
 def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:

@@ -1,6 +1,7 @@
 """Asking a checkpoint: against a slow oracle, and against the evaluation's samples."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 
@@ -199,3 +200,15 @@ def test_the_newest_stage_of_a_workdir(work):
     finally:
         for folder in (newer / "5" / "params", newer / "5", newer):
             folder.rmdir()
+
+
+def test_a_thinker_that_is_not_known_here_is_one_line(work, tmp_path):
+    shutil.copytree(work, tmp_path / "other")
+    for path in (tmp_path / "other").rglob("config.json"):
+        facts = json.loads(path.read_text())
+        facts["thinker"] = {"name": "tokens", "tokens": {}}
+        path.write_text(json.dumps(facts))
+    with pytest.raises(
+        UserError, match=r"config\.thinker\.name: 'tokens' is unknown here; use one of latent, additive"
+    ):
+        load_solver(str(tmp_path / "other"))
