@@ -211,7 +211,7 @@ def _differences(report: dict[str, Any], name: str, grid: Grid) -> dict[str, dic
 def markdown(grid: Grid, found: dict[str, Any]) -> str:
     """The tables: the rows themselves, and their differences."""
     head = ["run", "seeds", *grid.metrics]
-    rows = ", ".join(grid.rows)
+    rows = _named(grid)
     about = {"means": f"{rows}, mean of the sets; ± one standard error"}
     if grid.minus:
         about["differences"] = f"{rows} minus {grid.minus}, mean of the sets; 95 % intervals, bold without 0"
@@ -222,6 +222,11 @@ def markdown(grid: Grid, found: dict[str, Any]) -> str:
             cells = [_cell(kind, metric, figures[kind].get(metric)) for metric in grid.metrics]
             lines.append(f"| {label} | {figures['seeds']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _named(grid: Grid) -> str:
+    """What stands in the lines: their rows, where they are few."""
+    return ", ".join(grid.rows) if len(grid.rows) < 4 else "each row"
 
 
 def _scale(metric: str) -> int:
@@ -252,7 +257,7 @@ def draw(grid: Grid, found: dict[str, Any], path: Path) -> None:
         axis.set(title=metric, ylim=(len(found) - 0.5, -0.5))
         axis.set_yticks(range(len(found)), list(found) if metric == grid.metrics[0] else [])
         axis.spines[["top", "right"]].set_visible(False)
-    rows = ", ".join(grid.rows)
+    rows = _named(grid)
     figure.supxlabel(f"{rows} minus {grid.minus}, percentage points" if grid.minus else f"{rows}, percent")
     FigureCanvasAgg(figure).print_png(path)
 
