@@ -34,7 +34,7 @@ from slpo_jax.io.workdir import BEST
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.policy.thinkers import ThinkerConfig
+from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.imitate import ImitateConfig
@@ -138,6 +138,18 @@ def thinker_of(config: ConfigDict) -> dict[str, Any]:
     """`config.thinker` without the settings of the thinkers that are not used."""
     name = config.thinker.name
     return {"name": name, name: config.thinker[name]}
+
+
+def make_thinker(config: ConfigDict) -> Any:
+    """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
+
+    Raises:
+        UserError: unknown, or a setting out of its range.
+    """
+    name = config.thinker.name
+    if name not in THINKERS:  # as a checkpoint's own config may say
+        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
+    return fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
 
 
 def check(config: ConfigDict) -> None:

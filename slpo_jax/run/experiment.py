@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from slpo_jax.checked import fill
+from slpo_jax.config import make_thinker
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
 from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
@@ -22,7 +23,6 @@ from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
@@ -198,7 +198,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    thinker = _make_thinker(config)(reasoner, gate)
+    thinker = make_thinker(config)(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
@@ -224,14 +224,6 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )
-
-
-def _make_thinker(config: ConfigDict) -> Any:
-    """`config.thinker`'s: (reasoner, gate) -> `Thinker`."""
-    name = config.thinker.name
-    if name not in THINKERS:  # as a checkpoint's own config may say
-        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
-    return fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
 
 
 def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
