@@ -1,12 +1,13 @@
 """A cell of the twelve settings in small: {COCONUT, CODI} x {GPT-2, Llama}, each on three held-out sets.
 
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
-steps, of which it solves about half when imitation has converged, and then every objective that is compared, each from
-the same cold start. `--config=configs/twelve.py:REASONER,tune` trains each of them at every rate of `RATES` instead and
-evaluates on the validation problems alone: `CHOSEN` comes from there (`launch/reproduce.py twelve_rates`).
+steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
+them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`).
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
@@ -31,6 +32,8 @@ def variant(name: str, rate: float) -> str:
 
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, tune = cell.partition(",")
+    if tune not in ("", "tune"):
+        raise UserError(f"configs/twelve.py:{cell}: {tune} is no variant; give REASONER or REASONER,tune")
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"

@@ -3,6 +3,7 @@
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -74,7 +75,6 @@ def _join() -> None:
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
     argv, eval_sets = _take_eval_sets(argv)
-    _check_repeated(argv)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     known = ", ".join(sorted(map(str, Path("configs").glob("*.py")))) or "slpo_jax's configs/*.py"
@@ -102,6 +102,7 @@ def _parse(argv: list[str]) -> list[str]:
         raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
         raise UserError(f"--config: not given; give one of {known}")
+    _check_repeated(argv)
     return rest
 
 
@@ -136,10 +137,10 @@ def _check_repeated(argv: list[str]) -> None:
         UserError: a list is given twice.
     """
     names = [arg.partition("=")[0].lstrip("-") for arg in argv if re.match(r"--?config\.", arg)]
-    for name in {name for name in names if names.count(name) > 1}:
-        values = [arg.partition("=")[2] for arg in argv if arg.partition("=")[0].lstrip("-") == name]
-        if any(value.lstrip().startswith(("(", "[")) for value in values):
-            raise UserError(f"{name}: given {len(values)} times, whose entries would add up; give it once")
+    for name in dict.fromkeys(names):
+        value = functools.reduce(getattr, name.split(".")[1:], _CONFIG.value)
+        if names.count(name) > 1 and isinstance(value, tuple):
+            raise UserError(f"{name}: given {names.count(name)} times, whose entries would add up; give it once")
 
 
 def _reason(error: Exception) -> str:

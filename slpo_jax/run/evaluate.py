@@ -28,7 +28,7 @@ from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
 
-_SHAPES = ("reasoner", "gate.hidden", "model.n_layer", "model.n_head", "model.n_embd", "model.n_positions",
+_SHAPES = ("reasoner", "tokenizer", "gate.hidden", "model.n_layer", "model.n_head", "model.n_embd", "model.n_positions",
            "model.n_inner", "model.n_kv_head", "model.rope_theta", "model.tied", "model.projector")  # fmt: skip
 
 

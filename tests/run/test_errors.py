@@ -103,6 +103,11 @@ FLAGS = {
         "config.rl.objectives: given 2 times",
         "give it once",
     ),
+    "a list given twice, in another spelling": (
+        ["--config.evaluate.thresholds=0.5,0.6", "--config.evaluate.thresholds=0.7,0.8"],
+        "config.evaluate.thresholds: given 2 times",
+        "give it once",
+    ),
     "no heads": (["--config.model.n_head=0"], "config.model.n_head: 0", "1 or more"),
     "fewer than no heads": (["--config.model.n_head=-2"], "config.model.n_head: -2", "1 or more"),
     "no layer": (["--config.model.n_layer=0"], "config.model.n_layer: 0", "1 or more"),
