@@ -80,7 +80,7 @@ def write_problems(folder: Path) -> None:
     (folder / "real.json").write_text(json.dumps(records))
 
 
-def _child(argv: list[str], folder: str, output: str, stop: tuple[str, int, int] | None) -> None:
+def _child(argv: list[str], folder: str, output: str) -> None:
     """The command in a forked process, its output in two files."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -89,35 +89,7 @@ def _child(argv: list[str], folder: str, output: str, stop: tuple[str, int, int]
     sys.argv = argv
     from slpo_jax import main
 
-    if stop is not None:
-        _stop_at(*stop)
     main.run()
-
-
-def _stop_at(stage: str, step: int, number: int) -> None:
-    """Send this process a signal when the batch of a stage's step is made."""
-    from slpo_jax.run import cold_start as run_cold_start
-    from slpo_jax.run import imitate as run_imitate
-    from slpo_jax.run import rl as run_rl
-    from slpo_jax.run import stage as run_stage
-    from slpo_jax.training import imitate
-
-    makers = imitate if stage.startswith("imitate") else run_stage
-    make_batch, now = makers.make_batch, {"stage": ""}
-    at = 2 if stage.startswith("imitate") else 1
-
-    def claiming(claim, experiment, name, write=True):
-        now["stage"] = name if write else ""
-        return claim(experiment, name, write)
-
-    def making(*arguments):
-        if now["stage"] == stage and arguments[at] == step:
-            os.kill(os.getpid(), number)
-        return make_batch(*arguments)
-
-    makers.make_batch = making
-    for module in (run_imitate, run_cold_start, run_rl):
-        module.claim = functools.partial(claiming, module.claim)
 
 
 @functools.cache
@@ -136,14 +108,10 @@ class Finished:
     stderr: str
 
 
-def run(*arguments: str, folder: Path, stop: tuple[str, int, int] | None = None) -> Finished:
-    """`python -m slpo_jax.main ARGUMENTS` in a folder.
-
-    Args:
-        stop: (stage, step, signal): send this signal to the process when it makes the batch of this step.
-    """
+def run(*arguments: str, folder: Path) -> Finished:
+    """`python -m slpo_jax.main ARGUMENTS` in a folder."""
     output = str(folder / "output")
-    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output, stop))
+    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output))
     process.start()
     process.join(_PATIENCE)
     if process.exitcode is None:

@@ -280,8 +280,8 @@ def test_an_example_is_one_file_one_line_and_one_config(name, tmp_path):
     objective = "right_answers" if name == "right_answers" else "exact"
     small = {
         "stages": "('rl',)", "rl.objectives": f"('{objective}',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2,
-        "rl.optimizer.warmup_steps": 0, "cpu_devices": 1, "data.synthetic.train_size": 16,
-        "data.synthetic.valid_size": 4,
+        "rl.capacities": "((1.0,1.0),)", "rl.optimizer.warmup_steps": 0, "cpu_devices": 1,
+        "data.synthetic.train_size": 16, "data.synthetic.valid_size": 4,
     }  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/mine.py", "--workdir=work"]
     command += [f"--config.{key}={value}" for key, value in small.items()]

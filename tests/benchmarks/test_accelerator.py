@@ -70,18 +70,16 @@ def test_tests_run_on_the_device():
 
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path):
-    """Two of its parts through their real programs; the others, which take longer, are the next test's."""
-    only = ("pass_at_16", "memory")
+    """One of its parts through its real program; the others', which take longer, are the next test's."""
+    only = ("memory",)
     command = [sys.executable, "-m", "benchmarks.accelerator", "--workdir", str(tmp_path / "work"), "--only", *only]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     headings = [line for line in done.stdout.splitlines() if line.startswith("## ")]
-    assert headings == ["## pass at 16", "## memory"]
-    assert "| slpo_jax |" in done.stdout
+    assert headings == ["## memory"]
     assert "arguments" in done.stdout
-    for name in only:
-        assert json.loads((tmp_path / "work" / f"{name}.json").read_text())["status"] == 0
+    assert json.loads((tmp_path / "work" / "memory.json").read_text())["status"] == 0
 
 
 @pytest.mark.parametrize("tiny", [True, False])

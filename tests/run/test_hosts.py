@@ -5,6 +5,7 @@ The two have their parameters and their optimizer's state in parts over all four
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ def _start(folder: Path, name: str, workdir: str, devices: int, *flags: str, **e
     command += [f"--workdir={folder / workdir}", f"--config.cpu_devices={devices}", *flags]
     sources = {"train": "train.jsonl", "valid": "valid.txt", "eval.real": "real.json"}
     command += [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
-    with (folder / f"{name}.log").open("w") as log:
+    with (folder / f"{name}.log").open("a") as log:
         variables = os.environ | environment | {"PYTHON": sys.executable}
         return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
 
@@ -105,6 +106,7 @@ def test_a_signal_to_one_stops_all_and_nothing_is_lost(together, folder):
     """By the status of a terminated program, after one and the same step; the rest is the next test's."""
     _, stopped = together
     assert stopped == [128 + signal.SIGTERM] * 2
+    assert re.search(r"imitate: interrupted at step \d+; the same command goes on", (folder / "two_0.log").read_text())
     rows = [(row["stage"], row["step"], *sorted(row)) for row in rows_of(folder / "two")]
     assert len(rows) == len(set(rows))
 

@@ -1,8 +1,7 @@
-"""The whole job through the command, from random weights to a report, interrupted, repeated and evaluated alone."""
+"""The whole job through the command, from random weights to a report, repeated and evaluated alone."""
 
 import json
 import re
-import signal
 
 import jax
 import numpy as np
@@ -171,33 +170,6 @@ def test_again_changes_nothing(work, tmp_path):
     assert done.stdout == "report: work/report.md\n"
     assert texts_of(work) == before
     assert rows_of(work, timing=True) == rows
-
-
-def _assert_same_run(ours, theirs):
-    assert rows_of(ours) == rows_of(theirs)
-    ours_texts, theirs_texts = texts_of(ours), texts_of(theirs)
-    assert ours_texts.keys() == theirs_texts.keys()
-    # Pictures and the page tell the time it took; everything else is the same to the byte.
-    for name in ours_texts:
-        if name.endswith((".jsonl", ".json", ".npz")):
-            assert ours_texts[name] == theirs_texts[name], name
-    for stage in TOTALS:
-        mine, other = checkpoint_of(ours, stage), checkpoint_of(theirs, stage)
-        assert mine.keys() == other.keys()
-        for path in other:
-            np.testing.assert_array_equal(mine[path], other[path], err_msg=f"{stage}{path}")
-
-
-def test_interrupted_and_started_again(work, tmp_path):
-    """The same numbers to the last bit, through real models, programs and processes."""
-    folder = new_folder(tmp_path)
-    for name in ("train.jsonl", "valid.txt", "real.json", "small.py"):  # so that paths in the config agree, too
-        assert (folder / name).read_bytes() == (work.parent / name).read_bytes()
-    done = run(*COMMAND, folder=folder, stop=("cold_start", 5, signal.SIGTERM))
-    assert done.status == 128 + signal.SIGTERM, done.stderr
-    assert "cold_start: interrupted at step 5; the same command goes on from there" in done.stdout
-    assert run(*COMMAND, folder=folder).status == 0
-    _assert_same_run(folder / "work", work)
 
 
 @pytest.mark.parametrize("gate", [True, False])
