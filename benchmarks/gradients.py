@@ -18,8 +18,8 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
+from benchmarks.measure import checkpoints
 from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command, set_up
-from benchmarks.measure.workload import ROOT, load_file
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.advantage import rloo
@@ -27,7 +27,7 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.score import PassKeys, score
-from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.experiment import Setup
 from slpo_jax.run.rl import training_policy
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.objectives import OBJECTIVES
@@ -165,10 +165,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     set_up(1)
     tables = {}
-    for checkpoint in flags.checkpoints:
-        config = load_file(flags.config)
-        config.init = str(checkpoint)
-        setup = assemble(config)
+    for checkpoint, setup in checkpoints.opened(flags):
         tables[str(checkpoint)] = compared(measure(setup, setup.initial_params(), flags))
     work = {name: getattr(flags, name) for name in ("config", "batches", "prompts", "group", "seed")}
     return {"machine": machine(), "work": work, "definitions": DEFINITIONS, "tables": tables}
@@ -181,13 +178,12 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [f"- {line}" for line in result["definitions"]]
     head = ("Estimator", "Norm", "Noise", "Cosine", "Of the means")
     for checkpoint, rows in result["tables"].items():
-        path = Path(checkpoint)
         cells = [
             [row["estimator"], f"{row['norm']:.3g}", f"{row['noise']:.1f}",
              f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_of_means']:+.3f}"]
             for row in rows
         ]  # fmt: skip
-        lines += ["", f"{path.parent.parent.name}, {path.name}:", "", *markdown_table(head, cells)]
+        lines += ["", f"{checkpoints.name_of(Path(checkpoint))}:", "", *markdown_table(head, cells)]
     return "\n".join(lines)
 
 
@@ -198,8 +194,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("gradients", "The surrogate's gradient beside the reward's own.")
-    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="e.g. WORKDIR/checkpoints/slpo")
-    parser.add_argument("--config", required=True, help="what they were trained with: FILE or FILE:ARGUMENT")
+    checkpoints.add_flags(parser)
     parser.add_argument("--batches", type=int, default=32, help="default: 32")
     parser.add_argument("--prompts", type=int, default=32, help="a batch; default: 32")
     parser.add_argument("--group", type=int, default=8, help="rollouts of each; default: 8")
@@ -210,11 +205,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     check_flags(flags, batches=2, prompts=1, group=2)
     if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
         raise UserError("--passes, --epsilons: give numbers above 0")
-    for path in flags.checkpoints:
-        if not path.is_dir():
-            raise UserError(f"{path}: no such checkpoint; give WORKDIR/checkpoints/STAGE")
-    if not (ROOT / flags.config.partition(":")[0]).is_file():
-        raise UserError(f"--config: {flags.config} is no file in the checkout; give e.g. configs/twelve.py:codi_gpt2")
+    checkpoints.check_paths(flags)
     return flags
 
 

@@ -3,7 +3,7 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`).
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). Rates are chosen on GPT-2 and used on Llama too.
 """
 
 from slpo_jax.config import default_config
@@ -11,18 +11,18 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
-# By name: the objective and its settings.
+# By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
+    "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
     "slpo_sum": ("slpo", {"latent_reduction": "sum"}),  # as printed
     "slpo_mean": ("slpo", {"latent_reduction": "mean"}),
     "slpo_pkpo": ("slpo", {"latent_reduction": "mean", "advantage": "pkpo"}),
     "answer_only": ("answer_only", {}),
-    "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
     "reward": ("pathwise", {"estimator": "reward", "temperature": 1.0}),
     "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
 }
-CHOSEN: dict[str, dict[str, float]] = {}  # learning rate by reasoner and objective
+CHOSEN: dict[str, dict[str, float]] = {}  # learning rate by reasoner on GPT-2 and objective
 
 
 def variant(name: str, rate: float) -> str:
@@ -42,12 +42,12 @@ def get_config(cell: str = "coconut_gpt2"):
     config.min_latents = 1
     config.prompt_slots = (28,)
     config.max_answer_tokens = 3
-    config.data.synthetic.update(max_value=99, max_steps=4)
+    config.data.synthetic.update(max_value=99, max_steps=4, train_size=100_000)  # few are seen often
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
 
     config.imitate.update(
-        batch_size=64, c_thought=1, max_latent_stage=4, cot_steps=1500, stage_steps=500, final_steps=8_000,
+        batch_size=64, c_thought=1, max_latent_stage=4, cot_steps=1500, stage_steps=500, final_steps=12_000,
         final_latents="random", dropout=0.1, control=not tune,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
@@ -56,15 +56,15 @@ def get_config(cell: str = "coconut_gpt2"):
         config.imitate.update(final_latents="published", distil_factor=1.0)
     config.cold_start.update(batch_size=32, micro_batches=1, steps=400, evaluate_every=100, patience=4)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.rl.update(batch_size=32, steps=400, capacities=((0.625, 1.0), (1.0, 1.0)))
+    config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=28, seeds=1)
     config.log_every = 20
     config.checkpoint_every = 1000
 
-    names = []
+    names, chosen = [], CHOSEN.get(reasoner.replace("llama", "gpt2"), {})
     for name, (kind, settings) in COMPARED.items():
-        for rate in RATES if tune else (CHOSEN.get(reasoner, {}).get(name, 1e-4),):
+        for rate in RATES if tune else (chosen.get(name, 3e-5),):
             names.append(variant(name, rate) if tune else name)
             objective_variant(config, names[-1], kind, learning_rate=rate, **settings)
     config.rl.objectives = tuple(names)

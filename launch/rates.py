@@ -47,7 +47,7 @@ def main() -> int:
     """The command; its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2], allow_abbrev=False)
     parser.add_argument("--workdir", type=Path, default=Path("runs/twelve_rates"), help="default: runs/twelve_rates")
-    path = parser.parse_args().workdir / "comparison.json"
+    path = parser.parse_args().workdir / "twelve_rates.json"
     try:
         pprint.pprint(choose(read_json(path, "run launch/reproduce.py twelve_rates first")), width=120)
     except UserError as error:

@@ -40,7 +40,7 @@ def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, refe
         "question": "q",
         "reference": reference,
         "completion": "### 7",
-        "completion_tokens": 3,
+        "completion_tokens": [5, 6, 7],
         "latent_steps": latent_steps,
         "correct": bool(right),
         "answer": "7" if right else None,

@@ -32,6 +32,7 @@ class EvalRecords:
         correct: [N] bool, the clean greedy rollout was right.
         latent_steps: [N] int, latents of the clean greedy rollout.
         problem_steps: [N] float, annotated steps of the problem, NaN where there are none.
+        answer_tokens: [N] int, tokens of the clean greedy rollout after its latents.
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.
@@ -44,6 +45,7 @@ class EvalRecords:
     correct: np.ndarray
     latent_steps: np.ndarray
     problem_steps: np.ndarray
+    answer_tokens: np.ndarray
     seeds: np.ndarray
     sample_correct: np.ndarray
     sample_latent_steps: np.ndarray
@@ -94,6 +96,7 @@ def _concatenate(runs: Sequence[EvalRecords]) -> EvalRecords:
         correct=join("correct"),
         latent_steps=join("latent_steps"),
         problem_steps=join("problem_steps"),
+        answer_tokens=join("answer_tokens"),
         seeds=runs[0].seeds[:seeds],
         sample_correct=join("sample_correct", 1),
         sample_latent_steps=join("sample_latent_steps", 1),
@@ -149,6 +152,7 @@ def read_records(path: str | Path) -> EvalRecords:
         correct=column("correct", bool),
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
+        answer_tokens=np.array([len(row["completion_tokens"]) for _, row in rows], np.int64),
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=samples("correct", bool),
         sample_latent_steps=samples("latent_steps", np.int64),
@@ -226,6 +230,11 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     return sorted(rows.values(), key=lambda row: row["step"]), notes
 
 
+_KINDS = {
+    "index": int, "reference": (str, int, float), "correct": bool, "latent_steps": int, "completion_tokens": list,
+}  # fmt: skip
+
+
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
@@ -234,7 +243,8 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{path} line {number}: not an object; {_AGAIN}")
     row.setdefault("samples", [])
-    for key, kinds in (("index", int), ("reference", (str, int, float)), ("correct", bool), ("latent_steps", int)):
+    row.setdefault("completion_tokens", [])
+    for key, kinds in _KINDS.items():
         _check(path, number, row, key, kinds)
     for sample in row["samples"]:
         for key, kinds in (("seed", int), ("correct", bool), ("latent_steps", int)):

@@ -172,8 +172,9 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k; pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps
-        and against `difficulty`.
+        pass@k; answer_tokens, tokens of the clean rollout after its latents, with its `_se`;
+        pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
+        `difficulty`.
     """
     out: dict[str, Any] = {
         "n": len(records.references),
@@ -185,6 +186,7 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
         out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "acc" else mean_se(values)
         if key.startswith("pass@") and not key.endswith("_unbiased"):
             out[f"{key}_seed_se"] = pass_at_k_direct(records.sample_correct, int(key[5:])).seed_se
+    out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
     hard = difficulty(records)
     unknown = np.full(out["n"], np.nan)
     for name, x in (("steps", records.problem_steps), ("difficulty", unknown if hard is None else hard)):

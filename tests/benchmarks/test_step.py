@@ -1,5 +1,6 @@
 """The benchmark of the SLPO step at tiny shapes: its parts are the train step's work, and its figures add up."""
 
+import dataclasses
 import json
 from importlib.util import find_spec
 
@@ -210,7 +211,24 @@ def test_every_axis_of_growth_has_the_shapes_own_value(name):
 
 
 @pytest.mark.slow
-def test_growth(cpu_devices, monkeypatch):
+def test_a_point_of_growth(cpu_devices):
+    shapes = dataclasses.replace(TINY, changes=TINY.changes | {"rl.capacities": ((1.0, 1.0),)})
+    point = benchmark.measure_point(shapes, benchmark.base_sizes(shapes, load_config(shapes)) | {"K": 1, "G": 2}, 1, 2)
+    assert point["temp_bytes"] > 0
+    assert all(len(point[name]["values"]) == 2 for name in ("step", "page_faults"))
+
+
+def test_growth(monkeypatch):
+    """Of points that are made up: each is measured once, and the base is what the others are set beside."""
+    measured = []
+
+    def point(_, sizes, warmup, steps):
+        measured.append(sizes)
+        assert (warmup, steps) == (1, 2)
+        cell = {"median": 2.0 * sizes["K"], "min": 1.0, "max": 9.0}
+        return {"step": cell, "page_faults": cell, "temp_bytes": 1000 + 100 * sizes["K"]}
+
+    monkeypatch.setattr(benchmark, "measure_point", point)
     monkeypatch.setattr(benchmark, "BASE", (2, 2))
     monkeypatch.setitem(benchmark.AXES, "quickstart", {"K": (2, 6), "prompts": (4,)})
     flags = benchmark.parse(["--shapes", "quickstart", "--steps", "2", "--warmup", "1", "--growth", "K", "prompts"])
@@ -218,8 +236,8 @@ def test_growth(cpu_devices, monkeypatch):
     assert json.loads(json.dumps(found)) == found
     assert [(row["axis"], row["value"]) for row in found["rows"]] == [("K", 2), ("K", 6), ("prompts", 4)]
     two, six, same = found["rows"]
-    assert (two["relative"], same["step"]) == (1.0, two["step"])  # one point, measured once
-    assert six["relative"] == six["step"]["median"] / two["step"]["median"]
-    assert six["relative_temp"] == six["temp_bytes"] / two["temp_bytes"] > 1.5
-    assert "| K | 6 | " in benchmark.markdown(found)
-    assert all(len(row[name]["values"]) == 2 for row in found["rows"] for name in ("step", "page_faults"))
+    assert len(measured) == 2
+    assert same["step"] == two["step"]
+    assert [row["relative"] for row in (two, six, same)] == [1, 3, 1]
+    assert six["relative_temp"] == 1600 / 1200
+    assert "| K | 6 | 12.000 (1.000-9.000) | 3.00x | " in benchmark.markdown(found)

@@ -28,6 +28,7 @@ def make_records(correct, latent_steps, problem_steps, sample_correct, sample_an
         correct=np.array(correct, bool),
         latent_steps=np.array(latent_steps),
         problem_steps=np.array(problem_steps, float),
+        answer_tokens=np.arange(n),
         seeds=np.arange(sample_correct.shape[0]),
         sample_correct=sample_correct,
         sample_latent_steps=np.array(sample_latent_steps),
@@ -218,6 +219,7 @@ def test_summarise_by_hand():
     assert "pass@4" not in out
     assert "maj@8" not in out
     assert out["latent_steps"] == pytest.approx(4)
+    assert (out["answer_tokens"], out["answer_tokens_se"]) == (1, pytest.approx(1 / math.sqrt(3)))  # 0, 1 and 2
     assert out["sample_latent_steps"] == pytest.approx((1.5 + 3 + 6) / 3)
     assert out["pearson_steps_r"] == pytest.approx(stats.pearsonr([1, 2, 4], [2, 3, 7]).statistic)
     assert out["pearson_difficulty_r"] == pytest.approx(stats.pearsonr([0.75, 0.75, 0], [2, 3, 7]).statistic)

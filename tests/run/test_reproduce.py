@@ -1,15 +1,19 @@
 """Grids of runs: what is run, in which order and only once, and their comparison."""
 
 import dataclasses
+import importlib
 import json
 import shutil
 import types
 
+import comparison
+import jobs
 import pytest
 import rates
 import reproduce
 import small_run
-from grids import GRIDS, TWELVE, Grid, Run
+import studies
+from grids import GRIDS, STUDIES, TWELVE, Grid, Run, Study
 
 from slpo_jax.errors import UserError
 
@@ -27,19 +31,18 @@ def tiny_grid(folder, **changes):
 def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
     (tmp_path / "small.py").write_text(small_run.CONFIG)
     grid = tiny_grid(tmp_path, seeds=(0, 1))
-    jobs = reproduce.plan(grid, tmp_path, [], [], None)
-    assert [(job.label, job.seed) for job in jobs] == [
+    assert [(job.label, job.seed) for job in jobs.plan(grid, tmp_path, [], [], None)] == [
         ("main", 0),
         ("main", 1),
         ("again", 0),
         ("again", 1),
         ("other", 5),
     ]
-    assert [(job.label, job.seed) for job in reproduce.plan(grid, tmp_path, [7], ["again"], None)] == [
+    assert [(job.label, job.seed) for job in jobs.plan(grid, tmp_path, [7], ["again"], None)] == [
         ("main", 7),
         ("again", 7),
     ]
-    job = reproduce.plan(grid, tmp_path, [], ["again"], 4)[-1]
+    job = jobs.plan(grid, tmp_path, [], ["again"], 4)[-1]
     assert {
         f"--config={tmp_path}/small.py",
         f"--workdir={tmp_path}/again/seed_1",
@@ -58,14 +61,14 @@ def test_every_grid_sets_keys_that_its_config_has(name):
     assert len(set(labels)) == len(labels)
     for place, run in enumerate(grid.runs):
         assert not run.after or run.after in labels[:place]
-        config = reproduce.load_config(grid.config)
+        config = jobs.load_config(run.config or grid.config)
         before = config.copy_and_resolve_references()
         config.update_from_flattened_dict({key: run.overrides[key] for key in run.overrides})
         assert (config != before) == bool(run.overrides)
 
 
 def test_ablations_are_factors_of_the_configs_own_values():
-    config = reproduce.load_config(GRIDS["ablations"].config)
+    config = jobs.load_config(GRIDS["ablations"].config)
     runs = {run.label: run.overrides for run in GRIDS["ablations"].runs}
     rate = "rl.optimizer.learning_rate"
     for label, factor in (("lr_third", 1 / 3), ("lr_x_3", 3), ("lr_x_10", 10)):
@@ -77,14 +80,14 @@ def test_ablations_are_factors_of_the_configs_own_values():
 def folder(tmp_path, monkeypatch):
     """A folder with the small config as the grid "tiny", whose runs are forked; `commands` has those of each run."""
     folder, commands = small_run.new_folder(tmp_path), []
-    monkeypatch.setitem(reproduce.GRIDS, "tiny", tiny_grid(folder))
+    monkeypatch.setitem(GRIDS, "tiny", tiny_grid(folder))
 
     def run(command, **_):
         commands.append(command)
         done = small_run.run(*command[3:], folder=folder)
         return types.SimpleNamespace(returncode=done.status)
 
-    monkeypatch.setattr(reproduce, "subprocess", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(jobs, "subprocess", types.SimpleNamespace(run=run))
     return folder, commands
 
 
@@ -101,7 +104,7 @@ def test_grid_is_run_once_and_compared(folder, capsys):
     assert "[2/2] again, seed 0: " in printed
 
     out = folder / "out"
-    found = json.loads((out / "comparison.json").read_text())
+    found = json.loads((out / "tiny.json").read_text())
     assert list(found) == ["main", "again"]
     for label, figures in found.items():
         report = json.loads((out / label / "seed_0" / "report.json").read_text())
@@ -112,41 +115,39 @@ def test_grid_is_run_once_and_compared(folder, capsys):
             for entry in report["differences"]
             if (entry["a"], entry["b"], entry["set"], entry["metric"]) == ("slpo", "cold_start", "average", "pass@1")
         )
-        assert figures["differences"]["pass@1"]["value"] == entry["difference"]
+        assert figures["differences"]["cold_start"]["pass@1"]["value"] == entry["difference"]
     assert {"slpo", "cold_start", "imitate"} <= {path.name for path in (out / "again/seed_0/eval").iterdir()}
-    assert (
-        f"| again | 1 | {100 * found['again']['means']['acc']['value']:.2f} ± " in (out / "comparison.md").read_text()
-    )
-    assert (out / "comparison.png").stat().st_size > 5_000
+    assert f"| again | 1 | {100 * found['again']['means']['acc']['value']:.2f} ± " in (out / "tiny.md").read_text()
+    assert (out / "tiny.png").stat().st_size > 5_000
 
     assert reproduce.main(flags) == 0
     assert len(commands) == 2
     assert capsys.readouterr().out.count("finished before") == 2
-    first = reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], None)
+    first = jobs.plan(GRIDS["tiny"], out, [], ["main"], None)
     assert [job.is_finished for job in first] == [True]
-    assert not reproduce.plan(reproduce.GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
+    assert not jobs.plan(GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
 
 
 def test_data_that_changed_and_other_limits_are_other_runs(folder, capsys):
     """Not run again for nothing, and not compared with runs of other problems."""
     folder, _ = folder
-    grid, out = reproduce.GRIDS["tiny"], folder / "out"
+    grid, out = GRIDS["tiny"], folder / "out"
     source = folder / "real.json"
     grid = dataclasses.replace(grid, runs=(Run("main", {"data.eval.real": str(source)}),))
 
     def job(limit=None):
-        reproduce._files_digest.cache_clear()
-        return reproduce.plan(grid, out, [], [], limit)[0]
+        jobs._files_digest.cache_clear()
+        return jobs.plan(grid, out, [], [], limit)[0]
 
     job().workdir.mkdir(parents=True)
-    (job().workdir / reproduce.DONE).write_text(json.dumps(job().facts))
+    (job().workdir / jobs.DONE).write_text(json.dumps(job().facts))
     assert job().is_finished
     assert not job(limit=3).is_finished
-    assert reproduce.compare(grid, out, 3) == {}
+    assert comparison.compare(grid, out, 3) == {}
     assert f"{out}/main/seed_0: left out, it was run with other settings or data" in capsys.readouterr().out
     source.write_text(source.read_text().replace("has 1 ", "has 9 "))
     assert not job().is_finished
-    assert reproduce.compare(grid, out) == {}
+    assert comparison.compare(grid, out) == {}
 
 
 def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_path):
@@ -154,26 +155,83 @@ def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_pa
         stdout.write("a long story\nerror: config.seed: no\n")
         return types.SimpleNamespace(returncode=2)
 
-    monkeypatch.setattr(reproduce, "subprocess", types.SimpleNamespace(run=fails))
+    monkeypatch.setattr(jobs, "subprocess", types.SimpleNamespace(run=fails))
     assert reproduce.main(["tiny", f"--workdir={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/main/seed_0: its run ended with status 2 (error: config.seed: no); ")
     assert error.count("\n") == 1
-    assert not (tmp_path / "main/seed_0" / reproduce.DONE).exists()
+    assert not (tmp_path / "main/seed_0" / jobs.DONE).exists()
 
 
 def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
     grid = Grid("", (), metrics=("acc", "latent_steps"))
     figure = {"value": 0.02, "low": 0.01, "high": 0.03}
+    below = {"value": -0.02, "low": -0.03, "high": 0.01}
     figures = {
+        "row": "mine",
         "seeds": 2,
         "means": {"acc": figure},
-        "differences": {"acc": figure, "latent_steps": figure | {"low": -1}},
+        "differences": {"cold_start": {"acc": figure, "latent_steps": figure | {"low": -1}}},
+        "by_set": {"cold_start": {"acc": {"a": figure, "b": below, "c": figure | {"low": -1}}}},
     }
-    lines = reproduce.markdown(grid, {"one": figures, "two": figures}).splitlines()
+    lines = comparison.markdown(grid, {"one": figures, "two": figures}).splitlines()
+    assert lines.count("| mine | cold_start | 4 (2) of 6 |  |") == 1
     assert lines.count("| one | 2 | 2.00 ± 1.00 |  |") == 1
     assert lines.count("| two | 2 | **+2.00 [+1.00, +3.00]** | +0.02 [-1.00, +0.03] |") == 1
-    assert not any("minus" in line for line in reproduce.markdown(Grid("", (), minus=""), {}).splitlines())
+    assert not any("minus" in line for line in comparison.markdown(Grid("", (), minus=()), {}).splitlines())
+
+
+def test_studies_are_means_over_seeds(tmp_path, monkeypatch, capsys):
+    """Of each run's own tables; what was done is not done again, unless the run is another."""
+    study, commands = Study("grid", "geometry", ("a", "b"), "checkpoint", ("change", "rank"), ("--x=1",)), []
+
+    def make(seed):
+        arguments = (f"--config={jobs.ROOT}/configs/twelve.py:codi_gpt2", f"--config.seed={seed}")
+        return jobs.Job("run", seed, tmp_path / str(seed), arguments, "digest", ())
+
+    def run(command, **_):
+        commands.append(command)
+        seed = int(command[-1].rpartition("/")[0][-1])
+        rows = [{"checkpoint": "x/y/b", "change": [4.0 + 2 * seed, 9.0], "rank": 3.0}]
+        (tmp_path / str(seed) / "shape.json").write_text(json.dumps({"tables": {"same": rows}}))
+        return types.SimpleNamespace(returncode=0, stdout="a page\n", stderr="")
+
+    monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=run))
+    both = [make(0), make(1)]
+    for job in both:
+        job.workdir.mkdir()
+    studies.run_study("shape", study, both)
+    assert commands[1][1:] == [
+        "-m", "benchmarks.geometry", f"{tmp_path}/1/checkpoints/a", f"{tmp_path}/1/checkpoints/b",
+        "--config=configs/twelve.py:codi_gpt2", "--x=1", f"--json={tmp_path}/1/shape.json",
+    ]  # fmt: skip
+    assert (tmp_path / "1" / "shape.md").read_text() == "a page\n"
+    found = studies.collect("shape", study, both)
+    assert list(found) == ["run, same, b"]
+    assert found["run, same, b"]["means"]["change"] == {"value": 5.0, "low": 4.0, "high": 6.0}
+    assert "| run, same, b | 2 | 5.00 ± 1.00 | 3.00 ± 0.00 |" in comparison.markdown(study, found)
+    comparison.draw(study, found, tmp_path / "shape.png")
+    studies.run_study("shape", study, both)
+    assert len(commands) == 2
+    studies.run_study("shape", study, [dataclasses.replace(both[0], config="another")])
+    assert len(commands) == 3
+    failed = types.SimpleNamespace(returncode=2, stdout="", stderr="much\nerror: no\n")
+    monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=lambda *_, **__: failed))
+    with pytest.raises(UserError, match=r"benchmarks\.geometry ended with status 2 \(error: no\)"):
+        studies.run_study("shape", study, [dataclasses.replace(both[0], config="a third")])
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_has_its_grid_and_benchmark(name, tmp_path):
+    """With checkpoints that each of the grid's runs leaves, and flags that the benchmark takes."""
+    study, flags = STUDIES[name], []
+    for run in GRIDS[study.grid].runs:
+        config = jobs.load_config(run.config)
+        assert set(study.checkpoints) <= {"cold_start", *config.rl.objectives}
+    for stage in study.checkpoints:
+        (tmp_path / stage).mkdir()
+        flags.append(str(tmp_path / stage))
+    importlib.import_module(f"benchmarks.{study.module}").parse([*flags, f"--config={run.config}", *study.flags])
 
 
 @pytest.mark.parametrize(
@@ -199,9 +257,9 @@ def _line(acc, pass_8):
 
 def test_rates_are_the_best_by_the_mean_of_four_figures():
     tried = {1e-5: (0.4, 0.5), 3e-5: (0.6, 0.4), 1e-4: (0.5, 0.5)}  # the last two are equal
-    found = {f"codi_llama, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
+    found = {f"codi_gpt2, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
     assert set(TWELVE["RATES"]) == set(tried)
-    assert rates.choose(found) == {"codi_llama": {"pass_at_k": 3e-5}}
+    assert rates.choose(found) == {"codi_gpt2": {"pass_at_k": 3e-5}}
     found.popitem()
-    with pytest.raises(UserError, match=r"lacks codi_llama, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
+    with pytest.raises(UserError, match=r"lacks codi_gpt2, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
         rates.choose(found)

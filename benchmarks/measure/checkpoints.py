@@ -1,0 +1,41 @@
+"""Benchmarks of trained checkpoints: which, and opening them."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.measure.workload import ROOT, load_file
+from slpo_jax.errors import UserError
+from slpo_jax.run.experiment import Setup, assemble
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The checkpoints and --config."""
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="e.g. WORKDIR/checkpoints/slpo")
+    parser.add_argument("--config", required=True, help="what they were trained with: FILE or FILE:ARGUMENT")
+
+
+def check_paths(flags: argparse.Namespace) -> None:
+    """Whether they are there.
+
+    Raises:
+        UserError: one is not.
+    """
+    for path in flags.checkpoints:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such checkpoint; give WORKDIR/checkpoints/STAGE")
+    if not (ROOT / flags.config.partition(":")[0]).is_file():
+        raise UserError(f"--config: {flags.config} is no file in the checkout; give e.g. configs/twelve.py:codi_gpt2")
+
+
+def opened(flags: argparse.Namespace) -> Iterator[tuple[Path, Setup]]:
+    """Each checkpoint's path and setup, whose initial parameters are the checkpoint's."""
+    for path in flags.checkpoints:
+        config = load_file(flags.config)
+        config.init = str(path)
+        yield path, assemble(config)
+
+
+def name_of(path: Path) -> str:
+    """A checkpoint's, for a table: of its run's folder and its stage."""
+    return f"{path.resolve().parent.parent.name}, {path.name}"
