@@ -26,8 +26,8 @@ SHORT = (
     "--config=configs/quickstart.py", "--config.imitate.cot_steps=30", "--config.imitate.stage_steps=10",
     "--config.imitate.final_steps=20", "--config.imitate.optimizer.warmup_steps=5",
     "--config.rl.optimizer.warmup_steps=2", "--config.cold_start.steps=20", "--config.cold_start.evaluate_every=10",
-    "--config.rl.steps=20", "--config.evaluate.limit=200", "--config.evaluate.batch_size=64", "--config.log_every=2",
-    "--config.checkpoint_every=5",
+    "--config.rl.objectives=('slpo',)", "--config.rl.steps=20", "--config.evaluate.limit=200",
+    "--config.evaluate.batch_size=64", "--config.log_every=2", "--config.checkpoint_every=5",
 )  # fmt: skip
 GRACE = 2.0  # seconds in which the processes that are left may notice that one is gone
 

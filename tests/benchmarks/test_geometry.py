@@ -67,7 +67,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (["nowhere", "."], "nowhere: no such checkpoint"),
         (["."], "one before and at least one after"),
         ([".", ".", "--problems", "1"], "--problems: 1 is too few"),
-        ([".", ".", "--sets", "luck"], "--sets: luck is none of the config's: same, large, template"),
+        ([".", ".", "--sets", "luck"], "--sets: luck is none of the config's: large, same, template"),
         ([".", ".", "--figure", "x.pdf"], "--figure: x.pdf"),
     ],
 )
