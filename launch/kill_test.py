@@ -29,6 +29,7 @@ SHORT = (
     "--config.rl.objectives=('slpo',)", "--config.rl.steps=20", "--config.evaluate.limit=200",
     "--config.evaluate.batch_size=64", "--config.log_every=2", "--config.checkpoint_every=5",
 )  # fmt: skip
+SKIPPED = (0, 1, 2, 5, 20)  # moments that pass before a kill
 GRACE = 2.0  # seconds in which the processes that are left may notice that one is gone
 
 
@@ -100,7 +101,7 @@ def wait_for(run: Run, moment: str, chance: random.Random, start_seconds: float)
         until = time.monotonic() + chance.uniform(0, start_seconds)
     else:
         before, late = signs(run.workdir, moment), chance.choice((0.02, 0.1, 0.5))
-        for _ in range(chance.randrange(3)):  # not always the first
+        for _ in range(chance.choice(SKIPPED)):  # or the first stages would have nearly all the kills
             while (now := signs(run.workdir, moment)) in (before, set()):
                 if run.ended():
                     return False

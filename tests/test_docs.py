@@ -261,31 +261,41 @@ def test_example_of_a_thinker(example, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["right_answers", "tokens"])
-def test_an_example_is_one_file_one_line_and_one_config(name, tmp_path):
-    """In a copy of the package, followed to the letter, the command trains with it."""
-    page = METHODS.read_text()
-    path, code = next((path, code) for path, code in _EXAMPLE.findall(page) if Path(path).stem == name)
-    after = page.partition(code)[2]
-    line, config = re.findall(r"^```python\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]
+def test_an_example_is_one_file_one_line_and_one_config(tmp_path):
+    """In a copy of the package, followed to the letter: the command trains the new thinker with the new objective."""
     for folder in ("slpo_jax", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / path).write_text(code)
-    table = (tmp_path / path).parent / "__init__.py"
-    module, made = ".".join(Path(path).with_suffix("").parts), line.split()[-1].rstrip(",")
-    source, replaced = re.subn(r"^((?:OBJECTIVES|THINKERS)\b.*= \{)", rf"\1\n{line}", table.read_text(), flags=re.M)
-    assert replaced == 1
-    table.write_text(source.replace("from slpo_jax", f"from {module} import {made}\nfrom slpo_jax", 1))
-    (tmp_path / "configs" / "mine.py").write_text(config)
-    objective = "right_answers" if name == "right_answers" else "exact"
+    for name in ("right_answers", "tokens"):
+        _follow(name, tmp_path)
     small = {
-        "stages": "('rl',)", "rl.objectives": f"('{objective}',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2,
-        "rl.capacities": "((1.0,1.0),)", "rl.optimizer.warmup_steps": 0, "cpu_devices": 1,
-        "data.synthetic.train_size": 16, "data.synthetic.valid_size": 4,
+        "stages": "('rl',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)",
+        "rl.optimizer.warmup_steps": 0, "cpu_devices": 1, "data.synthetic.train_size": 16,
+        "data.synthetic.valid_size": 4, "rl.objectives": "('exact','right_answers')",
     }  # fmt: skip
-    command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/mine.py", "--workdir=work"]
+    command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/tokens.py", "--workdir=work"]
     command += [f"--config.{key}={value}" for key, value in small.items()]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "work" / "checkpoints" / objective / "finished").read_text() == "1\n"
+    for objective in ("exact", "right_answers"):
+        assert (tmp_path / "work" / "checkpoints" / objective / "finished").read_text() == "1\n"
+    program = "from configs.right_answers import get_config; from slpo_jax.config import check; check(get_config())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _follow(name: str, folder: Path) -> None:
+    """What the page says of an example, done to a copy of the package: its file, its line, its config as NAME.py."""
+    page = METHODS.read_text()
+    path, code = next((path, code) for path, code in _EXAMPLE.findall(page) if Path(path).stem == name)
+    after = page.partition(code)[2]
+    line, config = re.findall(r"^```python\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]
+    (folder / path).write_text(code)
+    table = (folder / path).parent / "__init__.py"
+    module, made = ".".join(Path(path).with_suffix("").parts), line.split()[-1].rstrip(",")
+    source, replaced = re.subn(r"^((?:OBJECTIVES|THINKERS)\b.*= \{)", rf"\1\n{line}", table.read_text(), flags=re.M)
+    assert replaced == 1
+    table.write_text(source.replace("from slpo_jax", f"from {module} import {made}\nfrom slpo_jax", 1))
+    (folder / "configs" / f"{name}.py").write_text(config)

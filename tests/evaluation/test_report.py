@@ -21,6 +21,18 @@ from slpo_jax.io.workdir import Workdir
 SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (3, 12), "rule": 3}}
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(request, monkeypatch):
+    """Four of them take a second of each report; the tests marked with `pictures` look at them."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(report, "_draw", lambda *_: [])
+
+
+@pytest.fixture
+def pictures():
+    """They are drawn."""
+
+
 @pytest.fixture
 def workdir(tmp_path):
     """Two sets, five rows: SLPO 30 of 40, the cold gate 10 of 40, all else 20 of 40."""
@@ -152,7 +164,7 @@ def test_report_is_a_pure_function_of_the_workdir(workdir):
 
 
 @pytest.mark.slow
-def test_figures_are_drawn_and_embedded(workdir):
+def test_figures_are_drawn_and_embedded(workdir, pictures):
     out = report.write_report(workdir)
     names = ["pass_at_k.png", "training.png", "stop_times.png", "difficulty.png"]
     assert out["figures"] == [f"figures/{name}" for name in names]
@@ -166,7 +178,7 @@ def test_figures_are_drawn_and_embedded(workdir):
         assert f"](figures/{name})" in text
 
 
-def test_one_row_without_samples_or_steps(tmp_path):
+def test_one_row_without_samples_or_steps(tmp_path, pictures):
     write_eval(tmp_path, "imitate", "alpha", [1, 0, 1, 1], steps=[None] * 4)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "pass_at_k.png").write_bytes(b"of an earlier evaluation")
@@ -345,7 +357,7 @@ def test_compare_runs_by_hand(tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path):
+def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path, pictures):
     other = tmp_path / "other"
     shutil.copytree(workdir / "eval", other / "eval")
     out = report.compare_runs([workdir, other], tmp_path / "all")
