@@ -124,6 +124,14 @@ _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": Fa
          "imitate.control": False}  # fmt: skip
 
 GRIDS = {
+    # What the quick start shows, over three seeds: README's table.
+    "quickstart": Grid(
+        "configs/quickstart.py",
+        (Run("main"),),
+        rows=("slpo", "pathwise"),
+        minus=("cold_start", "imitate_control"),
+        folder="quickstart_seeds",
+    ),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed? docs/measurements.md, 1 and 2.
     "ablations": Grid(
         "configs/arithmetic.py",

@@ -25,6 +25,21 @@ def _fast_compilation(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags).strip())
 
 
+# The quick start's config with less to compile: one phase of the curriculum, one capacity.
+SMALLER = """
+import configs.quickstart
+
+
+def smaller(of=configs.quickstart.get_config):
+    config = of()
+    config.model.n_layer, config.imitate.max_latent_stage, config.rl.capacities = 1, 1, ((1.0, 1.0),)
+    return config
+
+
+configs.quickstart.get_config = smaller
+"""
+
+
 def _execute(**parameters):
     """The cells' outputs, without installing, and with other values after the parameters' cell."""
     notebook = nbformat.read(STORED, as_version=4)
@@ -35,7 +50,7 @@ def _execute(**parameters):
             cells.append(cell)
         if "parameters" in tags:
             text = "".join(f"{name} = {value!r}\n" for name, value in parameters.items())
-            cells.append(nbformat.v4.new_code_cell(text))
+            cells.append(nbformat.v4.new_code_cell(text + SMALLER))
     assert len(cells) == len(notebook.cells), "one cell installs, one has the parameters"
     notebook.cells = cells
     client = nbclient.NotebookClient(
