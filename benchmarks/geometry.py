@@ -90,7 +90,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     _check_sets(flags)
     set_up(1)
     work = {name: getattr(flags, name) for name in ("config", "problems", "samples")}
-    tables = measure(checkpoints.opened(flags), flags)
+    tables = measure(checkpoints.opened(flags, {}), flags)
     result = {"machine": machine(), "work": work, "definitions": DEFINITIONS, "tables": tables}
     if flags.figure:
         draw(result, flags.figure)

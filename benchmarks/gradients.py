@@ -40,10 +40,13 @@ DEFINITIONS = f"""
 that made the latents alone: the exact path of the reward's gradient that SLPO's latent term stands for
 reward, past the latents: the same with the latents fixed, so through the answer alone; together they are the whole
 SLPO, K: of -A_i log N(h_t; mu_t, sigma_t^2) summed over t, under K passes with fresh masks
+likelihood, exact: of -A_i log p(h_t) summed over t, under --sigma's additive noise instead of dropout, where it is \
+known: the unbiased estimator that the surrogate stands for
 noise: root of the mean squared distance of the batches' gradients from their mean, over its norm (corrected for \
 the noise that is left in it); inf where no mean shows
-cosine: with the exact one of the same batch, mean over batches ± its standard error; of the means: of both gradients' \
-means over all batches
+cosine: with the exact one of the same batch, mean over batches ± its standard error
+if unbiased: that of an estimator with this noise and the exact one's mean, their errors independent
+of the means: cosine of both gradients' means over all batches
 answers sampled at temperature 1, RLOO; gradients of the reasoner's parameters
 """.strip().splitlines()
 
@@ -105,9 +108,23 @@ def surrogate(**settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
     return gradient
 
 
-def estimators(passes: list[int], epsilons: list[float]) -> dict[str, Callable[[Policy, Any, Drawn], Any]]:
+def likelihood(policy: Policy, params, drawn: Drawn):
+    """REINFORCE on a thought whose law is known."""
+    objective = OBJECTIVES["exact"](answer_weight=0.0, stop_weight=0.0)
+
+    def loss(params):
+        return objective(policy, params, drawn.batch, drawn.trajectories, drawn.rewards, drawn.key)[0]
+
+    return jax.grad(loss)(params)
+
+
+def estimators(flags: argparse.Namespace) -> dict[str, Callable[[Policy, Any, Drawn], Any]]:
     """By name."""
-    found = {EXACT: through_latents, "reward, past the latents": past_latents}
+    passes, epsilons = flags.passes, flags.epsilons
+    found: dict[str, Callable[[Policy, Any, Drawn], Any]] = {EXACT: through_latents}
+    found["reward, past the latents"] = past_latents
+    if flags.sigma:
+        return found | {"likelihood, exact": likelihood}
     found |= {f"SLPO, K = {count}": surrogate(passes=count) for count in passes}
     found["SLPO, K = 4, variance detached"] = surrogate(passes=4, detach_variance=True)
     found |= {f"SLPO, K = 4, epsilon = {epsilon:g}": surrogate(passes=4, epsilon=epsilon) for epsilon in epsilons}
@@ -117,7 +134,7 @@ def estimators(passes: list[int], epsilons: list[float]) -> dict[str, Callable[[
 def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, np.ndarray]:
     """Estimator -> its gradients [batches, reasoner's parameters]."""
     policy = training_policy(setup, OBJECTIVES["pathwise"](estimator="reward", temperature=1.0))
-    functions = estimators(flags.passes, flags.epsilons)
+    functions = estimators(flags)
 
     @jax.jit
     def draw(params, batch, key):
@@ -153,6 +170,8 @@ def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
             "cosine_se": float(np.std(cosines, ddof=1) / np.sqrt(count)),
             "cosine_of_means": _cosine(mean, exact.mean(axis=0)),
         })  # fmt: skip
+    for row in rows:
+        row["cosine_if_unbiased"] = float(1 / np.sqrt((1 + row["noise"] ** 2) * (1 + rows[0]["noise"] ** 2)))
     return rows
 
 
@@ -164,10 +183,11 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     set_up(1)
-    tables = {}
-    for checkpoint, setup in checkpoints.opened(flags):
+    additive = {"thinker.name": "additive", "thinker.additive.sigma": flags.sigma, "dropout.rate": 0.0}
+    tables, changes = {}, additive if flags.sigma else {}
+    for checkpoint, setup in checkpoints.opened(flags, changes):
         tables[str(checkpoint)] = compared(measure(setup, setup.initial_params(), flags))
-    work = {name: getattr(flags, name) for name in ("config", "batches", "prompts", "group", "seed")}
+    work = {name: getattr(flags, name) for name in ("config", "batches", "prompts", "group", "sigma", "seed")}
     return {"machine": machine(), "work": work, "definitions": DEFINITIONS, "tables": tables}
 
 
@@ -176,11 +196,12 @@ def markdown(result: dict[str, Any]) -> str:
     lines = ["# The latent term's gradient and the reward's own"]
     lines += [f"- {line}" for line in (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")]
     lines += [f"- {line}" for line in result["definitions"]]
-    head = ("Estimator", "Norm", "Noise", "Cosine", "Of the means")
+    head = ("Estimator", "Norm", "Noise", "Cosine", "If unbiased", "Of the means")
     for checkpoint, rows in result["tables"].items():
         cells = [
             [row["estimator"], f"{row['norm']:.3g}", f"{row['noise']:.1f}",
-             f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_of_means']:+.3f}"]
+             f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_if_unbiased']:.3f}",
+             f"{row['cosine_of_means']:+.3f}"]
             for row in rows
         ]  # fmt: skip
         lines += ["", f"{checkpoints.name_of(Path(checkpoint))}:", "", *markdown_table(head, cells)]
@@ -200,11 +221,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=8, help="rollouts of each; default: 8")
     parser.add_argument("--passes", type=int, nargs="+", default=[2, 4, 16], help="values of K; default: 2 4 16")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1e-2, 1.0], help="floors; default: 0.01 1")
+    parser.add_argument("--sigma", type=float, help="additive noise of this size instead of dropout")
     parser.add_argument("--seed", type=int, default=0, help="of batches and noise; default: 0")
     flags = parser.parse_args(argv)
     check_flags(flags, batches=2, prompts=1, group=2)
     if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
         raise UserError("--passes, --epsilons: give numbers above 0")
+    if flags.sigma is not None and not flags.sigma > 0:
+        raise UserError(f"--sigma: {flags.sigma} is no size of noise; give a number above 0")
     checkpoints.check_paths(flags)
     return flags
 

@@ -1,8 +1,9 @@
 """Benchmarks of trained checkpoints: which, and opening them."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure.workload import ROOT, load_file
 from slpo_jax.errors import UserError
@@ -28,10 +29,15 @@ def check_paths(flags: argparse.Namespace) -> None:
         raise UserError(f"--config: {flags.config} is no file in the checkout; give e.g. configs/twelve.py:codi_gpt2")
 
 
-def opened(flags: argparse.Namespace) -> Iterator[tuple[Path, Setup]]:
-    """Each checkpoint's path and setup, whose initial parameters are the checkpoint's."""
+def opened(flags: argparse.Namespace, changes: Mapping[str, Any]) -> Iterator[tuple[Path, Setup]]:
+    """Each checkpoint's path and setup, whose initial parameters are the checkpoint's.
+
+    Args:
+        changes: of the config, by key.
+    """
     for path in flags.checkpoints:
         config = load_file(flags.config)
+        config.update_from_flattened_dict(changes)
         config.init = str(path)
         yield path, assemble(config)
 

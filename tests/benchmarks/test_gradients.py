@@ -54,6 +54,17 @@ def test_rows_by_hand():
     assert half["cosine"] == pytest.approx(0)
     assert half["cosine_se"] == pytest.approx(np.sqrt(0.5) * np.sqrt(2) / np.sqrt(2))
     assert (half["norm"], half["noise"]) == (0, float("inf"))
+    assert half["cosine_if_unbiased"] == 0
+
+
+def test_cosine_of_an_unbiased_estimator_is_what_its_noise_leaves():
+    """Of made-up gradients: a common mean, and independent noise of two sizes."""
+    draws, mean = np.random.default_rng(0), np.full(4000, 0.1)
+    exact, other = (mean + draws.normal(0, size, (60, 4000)) for size in (0.2, 0.6))
+    row = gradients.compared({gradients.EXACT: exact, "other": other})[1]
+    assert row["noise"] == pytest.approx(6, rel=0.1)
+    assert row["cosine_if_unbiased"] == pytest.approx(1 / np.sqrt(37 * 5), rel=0.1)
+    assert row["cosine"] == pytest.approx(row["cosine_if_unbiased"], abs=3 * row["cosine_se"])
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,7 @@ def test_rows_by_hand():
         ([str(ROOT), "--config", "configs/nowhere.py"], "--config: configs/nowhere.py is no file"),
         ([str(ROOT), "--passes", "0"], "--passes, --epsilons"),
         ([str(ROOT), "--epsilons", "-1"], "--passes, --epsilons"),
+        ([str(ROOT), "--sigma", "-1"], "--sigma: -1.0"),
         ([str(ROOT), "--batches", "1"], "--batches: 1 is too few"),
     ],
 )
