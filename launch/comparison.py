@@ -32,7 +32,8 @@ def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for run in grid.runs:
         folders = []
-        for folder in sorted(path.parent for path in (root / run.label).glob(f"seed_*/{DONE}")):
+        done = (path.parent for path in (root / run.label).glob(f"seed_*/{DONE}"))
+        for folder in sorted(path for path in done if path.name.removeprefix("seed_").isdecimal()):
             if make_job(grid, run, root.resolve(), int(folder.name.removeprefix("seed_")), limit).is_finished:
                 folders.append(folder)
             else:

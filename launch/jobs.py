@@ -31,6 +31,7 @@ class Job:
         arguments: of slpo_jax.main.
         config: digest of what the config file in them says.
         data: digests of the data's local files, by key.
+        after: digest of what the run that it comes after depends on; "": it comes after none.
     """
 
     label: str
@@ -39,11 +40,12 @@ class Job:
     arguments: tuple[str, ...]
     config: str
     data: tuple[tuple[str, str], ...]
+    after: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
         """What its result depends on, beside the code."""
-        return {"arguments": list(self.arguments), "config": self.config, "data": dict(self.data)}
+        return {"arguments": list(self.arguments), "config": self.config, "data": dict(self.data), "after": self.after}
 
     @property
     def is_finished(self) -> bool:
@@ -87,7 +89,9 @@ def make_job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> 
     arguments = (f"--config={ROOT / config}", f"--workdir={workdir}", *values)
     sources = _sources(config) | {key: str(value) for key, value in overrides.items() if key.startswith("data.")}
     data = tuple((key, _files_digest(Path(source_path(source)))) for key, source in sorted(sources.items()))
-    return Job(run.label, seed, workdir, arguments, _config_digest(config), data)
+    before = next((other for other in grid.runs if other.label == run.after), None)
+    after = digest(make_job(grid, before, root, seed, limit).facts) if before else ""
+    return Job(run.label, seed, workdir, arguments, _config_digest(config), data, after)
 
 
 def load_config(name: str) -> ConfigDict:

@@ -57,6 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
+        return 2
     text = markdown(compared, found)
     write_text(root / f"{flags.name}.json", json.dumps(found, indent=1) + "\n")
     write_text(root / f"{flags.name}.md", text)
@@ -71,7 +74,7 @@ def reproduce(flags: argparse.Namespace) -> tuple[Grid | Study, dict[str, Any], 
     name = study.grid if study else flags.name
     grid = GRIDS[name]
     root = (flags.workdir or Path("runs") / (grid.folder or name)).expanduser()
-    seeds = [int(seed) for seed in flags.seeds.split(",") if seed]
+    seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
     jobs = plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit)
     run_all(jobs)
     if study is None:

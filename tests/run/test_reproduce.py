@@ -54,6 +54,21 @@ def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
     } <= set(job.arguments)
 
 
+def test_a_workdir_that_can_not_be_is_one_line(capsys):
+    assert reproduce.main(["ablations", "--workdir=/dev/null/x", "--only=main"]) == 2
+    assert capsys.readouterr().err == "error: --workdir: /dev/null/x/main/seed_0: Not a directory; give another\n"
+
+
+def test_a_run_is_another_when_the_one_before_it_is(tmp_path):
+    (tmp_path / "small.py").write_text(small_run.CONFIG)
+    grid = tiny_grid(tmp_path)
+    other = dataclasses.replace(grid, runs=(Run("main", {"imitate.final_steps": 12}), *grid.runs[1:]))
+    (_, again, third), (_, changed, same) = (jobs.plan(each, tmp_path, [], [], None) for each in (grid, other))
+    assert again.arguments == changed.arguments
+    assert again.facts != changed.facts
+    assert third.facts == same.facts
+
+
 @pytest.mark.parametrize("name", sorted(GRIDS))
 def test_every_grid_sets_keys_that_its_config_has(name):
     grid = GRIDS[name]
