@@ -15,7 +15,16 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks.measure import checkpoints
-from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command, set_up
+from benchmarks.measure.report import (
+    Parser,
+    check_file,
+    check_flags,
+    listed,
+    machine,
+    markdown_table,
+    run_command,
+    set_up,
+)
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.drawing import LOOK, legend_below, open_panels, style_at
 from slpo_jax.run.experiment import Setup
@@ -155,8 +164,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     checkpoints.check_paths(flags)
     if len(flags.checkpoints) < 2:
         raise UserError("CHECKPOINT: give one before and at least one after")
-    if flags.figure and (flags.figure.suffix != ".png" or not flags.figure.parent.is_dir()):
-        raise UserError(f"--figure: {flags.figure} can't be written; give a .png in a folder that exists")
+    if flags.figure and flags.figure.suffix != ".png":
+        raise UserError(f"--figure: {flags.figure} is no .png; give one")
+    if flags.figure:
+        check_file("figure", flags.figure)
     return flags
 
 

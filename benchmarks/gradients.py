@@ -224,7 +224,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sigma", type=float, help="additive noise of this size instead of dropout")
     parser.add_argument("--seed", type=int, default=0, help="of batches and noise; default: 0")
     flags = parser.parse_args(argv)
-    check_flags(flags, batches=2, prompts=1, group=2)
+    check_flags(flags, batches=2, prompts=1, group=2, seed=0)
     if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
         raise UserError("--passes, --epsilons: give numbers above 0")
     if flags.sigma is not None and not flags.sigma > 0:

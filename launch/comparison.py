@@ -20,7 +20,8 @@ Figures = dict[str, float]
 def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
     """Figures of every label with a finished run, over its seeds; writes the labels' own reports.
 
-    Runs that were finished with other settings or data than the grid's now are left out, saying so.
+    Runs that were finished with other settings or data than the grid's now, or whose results were changed or lost
+    since, are left out, saying so.
 
     Args:
         limit: problems of each test set; None: the config's own.
@@ -37,7 +38,10 @@ def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
             if make_job(grid, run, root.resolve(), int(folder.name.removeprefix("seed_")), limit).is_finished:
                 folders.append(folder)
             else:
-                print(f"{folder}: left out, it was run with other settings or data; run it again", flush=True)
+                print(
+                    f"{folder}: left out, it was run with other settings or data, or its results have changed since; "
+                    "run it again", flush=True,
+                )  # fmt: skip
         if not folders:
             continue
         report = compare_runs(folders, root / run.label)

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.text.dataset_rows import source_path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,8 +50,12 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ran to its end with these arguments."""
-        return read_json(self.workdir / DONE, default={}) == self.facts
+        """Whether it ran to its end with these arguments, and its evaluation is to the byte what it was then."""
+        return read_json(self.workdir / DONE, default={}) == self.finished_facts()
+
+    def finished_facts(self) -> dict[str, Any]:
+        """What is written down of a run that is finished."""
+        return self.facts | {"evaluation": files_digest(Workdir(self.workdir).eval)}
 
 
 def plan(grid: Grid, root: Path, seeds: Sequence[int], only: Sequence[str], limit: int | None) -> list[Job]:
@@ -135,7 +140,7 @@ def run_job(job: Job) -> None:
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
         raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
-    write_text(job.workdir / DONE, json.dumps(job.facts, indent=1) + "\n")
+    write_text(job.workdir / DONE, json.dumps(job.finished_facts(), indent=1) + "\n")
 
 
 def run_all(jobs: Sequence[Job]) -> None:

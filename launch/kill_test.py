@@ -146,7 +146,10 @@ def main() -> None:
         parser.error("--kills and --processes: give 1 or more")
     root, chance = flags.workdir.resolve(), random.Random(flags.seed)
     arguments = arguments or list(SHORT)
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--workdir: {error.filename}: {error.strerror}; give another")
     for name in ("reference", "victim"):  # an earlier test's, and nothing else that lies there
         shutil.rmtree(root / name, ignore_errors=True)
         (root / f"{name}.log").unlink(missing_ok=True)

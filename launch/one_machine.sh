@@ -26,7 +26,11 @@ export PYTHONUNBUFFERED=1
 
 command=("${PYTHON:-python}" -m slpo_jax.main "$@")
 if [[ -n ${COORDINATOR:-} ]]; then
-    command+=("--coordinator=$COORDINATOR" "--processes=${PROCESSES:?how many}" "--process=${PROCESS:?which, from 0}")
+    if [[ -z ${PROCESSES:-} || -z ${PROCESS:-} ]]; then
+        echo "COORDINATOR: goes with PROCESSES, how many there are, and PROCESS, which this one is, from 0" >&2
+        exit 2
+    fi
+    command+=("--coordinator=$COORDINATOR" "--processes=$PROCESSES" "--process=$PROCESS")
 fi
 if [[ ${DRY_RUN:-0} != 0 ]]; then
     for name in JAX_COMPILATION_CACHE_DIR XLA_PYTHON_CLIENT_PREALLOCATE XLA_PYTHON_CLIENT_MEM_FRACTION; do

@@ -12,11 +12,14 @@ from grids import Study
 from jobs import ROOT, Job
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import read_json, write_text
+from slpo_jax.io.files import file_digest, files_digest, read_json, write_text
+from slpo_jax.io.workdir import Workdir
 
 
 def run_study(name: str, study: Study, jobs: Sequence[Job]) -> None:
-    """The benchmark on each finished run's checkpoints: `NAME.json` and `NAME.md` in its workdir, if not there yet.
+    """The benchmark on each finished run's checkpoints: `NAME.json` and `NAME.md` in its workdir.
+
+    It is not run where both are there, of these very checkpoints.
 
     Raises:
         UserError: it failed.
@@ -24,8 +27,8 @@ def run_study(name: str, study: Study, jobs: Sequence[Job]) -> None:
     for number, job in enumerate(jobs, 1):
         about, page = f"[{number}/{len(jobs)}] {name} of {job.label}, seed {job.seed}", job.workdir / f"{name}.md"
         command, facts = _command(name, study, job)
-        done = job.workdir / f"{name}_done.json"
-        if read_json(done, default={}) == facts:
+        done, result = job.workdir / f"{name}_done.json", job.workdir / f"{name}.json"
+        if read_json(done, default={}) == facts | {"result": file_digest(result)}:
             print(f"{about}: done before", flush=True)
             continue
         print(f"{about}: runs", flush=True)
@@ -34,16 +37,17 @@ def run_study(name: str, study: Study, jobs: Sequence[Job]) -> None:
             last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
             raise UserError(f"{job.workdir}: benchmarks.{study.module} ended with status {ended.returncode} ({last})")
         write_text(page, ended.stdout)
-        write_text(done, json.dumps(facts, indent=1) + "\n")
+        write_text(done, json.dumps(facts | {"result": file_digest(result)}, indent=1) + "\n")
 
 
 def _command(name: str, study: Study, job: Job) -> tuple[list[str], dict[str, Any]]:
     """The benchmark's command, and what its result depends on, beside the code."""
     config = next(flag.partition("=")[2] for flag in job.arguments if flag.startswith("--config="))
-    checkpoints = [str(job.workdir / "checkpoints" / stage) for stage in study.checkpoints]
-    arguments = [*checkpoints, f"--config={Path(config).relative_to(ROOT)}", *study.flags]
+    checkpoints = [Workdir(job.workdir).stage(stage).path for stage in study.checkpoints]
+    arguments = [*map(str, checkpoints), f"--config={Path(config).relative_to(ROOT)}", *study.flags]
     command = [sys.executable, "-m", f"benchmarks.{study.module}", *arguments]
-    return [*command, f"--json={job.workdir / name}.json"], job.facts | {"study": arguments}
+    facts = job.facts | {"study": arguments, "checkpoints": [files_digest(path) for path in checkpoints]}
+    return [*command, f"--json={job.workdir / name}.json"], facts
 
 
 def collect(name: str, study: Study, jobs: Sequence[Job]) -> dict[str, Any]:

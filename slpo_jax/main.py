@@ -5,6 +5,7 @@ Run again with the same workdir, it goes on where it was. Bad input ends with on
 
 import functools
 import re
+import socket
 from pathlib import Path
 
 from absl import flags
@@ -21,8 +22,8 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes, as SLURM, Open MPI, .. say which.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.", lower_bound=1)
-_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.", lower_bound=0)
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
+_PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 
 _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
 
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> None:
 
     check(config)
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
+    if _WORKDIR.value == "":
+        raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
     workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
     check_sources(config, workdir)
     set_up_jax(config.cpu_devices)
@@ -62,14 +65,36 @@ def _join() -> None:
             raise UserError("--coordinator: goes with --processes and --process; give all three, or --distributed")
         if not re.fullmatch(r".+:\d+", coordinator):
             raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
-        if process >= processes:
+        if processes < 1:
+            raise UserError(f"--processes: {processes} is too few; give 1 or more")
+        if not 0 <= process < processes:
             raise UserError(f"--process: {process} is not below --processes ({processes}); count from 0")
+        _check_port(int(coordinator.rpartition(":")[2]), listens=process == 0)
     try:
         hosts.join(coordinator, processes, process)
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--distributed: the processes can't be joined ({reason}); give --coordinator=HOST:PORT, "
                         "--processes and --process") from error  # fmt: skip
+
+
+def _check_port(port: int, listens: bool) -> None:
+    """jax ends the program without a word on a port that it can't have.
+
+    Args:
+        listens: whether this process is the one that the others come to.
+    Raises:
+        UserError: there is no such port, or another program has it.
+    """
+    if not 0 < port < 2**16:
+        raise UserError(f"--coordinator: there is no port {port}; give one from 1 to {2**16 - 1}")
+    if listens:
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that a run had a minute ago is free
+            try:
+                tried.bind(("", port))
+            except OSError as error:
+                raise UserError(f"--coordinator: port {port} can't be had ({error.strerror}); give another") from error
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -147,7 +172,8 @@ def _reason(error: Exception) -> str:
     """What went wrong in one line: ml_collections adds whole tracebacks and whole configs."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     last = lines[-1] if "Traceback" in str(error) else " ".join(" ".join(lines).split())
-    return last.partition(" since the config is locked")[0].strip("'\" ")
+    reason = last.partition(" since the config is locked")[0].strip()
+    return reason[1:-1] if reason[:1] in "'\"" and reason[-1:] == reason[:1] else reason  # a KeyError's message
 
 
 def _neighbours(key: str) -> str:

@@ -20,13 +20,20 @@ def check_paths(flags: argparse.Namespace) -> None:
     """Whether they are there.
 
     Raises:
-        UserError: one is not.
+        UserError: one is not, or the config file can't be used.
     """
     for path in flags.checkpoints:
         if not path.is_dir():
             raise UserError(f"{path}: no such checkpoint; give WORKDIR/checkpoints/STAGE")
     if not (ROOT / flags.config.partition(":")[0]).is_file():
         raise UserError(f"--config: {flags.config} is no file in the checkout; give e.g. configs/twelve.py:codi_gpt2")
+    try:
+        load_file(flags.config)
+    except UserError:
+        raise
+    except Exception as error:  # the config file is the user's code, and can raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"--config: {flags.config} can't be used ({reason}); give e.g. configs/quickstart.py") from None
 
 
 def opened(flags: argparse.Namespace, changes: Mapping[str, Any]) -> Iterator[tuple[Path, Setup]]:

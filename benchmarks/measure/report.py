@@ -7,6 +7,7 @@ import platform
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -101,8 +102,23 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
         value = getattr(flags, name)
         if value is not None and value < bound:
             raise UserError(f"--{name}: {value} is too few; give at least {bound}")
-    if flags.json and (flags.json.is_dir() or not flags.json.parent.is_dir()):
-        raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
+    if flags.json:
+        check_file("json", flags.json)
+
+
+def check_file(flag: str, path: Path) -> None:
+    """Whether a file can be written there, before there is anything to lose.
+
+    Raises:
+        UserError: it can't.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            writable = not path.is_dir()
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"--{flag}: {path} can't be written; give a file in a folder that exists")
 
 
 def run_command(

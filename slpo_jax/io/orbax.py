@@ -99,9 +99,11 @@ def _params_dir(directory: Path) -> Path | None:
 
 def _existing_params_dir(directory: Path) -> Path:
     path = _params_dir(directory.absolute())
+    stage = StageFolder(directory)
+    if path is None and stage.is_finished:
+        raise UserError(f"{directory}: its checkpoints are gone; delete it and run the stage again")
     if path is None:
         raise UserError(f"config.init: {directory} holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
-    stage = StageFolder(directory)
     if stage.is_finished and stage.finished.read_text().strip() != path.parent.name:
         raise UserError(
             f"{directory}: its last checkpoint, of step {stage.finished.read_text().strip()}, is gone; delete "

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from absl import logging
+
 from slpo_jax.io import hosts
 from slpo_jax.io.files import file_digest, write_text
 
@@ -29,21 +31,24 @@ def damage(folder: Path, part: str = "") -> str:
         folder: WORKDIR/checkpoints/STAGE/STEP.
         part: look at the files below this folder of it alone; "" is all.
     Returns:
-        the first file that is gone or another, and which of the two; "" for a whole checkpoint, or one that nobody
-        sealed, such as one whose program was killed at that moment.
+        the first file that is gone or another, and which of the two; "" for a whole checkpoint, or, with a warning, one
+        that nobody sealed, such as one whose program was killed at that moment.
     """
     try:
         sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
         expected = {str(name): str(value) for name, value in sealed.items()}
     except FileNotFoundError:
         # Orbax deletes a checkpoint file by file; one that is whole always has this one.
-        return "" if part or (folder / _WHOLE).exists() else f"{folder} was being deleted"
+        if not part and not (folder / _WHOLE).exists():
+            return f"{folder} was being deleted"
+        logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, _SEAL)
+        return ""
     except (OSError, ValueError, AttributeError):
         return f"{folder / _SEAL} can't be read"
-    for name, value in expected.items():
+    for name in sorted({*expected, *_files(folder)}):
         if name.startswith(part):
             found = file_digest(folder / name)
-            if found != value:
+            if found != expected.get(name):
                 return f"{folder / name} {'has changed since it was saved' if found else 'is gone'}"
     return ""
 

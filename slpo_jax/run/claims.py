@@ -64,11 +64,10 @@ def check_starts(experiment: Experiment) -> None:
     """Make sure that each finished stage was trained from the start that is there now.
 
     Raises:
-        UserError: what a stage began from was trained again, with other settings.
+        UserError: what a stage began from was trained again, with other settings, or nothing says what it began from.
     """
     for stage in experiment.workdir.finished_stages():
-        folder = experiment.workdir.stage(stage)
-        _check_start(experiment, stage, _read(folder) if folder.facts.exists() else {})
+        _check_start(experiment, stage, _read(experiment.workdir.stage(stage)))
 
 
 def starting_stage(experiment: Experiment, stage: str) -> str:
@@ -82,7 +81,7 @@ def starting_stage(experiment: Experiment, stage: str) -> str:
 
 def _binds(folder: StageFolder) -> bool:
     """What never got to its first checkpoint binds nobody."""
-    return bool(folder.steps) and folder.facts.exists()
+    return bool(folder.steps)
 
 
 def _read(folder: StageFolder) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def _files(config: ConfigDict) -> dict[str, str]:
 
 
 def _start(experiment: Experiment, stage: str) -> dict[str, str]:
-    """A stage and the digest of its facts, "" if they are gone; for the stage "" of the files of `config.init`."""
+    """A stage and the digest of its facts, "" if it is gone; for the stage "" of the files of `config.init`."""
     if not stage:
         init = experiment.config.init
         return {"stage": "", "digest": files_digest(initial_files(experiment)) if init else ""}

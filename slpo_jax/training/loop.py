@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import signal
 import threading
 import time
@@ -67,7 +68,8 @@ class MetricsLog:
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
         for name, value in scalars.items():
-            self._events.add_scalar(f"{stage}/{name}", value, step)
+            if math.isfinite(value):  # of others it warns, each time
+                self._events.add_scalar(f"{stage}/{name}", value, step)
 
     def close(self) -> None:
         if "_events" in self.__dict__:
@@ -196,7 +198,8 @@ class StageRun:
         self._let_go()
         raise UserError(
             f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
-            f"whose batch is in {path}; lower the stage's learning rate or mend the data, and run again"
+            f"whose batch is in {path}; lower the stage's learning rate or mend the data, delete "
+            f"{self.log.workdir.stage(self.name).path} and run again"
         )
 
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:

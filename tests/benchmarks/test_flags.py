@@ -2,12 +2,13 @@
 
 import pytest
 
-from benchmarks import floor, memory, passk, recovery, step, versus
+from benchmarks import floor, geometry, gradients, memory, passk, recovery, step, versus
 
 EVERY = [
     (["--shapes", "llama"], "--shapes"),  # memory has no such flag at all
     (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
     (["--json", "."], "--json: ."),
+    (["--json", "/proc/out.json"], "--json: /proc/out.json can't be written"),
 ]
 OWN = {
     step: [
@@ -43,9 +44,17 @@ OWN = {
         (["--what", "all"], "--what"),
     ],
     floor: [(["--prompts", "0"], "--prompts: 0"), (["--steps", "3"], "--steps")],
+    gradients: [
+        (["--seed", "-1"], "--seed: -1"),
+        (["--sigma", "0"], "--sigma: 0"),
+        (["--config", "README.md"], "--config: README.md can't be used (SyntaxError"),
+        (["--config", "configs/quickstart.py:x"], "--config: configs/quickstart.py:x can't be used (TypeError"),
+    ],
+    geometry: [(["--figure", "/proc/a.png"], "--figure: /proc/a.png"), (["--figure", "a.pdf"], "--figure: a.pdf")],
 }
 
-REQUIRED = {versus: ["."]}
+_CHECKPOINTS = [".", ".", "--config", "configs/quickstart.py"]
+REQUIRED = {versus: ["."], gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
 
 
 @pytest.mark.parametrize(

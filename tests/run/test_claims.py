@@ -135,6 +135,15 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
         check_starts(run.experiment(**changes))
 
 
+@pytest.mark.parametrize("stage", ORDER)
+def test_facts_that_are_lost_name_the_folder_to_delete(run, stage):
+    """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
+    (run.work / "checkpoints" / stage / "config.json").unlink()
+    for changes in ({}, {"stages": ("evaluate",)}):
+        with pytest.raises(UserError, match=f"config.json: no such file; delete {_path(run, stage)}"):
+            check_stages(run.experiment(**changes))
+
+
 @pytest.mark.parametrize("key", ["start", "files"])
 def test_facts_of_the_wrong_kind_name_the_folder_to_delete(run, key):
     path = run.work / "checkpoints/slpo/config.json"

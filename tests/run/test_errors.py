@@ -1,6 +1,7 @@
 """Bad input ends in status 2 and one line with the key or file and the remedy, and breaks nothing for the next run."""
 
 import json
+import socket
 
 import pytest
 from small_run import new_folder, run
@@ -54,7 +55,7 @@ FLAGS = {
     "unknown nested key": (["--config.rl.stepz=1"], "config.rl.stepz: unknown config key", "steps"),
     "unknown section": (["--config.none.steps=1"], "config.none.steps: unknown config key", ""),
     "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
-    "a word for a number": (["--config.rl.group=many"], "config.rl.group", "many"),
+    "a word for a number": (["--config.rl.group=many"], "config.rl.group", "'many';"),
     "G": (["--config.rl.group=1"], "config.rl.group: 1", "2 or more; fewer give no baseline"),
     "capacities": (["--config.rl.capacities=((0.5, 0.5), (0.4, 1.0))"], "config.rl.capacities", "ascend to (1, 1)"),
     "K": (["--config.objective.slpo.passes=0"], "config.objective.slpo.passes", "1 or more"),
@@ -75,6 +76,17 @@ FLAGS = {
         "--process: 2 is not below --processes (2)",
         "count from 0",
     ),
+    "no process": (
+        ["--coordinator=node1:1234", "--process=0", "--processes=0"],
+        "--processes: 0 is too few",
+        "1 or more",
+    ),
+    "a port that there is none of": (
+        ["--coordinator=node1:70000", "--process=0", "--processes=1"],
+        "--coordinator: there is no port 70000",
+        "from 1 to 65535",
+    ),
+    "an empty workdir": (["--workdir="], "--workdir: is empty", "leave it out"),
     "a stage twice": (["--config.stages=('rl','rl')"], "config.stages: ('rl', 'rl')", "at most once"),
     "a stage too early": (["--config.stages=('rl','imitate')"], "config.stages: ('rl', 'im", "imitate, cold_start, rl"),
     "a set called as a mean": (["--config.data.eval.average=real.json"], "config.data.eval.average", "another name"),
@@ -252,6 +264,17 @@ def test_a_workdir_that_another_run_works_in(folder):
         assert [path.name for path in workdir.root.iterdir()] == [workdir.lock.name]
     with workdir.in_use():
         pass
+
+
+def test_a_coordinator_s_port_that_another_program_has(folder):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = run(
+            "--config=small.py", f"--coordinator=localhost:{port}", "--processes=2", "--process=0", folder=folder
+        )
+    assert _error_of(done).startswith(f"--coordinator: port {port} can't be had (")
 
 
 def test_no_config(folder):

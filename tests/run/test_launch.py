@@ -61,8 +61,8 @@ def test_one_of_several_machines_is_told_of_the_others(tmp_path):
     result = _run(MACHINE, *ARGUMENTS, PROCESS="1", **others, **cache)
     assert result.stdout.endswith("--config.rl.steps=3 --coordinator=first:8476 --processes=2 --process=1 \n")
     result = _run(MACHINE, *ARGUMENTS, **others, **cache)
-    assert result.returncode != 0
-    assert "PROCESS: which, from 0" in result.stderr
+    assert result.returncode == 2
+    assert "COORDINATOR: goes with PROCESSES, how many there are, and PROCESS" in result.stderr
 
 
 def test_jobset_s_pods_are_the_run_s_processes():

@@ -141,6 +141,14 @@ def test_grid_is_run_once_and_compared(folder, capsys):
     first = jobs.plan(GRIDS["tiny"], out, [], ["main"], None)
     assert [job.is_finished for job in first] == [True]
     assert not jobs.plan(GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
+    # A set that is lost is no reason to compare the others alone.
+    next((out / "main/seed_0/eval/slpo").glob("*.jsonl")).unlink()
+    assert not first[0].is_finished
+    assert list(comparison.compare(GRIDS["tiny"], out)) == ["again"]
+    assert "main/seed_0: left out, it was run with other settings or data, or its results" in capsys.readouterr().out
+    assert reproduce.main(flags) == 0
+    assert len(commands) == 3
+    assert json.loads((out / "tiny.json").read_text()) == found
 
 
 def test_data_that_changed_and_other_limits_are_other_runs(folder, capsys):
@@ -155,7 +163,7 @@ def test_data_that_changed_and_other_limits_are_other_runs(folder, capsys):
         return jobs.plan(grid, out, [], [], limit)[0]
 
     job().workdir.mkdir(parents=True)
-    (job().workdir / jobs.DONE).write_text(json.dumps(job().facts))
+    (job().workdir / jobs.DONE).write_text(json.dumps(job().finished_facts()))
     assert job().is_finished
     assert not job(limit=3).is_finished
     assert comparison.compare(grid, out, 3) == {}
@@ -230,6 +238,13 @@ def test_studies_are_means_over_seeds(tmp_path, monkeypatch, capsys):
     assert len(commands) == 2
     studies.run_study("shape", study, [dataclasses.replace(both[0], config="another")])
     assert len(commands) == 3
+    (tmp_path / "1" / "shape.json").write_text("{}")
+    studies.run_study("shape", study, both[1:])
+    assert len(commands) == 4
+    (tmp_path / "1/checkpoints/a").mkdir(parents=True)
+    (tmp_path / "1/checkpoints/a/params").write_text("trained again")
+    studies.run_study("shape", study, both[1:])
+    assert len(commands) == 5
     failed = types.SimpleNamespace(returncode=2, stdout="", stderr="much\nerror: no\n")
     monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=lambda *_, **__: failed))
     with pytest.raises(UserError, match=r"benchmarks\.geometry ended with status 2 \(error: no\)"):

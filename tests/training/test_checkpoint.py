@@ -158,6 +158,7 @@ def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
         _run(tmp_path, {1, 2, 6, 7, 8, 9})
     assert "\n" not in str(e.value)
     assert f"{tmp_path}/failed_slpo_9.npz" in str(e.value)
+    assert f"delete {tmp_path}/checkpoints/slpo and run again" in str(e.value)  # which binds to its learning rate
     assert np.load(tmp_path / "failed_slpo_9.npz")["['number']"] == 8  # the ninth step's
     rows = {row["step"]: row.get("skipped_steps") for row in rows_of(tmp_path)}
     assert rows == {4: 2, 8: 4}
@@ -237,6 +238,22 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match="holds no whole checkpoint"):
         StageCheckpoints(tmp_path).restore(_state(), newest=True)
+
+
+def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, caplog):
+    _two(tmp_path)
+    seal = tmp_path / "8" / "digests.json"
+    seal.write_text("{}")  # of no file
+    with pytest.raises(UserError, match=r"8/params: is damaged"):
+        load_params(tmp_path, _state().params)
+    seal.unlink()
+    assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
+    assert "8: is used unchecked, without its digests.json" in caplog.text
+    for step in ("4", "8"):
+        shutil.rmtree(tmp_path / step / "params")
+    (tmp_path / "finished").write_text("8\n")
+    with pytest.raises(UserError, match="its checkpoints are gone; delete it and run the stage again"):
+        load_params(tmp_path, _state().params)
 
 
 def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
