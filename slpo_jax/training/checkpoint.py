@@ -30,15 +30,18 @@ class StageCheckpoints:
     Args:
         directory: `WORKDIR/checkpoints/STAGE`.
         keep: how many.
+
+    Attributes:
+        directory: the same, absolute.
     """
 
     def __init__(self, directory: Path, keep: int = KEPT):
         import orbax.checkpoint as ocp
 
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._directory = directory.absolute()
+        self.directory = directory.absolute()
         self._take_back()
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
         self._sealer = concurrent.futures.ThreadPoolExecutor(1)
         self._sealing: concurrent.futures.Future[None] | None = None
 
@@ -62,7 +65,7 @@ class StageCheckpoints:
             if not replace:
                 return
             if hosts.is_first():
-                (self._directory / str(step)).rename(self._replaced(step))
+                (self.directory / str(step)).rename(self._replaced(step))
             hosts.barrier("replaced")
             self._manager.reload()
         self._check_room(state)
@@ -82,24 +85,24 @@ class StageCheckpoints:
     def _check_room(self, state: TrainState) -> None:
         """Orbax on a full disk fails in several threads, with pages about each."""
         needed = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state))) + _SLACK
-        free = shutil.disk_usage(self._directory).free
+        free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
 
     def _unwritten(self, reason: str) -> UserError:
         return UserError(
-            f"{self._directory}: the checkpoint can't be written ({reason}); make room, and the same command goes on "
+            f"{self.directory}: the checkpoint can't be written ({reason}); make room, and the same command goes on "
             "from the one before"
         )
 
     def _replaced(self, step: int) -> Path:
         """Where a checkpoint waits until the one that replaces it is whole."""
-        return self._directory / f"{step}.replaced"
+        return self.directory / f"{step}.replaced"
 
     def _take_back(self) -> None:
         """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
         if hosts.is_first():
-            for path in self._directory.glob("*.replaced"):
+            for path in self.directory.glob("*.replaced"):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)
                 else:
@@ -108,7 +111,7 @@ class StageCheckpoints:
 
     def _seal(self, step: int) -> None:
         self._manager.wait_until_finished()
-        seal(self._directory / str(step))
+        seal(self.directory / str(step))
         if hosts.is_first():
             shutil.rmtree(self._replaced(step), ignore_errors=True)
 
@@ -136,7 +139,7 @@ class StageCheckpoints:
         """
         problems: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True)[: 1 if newest else None]:
-            problems[step] = damage(self._directory / str(step))
+            problems[step] = damage(self.directory / str(step))
             if not problems[step]:
                 try:
                     found = self._restore(step, like)
@@ -148,14 +151,14 @@ class StageCheckpoints:
                     self._give_up({late: problem for late, problem in problems.items() if problem}, step)
                     return found
         reason = next(iter(problems.values()), "there is none")
-        raise UserError(f"{self._directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
+        raise UserError(f"{self.directory}: holds no whole checkpoint ({reason}); delete it to run the stage anew")
 
     def _give_up(self, problems: dict[int, str], step: int) -> None:
         for late, problem in problems.items():
-            absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self._directory, late, problem)
+            absl_logging.warning("%s: the checkpoint of step %d is damaged (%s)", self.directory, late, problem)
             self._manager.delete(late)
         if problems:
-            absl_logging.warning("%s: going on from the checkpoint of step %d", self._directory, step)
+            absl_logging.warning("%s: going on from the checkpoint of step %d", self.directory, step)
 
     def _restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         import orbax.checkpoint as ocp

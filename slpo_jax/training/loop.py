@@ -199,7 +199,7 @@ class StageRun:
         raise UserError(
             f"{self.name}: loss or gradient was not finite in the last {self.max_skipped} steps, up to step {step}, "
             f"whose batch is in {path}; lower the stage's learning rate or mend the data, delete "
-            f"{self.log.workdir.stage(self.name).path} and run again"
+            f"{self.checkpoints.directory} and run again"
         )
 
     def finish(self, state: TrainState, extra: dict[str, Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +107,8 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
 class _NoKeeper:
     """Stands for checkpoints; `saved` has the steps."""
 
+    directory = Path("work/checkpoints/slpo")
+
     def __init__(self):
         self.saved = []
 
@@ -158,7 +161,7 @@ def test_a_run_ends_after_so_many_steps_in_a_row_that_are_not_finite(tmp_path):
         _run(tmp_path, {1, 2, 6, 7, 8, 9})
     assert "\n" not in str(e.value)
     assert f"{tmp_path}/failed_slpo_9.npz" in str(e.value)
-    assert f"delete {tmp_path}/checkpoints/slpo and run again" in str(e.value)  # which binds to its learning rate
+    assert "delete work/checkpoints/slpo and run again" in str(e.value)  # which binds to its learning rate
     assert np.load(tmp_path / "failed_slpo_9.npz")["['number']"] == 8  # the ninth step's
     rows = {row["step"]: row.get("skipped_steps") for row in rows_of(tmp_path)}
     assert rows == {4: 2, 8: 4}
