@@ -52,7 +52,7 @@ def get_config():
     config.cold_start.update(batch_size=4, micro_batches=1, trajectories=2, steps=7, evaluate_every=3)
     config.cold_start.optimizer.update(name="adamw", learning_rate=1e-1)
     # Sampled answers: greedy ones of so small a model may all be right or all wrong, and then nothing is learned.
-    config.rl.update(batch_size=4, steps=6, group=4, temperature=1.0, capacities=((0.75, 0.5), (1.0, 1.0)))
+    config.rl.update(batch_size=4, steps=6, group=4, temperature=1.0, capacities=((1.0, 1.0),))
     config.objective.slpo.passes = 2
     config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-3, warmup_steps=0)

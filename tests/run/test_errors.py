@@ -9,6 +9,10 @@ from small_run import new_folder, run
 from slpo_jax.io.workdir import Workdir
 
 ONE_STAGE = "--config.stages=('imitate',)"
+FEW_STEPS = [
+    "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
+    "--config.evaluate.samples=0",
+]  # fmt: skip
 GOOD = '{"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"], "answer": "3"}\n'
 LONG = json.dumps({"question": "Tom has 1 pens . " + "He buys 2 . " * 4 + "How many now ?", "answer": "9"}) + "\n"
 WORDY = json.dumps({"question": "Tom has 1 pens .", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}) + "\n"
@@ -305,13 +309,11 @@ def test_a_failed_run_binds_nobody(folder):
         run("--config=small.py", "--workdir=work/again", "--config.imitate.micro_batches=3", folder=folder).status == 2
     )
     assert run("--config=small.py", "--workdir=work/again", "--config.data.train=long.jsonl", folder=folder).status == 2
-    one_step = ["--config.imitate.cot_steps=1", "--config.imitate.final_steps=0", "--config.imitate.control=False"]
-    one_step.append("--config.imitate.optimizer.warmup_steps=0")
-    done = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, folder=folder)
+    done = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *FEW_STEPS, folder=folder)
     assert done.status == 0, done.stderr
     before = (folder / "work" / "again" / "config.json").read_text()
     # Nor does a wrong one afterwards do harm.
-    wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *one_step, "--config.seed=3", folder=folder)
+    wrong = run("--config=small.py", "--workdir=work/again", ONE_STAGE, *FEW_STEPS, "--config.seed=3", folder=folder)
     assert "config.seed: " in _error_of(wrong)
     assert (folder / "work" / "again" / "config.json").read_text() == before
 
@@ -331,11 +333,10 @@ def test_sets_are_read_before_anything_is_trained(folder):
 def test_a_set_of_one_s_own_is_evaluated(folder):
     """Its name is not in the config file; both ways to write a flag."""
     (folder / "mine.jsonl").write_text(GOOD * 2)
-    only = ["--config.stages=('imitate','evaluate')", "--config.imitate.control=False", "--config.evaluate.samples=0"]
-    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
+    both = "--config.stages=('imitate','evaluate')"
     sets = ["--config.data.eval.mine=mine.jsonl", "--config.data.eval.other", "mine.jsonl"]
     chosen = "--config.evaluate.datasets=('mine','other')"
-    done = run("--config=small.py", "--workdir=work/mine", *only, *steps, *sets, chosen, folder=folder)
+    done = run("--config=small.py", "--workdir=work/mine", both, *FEW_STEPS, *sets, chosen, folder=folder)
     assert done.status == 0, done.stderr
     report = json.loads((folder / "work" / "mine" / "report.json").read_text())
     assert {name: figures["n"] for name, figures in report["eval"]["imitate"].items()} == {"mine": 2, "other": 2}
@@ -348,11 +349,9 @@ def test_a_set_of_one_s_own_is_evaluated(folder):
 @pytest.mark.slow
 def test_a_finished_stage_needs_no_training_data(folder):
     """A workdir can be evaluated where the data that it was trained on is not."""
-    flags = ["--config=small.py", "--workdir=work/moved", "--config.imitate.control=False"]
-    steps = ["--config.imitate.cot_steps=2", "--config.imitate.final_steps=2"]
     copied = folder / "copied.jsonl"
     copied.write_text((folder / "train.jsonl").read_text())
-    flags += [*steps, "--config.data.train=copied.jsonl", "--config.evaluate.samples=0"]
+    flags = ["--config=small.py", "--workdir=work/moved", *FEW_STEPS, "--config.data.train=copied.jsonl"]
     assert run(*flags, ONE_STAGE, folder=folder).status == 0
     copied.unlink()
     done = run(*flags, "--config.stages=('imitate','evaluate')", folder=folder)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SHORT = [
     "--config.stages=('imitate','rl','evaluate')", "--config.imitate.control=False", "--config.imitate.cot_steps=0",
     "--config.imitate.final_steps=4", "--config.rl.steps=20", "--config.evaluate.samples=0",
-    "--config.evaluate.datasets=('real',)", "--config.checkpoint_every=2", "--config.rl.capacities=((1.0,1.0),)",
+    "--config.evaluate.datasets=('real',)", "--config.checkpoint_every=2",
 ]  # fmt: skip
 FSDP = 4
 EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")

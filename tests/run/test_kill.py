@@ -10,8 +10,8 @@ from same_run import differences
 from small_run import ROOT, finished_run, new_folder
 
 FLAGS = [
-    "--config.stages=('rl','evaluate')", "--config.rl.steps=4", "--config.evaluate.datasets=('real',)",
-    "--config.evaluate.batch_size=4", "--config.checkpoint_every=2", "--config.rl.capacities=((1.0,1.0),)",
+    "--config.stages=('rl','evaluate')", "--config.evaluate.datasets=('real',)", "--config.evaluate.batch_size=4",
+    "--config.checkpoint_every=2",
 ]  # fmt: skip
 
 

@@ -18,13 +18,6 @@ STORED = ROOT / "notebooks" / "slpo_colab.ipynb"
 TINY = dict(cot=0, stage=0, final=2, gate=1, slpo=1)
 
 
-@pytest.fixture(autouse=True)
-def _fast_compilation(monkeypatch):
-    """In the kernels: their programs run for milliseconds."""
-    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
-    monkeypatch.setenv("XLA_FLAGS", " ".join(flags).strip())
-
-
 # The quick start's config with less to compile: one phase of the curriculum, one capacity.
 SMALLER = """
 import configs.quickstart

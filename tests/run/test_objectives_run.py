@@ -136,7 +136,7 @@ def test_explicit_text_alone(tmp_path):
         "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=0",
         "--config.gate.enabled=False", "--config.imitate.c_thought=0", "--config.imitate.cot_steps=60",
         "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=10",
-        "--config.rl.objectives=('answer_only',)", "--config.rl.capacities=((1.0,1.0),)", folder=folder,
+        "--config.rl.objectives=('answer_only',)", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]
     rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
