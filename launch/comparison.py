@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grids import Grid, Study
+from grid import Grid, Study
 from jobs import DONE, make_job
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
         if not folders:
             continue
         report = compare_runs(folders, root / run.label)
-        for row in (row for row in grid.rows if row in report["eval"]):
+        for row in (row for row in run.rows or grid.rows if row in report["eval"]):
             line = run.label if len(grid.rows) == 1 else f"{run.label}, {row}"
             differences = {b: _differences(report, row, b, grid.metrics) for b in grid.minus if b != row}
             found[line] = {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grids import Grid, Run
+from grid import Grid, Run
 from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grids import GRIDS, TWELVE
+from grids import GRIDS
+from twelve import TWELVE
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
@@ -33,7 +34,7 @@ def choose(found: dict[str, Any]) -> dict[str, dict[str, float]]:
             means = {rate: _mean(found[line]) for rate, line in lines.items() if line in found}
             if means and len(means) < len(lines):
                 missing = next(line for line in lines.values() if line not in found)
-                raise UserError(f"comparison.json: lacks {missing}; run launch/reproduce.py twelve_rates again")
+                raise UserError(f"twelve_rates.json: lacks {missing}; run launch/reproduce.py twelve_rates again")
             if means:
                 chosen.setdefault(run.label, {})[name] = max(means, key=lambda rate: means[rate])
     return chosen

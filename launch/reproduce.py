@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 import studies
 from comparison import compare, draw, markdown
-from grids import GRIDS, STUDIES, Grid, Study
+from grid import Grid, Study
+from grids import GRIDS, STUDIES
 from jobs import plan, run_all
 
 from slpo_jax.errors import UserError

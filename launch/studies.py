@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grids import Study
+from grid import Study
 from jobs import ROOT, Job
 
 from slpo_jax.errors import UserError

@@ -13,7 +13,9 @@ import rates
 import reproduce
 import small_run
 import studies
-from grids import GRIDS, STUDIES, TWELVE, Grid, Run, Study
+from grid import Grid, Run, Study
+from grids import GRIDS, STUDIES
+from twelve import TWELVE
 
 from slpo_jax.errors import UserError
 
@@ -141,6 +143,10 @@ def test_grid_is_run_once_and_compared(folder, capsys):
     first = jobs.plan(GRIDS["tiny"], out, [], ["main"], None)
     assert [job.is_finished for job in first] == [True]
     assert not jobs.plan(GRIDS["tiny"], out, [], ["main"], 3)[0].is_finished  # another evaluation
+    main, again, other = GRIDS["tiny"].runs
+    runs = (main, dataclasses.replace(again, rows=("slpo",)), other)
+    both = dataclasses.replace(GRIDS["tiny"], rows=("cold_start", "slpo"), runs=runs)
+    assert list(comparison.compare(both, out)) == ["main, cold_start", "main, slpo", "again, slpo"]
     # A set that is lost is no reason to compare the others alone.
     next((out / "main/seed_0/eval/slpo").glob("*.jsonl")).unlink()
     assert not first[0].is_finished

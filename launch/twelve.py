@@ -1,0 +1,189 @@
+"""The grids of configs/twelve.py: the paper's tables and figures in small."""
+
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grid import Grid, Run, Study
+
+_REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
+_CELLS = {reasoner: Run(reasoner, config=f"configs/twelve.py:{reasoner}") for reasoner in _REASONERS}
+
+
+def _again(
+    label: str,
+    reasoner: str,
+    overrides: Mapping[str, Any],
+    objective: str = "slpo_mean",
+    after: str = "",
+    stage: str = "cold_start",
+) -> Run:
+    """An objective with another setting, from the cold start of the reasoner's own run, or a stage of another's."""
+    start = {"stages": ("rl", "evaluate"), "init": f"{{after}}/checkpoints/{stage}", "rl.objectives": (objective,)}
+    config = _CELLS[reasoner].config
+    return Run(label, start | dict(overrides), after=after or reasoner, config=config, rows=(objective,))
+
+
+def _evaluated(label: str, stage: str, overrides: Mapping[str, Any]) -> Run:
+    """A checkpoint of COCONUT's run on GPT-2, evaluated in another way."""
+    start = {"stages": ("evaluate",), "init": f"{{after}}/checkpoints/{stage}"}
+    return Run(label, start | dict(overrides), after="coconut_gpt2", config=_CELLS["coconut_gpt2"].config)
+
+
+_SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
+_THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Steps in the time of 600 of SLPO, by the rates of one run on two cores (docs/reproduction.md).
+_EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
+_THEN = ("reward", "reference")
+_GPT2 = ("coconut_gpt2", "codi_gpt2")
+_TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
+         "imitate.control": False}  # fmt: skip
+
+TWELVE_GRIDS = {
+    # Which learning rate has each objective in the twelve settings? Of another seed than theirs, on validation alone.
+    "twelve_rates": Grid(
+        "configs/twelve.py",
+        tuple(
+            Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _GPT2
+        ),
+        rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["COMPARED"] for rate in TWELVE["RATES"]),
+        seeds=(100,),
+    ),
+    # The paper's tables 1 and 2: every objective and control in each of the twelve settings.
+    "twelve": Grid(
+        "configs/twelve.py",
+        tuple(_CELLS.values()),
+        rows=("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", *TWELVE["COMPARED"]),
+        minus=("cold_start", "imitate_control", "reference"),
+    ),
+    # As "twelve", but as many seconds of training as SLPO has, instead of as many steps.
+    "seconds": Grid(
+        "configs/twelve.py",
+        tuple(
+            run
+            for reasoner in _GPT2
+            for run in (
+                _CELLS[reasoner],
+                *(
+                    _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
+                    for name, steps in _EQUAL_SECONDS.items()
+                ),
+            )
+        ),
+        rows=("slpo_mean", *_EQUAL_SECONDS),
+        folder="twelve",
+    ),
+    # Is one after the other above all controls on all figures? As many steps in all as each alone in "twelve".
+    "schedules": Grid(
+        "configs/twelve.py",
+        tuple(
+            run
+            for reasoner in _GPT2
+            for run in (
+                _CELLS[reasoner],
+                _again(f"{reasoner}_first", reasoner, {"rl.steps": 300}, "pass_at_k"),
+                *(
+                    _again(
+                        f"{reasoner}_then_{name}", reasoner, {"rl.steps": 300}, name, f"{reasoner}_first", "pass_at_k"
+                    )
+                    for name in _THEN
+                ),
+            )
+        ),
+        rows=("pass_at_k", "mixture", *_THEN),
+        folder="twelve",
+    ),
+    # Table 2's rows of explicit text: written steps, and steps that are left out one after the other until none is.
+    "text": Grid(
+        "configs/twelve.py",
+        (
+            Run("cot_sft", _TEXT | {"max_answer_tokens": 32, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}),
+            Run("no_thought", _TEXT),
+        ),
+        rows=("imitate",),
+        minus=(),
+        metrics=("acc", "pass@1", "pass@8", "pass@16", "answer_tokens"),
+        folder="twelve",
+    ),
+    # Figure 4 and table 6.
+    "advantages": Grid(
+        "configs/twelve.py",
+        tuple(
+            run
+            for reasoner in _GPT2
+            for run in (
+                _CELLS[reasoner],
+                _again(f"{reasoner}_grpo", reasoner, {"objective.slpo_mean.advantage": "grpo"}),
+            )
+        ),
+        rows=("slpo_mean",),
+        metrics=("pass@1", "pass@8", "pass@16"),
+        folder="twelve",
+    ),
+    # Figures 3 and 8.
+    "sweeps": Grid(
+        "configs/twelve.py",
+        (
+            _CELLS["coconut_gpt2"],
+            *(
+                _again(f"K{K}_G{G}", "coconut_gpt2", {"objective.slpo_mean.passes": K, "rl.group": G})
+                for K, G in _SWEEP
+            ),
+        ),
+        rows=("slpo_mean",),
+        metrics=("pass@1", "pass@2", "pass@8", "pass@16"),
+        folder="twelve",
+    ),
+    # How many latents, and how many right, does each threshold of the gate give?
+    "thresholds": Grid(
+        "configs/twelve.py",
+        (
+            _CELLS["coconut_gpt2"],
+            *(
+                _evaluated(f"threshold_{x}", "slpo_mean", {"evaluate.thresholds": (x,), "evaluate.samples": 0})
+                for x in _THRESHOLDS
+            ),
+        ),
+        rows=("checkpoint",),
+        minus=(),
+        metrics=("acc", "latent_steps"),
+        folder="twelve",
+    ),
+    # Figure 7; its picture is in each run's figures/difficulty.png.
+    "difficulty": Grid(
+        "configs/twelve.py",
+        (
+            _CELLS["coconut_gpt2"],
+            *(
+                _evaluated(
+                    f"difficulty_{stage}_{split}",
+                    stage,
+                    {
+                        "data.eval.split": f"synthetic:{split}", "evaluate.datasets": ("split",),
+                        "evaluate.samples": 32, "evaluate.seeds": 1,
+                    },
+                )
+                for stage in ("cold_start", "slpo_mean")
+                for split in ("valid", "test")
+            ),
+        ),
+        rows=("checkpoint",),
+        minus=(),
+        metrics=("acc", "pass@1", "latent_steps", "pearson_difficulty_r"),
+        folder="twelve",
+    ),
+}  # fmt: skip
+
+STUDIES = {
+    # Figures 6, 9 and 10.
+    "geometry": Study(
+        "twelve", "geometry", ("cold_start", "slpo_mean", "pass_at_k"), "checkpoint",
+        ("distance_change", "rank_change"),
+    ),
+    # Does SLPO's latent term point where the reward's own gradient through the latents does?
+    "gradients": Study(
+        "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise"),
+    ),
+}  # fmt: skip
