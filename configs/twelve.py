@@ -22,7 +22,13 @@ COMPARED = {
     "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
 }
-CHOSEN: dict[str, dict[str, float]] = {}  # learning rate by reasoner on GPT-2 and objective
+# Learning rate by reasoner on GPT-2 and objective.
+CHOSEN = {
+    "coconut_gpt2": {
+        "reference": 1e-4, "slpo_sum": 1e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 3e-5, "reward": 1e-5,
+        "pass_at_k": 1e-4, "mixture": 1e-4,
+    },
+}  # fmt: skip
 
 
 def variant(name: str, rate: float) -> str:
