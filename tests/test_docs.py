@@ -270,7 +270,7 @@ def test_an_example_is_one_file_one_line_and_one_config(tmp_path):
     small = {
         "stages": "('rl',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)",
         "rl.optimizer.warmup_steps": 0, "cpu_devices": 1, "data.synthetic.train_size": 16,
-        "data.synthetic.valid_size": 4, "rl.objectives": "('exact','right_answers')",
+        "data.synthetic.valid_size": 4, "rl.objectives": "('exact','right_answers')", "model.n_layer": 1,
     }  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/tokens.py", "--workdir=work"]
     command += [f"--config.{key}={value}" for key, value in small.items()]
