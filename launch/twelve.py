@@ -1,13 +1,14 @@
 """The grids of configs/twelve.py: the paper's tables and figures in small."""
 
 import runpy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grid import Grid, Run, Study
 
 _REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+_GPT2 = ("coconut_gpt2", "codi_gpt2")
 TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
 _CELLS = {reasoner: Run(reasoner, config=f"configs/twelve.py:{reasoner}") for reasoner in _REASONERS}
 
@@ -26,6 +27,11 @@ def _again(
     return Run(label, start | dict(overrides), after=after or reasoner, config=config, rows=(objective,))
 
 
+def _on_both(others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
+    """The runs of both reasoners on GPT-2, and what is run from each."""
+    return tuple(run for reasoner in _GPT2 for run in (_CELLS[reasoner], *others(reasoner)))
+
+
 def _evaluated(label: str, stage: str, overrides: Mapping[str, Any]) -> Run:
     """A checkpoint of COCONUT's run on GPT-2, evaluated in another way."""
     start = {"stages": ("evaluate",), "init": f"{{after}}/checkpoints/{stage}"}
@@ -36,8 +42,7 @@ _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Steps in the time of 600 of SLPO, by the rates of one run on two cores (docs/reproduction.md).
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
-_THEN = ("reward", "reference")
-_GPT2 = ("coconut_gpt2", "codi_gpt2")
+_HALF, _THEN = {"rl.steps": 300}, ("reward", "reference")
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
 
@@ -45,9 +50,7 @@ TWELVE_GRIDS = {
     # Which learning rate has each objective in the twelve settings? Of another seed than theirs, on validation alone.
     "twelve_rates": Grid(
         "configs/twelve.py",
-        tuple(
-            Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _GPT2
-        ),
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _GPT2),
         rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["COMPARED"] for rate in TWELVE["RATES"]),
         seeds=(100,),
     ),
@@ -61,16 +64,11 @@ TWELVE_GRIDS = {
     # As "twelve", but as many seconds of training as SLPO has, instead of as many steps.
     "seconds": Grid(
         "configs/twelve.py",
-        tuple(
-            run
-            for reasoner in _GPT2
-            for run in (
-                _CELLS[reasoner],
-                *(
-                    _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
-                    for name, steps in _EQUAL_SECONDS.items()
-                ),
-            )
+        _on_both(
+            lambda reasoner: [
+                _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
+                for name, steps in _EQUAL_SECONDS.items()
+            ]
         ),
         rows=("slpo_mean", *_EQUAL_SECONDS),
         folder="twelve",
@@ -78,19 +76,14 @@ TWELVE_GRIDS = {
     # Is one after the other above all controls on all figures? As many steps in all as each alone in "twelve".
     "schedules": Grid(
         "configs/twelve.py",
-        tuple(
-            run
-            for reasoner in _GPT2
-            for run in (
-                _CELLS[reasoner],
-                _again(f"{reasoner}_first", reasoner, {"rl.steps": 300}, "pass_at_k"),
+        _on_both(
+            lambda reasoner: [
+                _again(f"{reasoner}_first", reasoner, _HALF, "pass_at_k"),
                 *(
-                    _again(
-                        f"{reasoner}_then_{name}", reasoner, {"rl.steps": 300}, name, f"{reasoner}_first", "pass_at_k"
-                    )
+                    _again(f"{reasoner}_then_{name}", reasoner, _HALF, name, f"{reasoner}_first", "pass_at_k")
                     for name in _THEN
                 ),
-            )
+            ]
         ),
         rows=("pass_at_k", "mixture", *_THEN),
         folder="twelve",
@@ -110,13 +103,8 @@ TWELVE_GRIDS = {
     # Figure 4 and table 6.
     "advantages": Grid(
         "configs/twelve.py",
-        tuple(
-            run
-            for reasoner in _GPT2
-            for run in (
-                _CELLS[reasoner],
-                _again(f"{reasoner}_grpo", reasoner, {"objective.slpo_mean.advantage": "grpo"}),
-            )
+        _on_both(
+            lambda reasoner: [_again(f"{reasoner}_grpo", reasoner, {"objective.slpo_mean.advantage": "grpo"})]
         ),
         rows=("slpo_mean",),
         metrics=("pass@1", "pass@8", "pass@16"),
