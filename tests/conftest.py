@@ -58,7 +58,8 @@ def _compile_fast() -> None:
     """
     flags = ["--xla_backend_optimization_level=0"]
     if version("jaxlib").startswith("0.10."):
-        flags.append("--xla_cpu_use_fusion_emitters=false")  # XLA aborts at a flag that it does not know
+        # XLA aborts at a flag that it does not know. A worker has one core: parts of a program gain nothing.
+        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
     if os.environ["JAX_PLATFORMS"] == "cpu":
         _default("XLA_FLAGS", " ".join(flags))
 
