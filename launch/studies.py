@@ -28,7 +28,7 @@ def run_study(name: str, study: Study, jobs: Sequence[Job]) -> None:
         about, page = f"[{number}/{len(jobs)}] {name} of {job.label}, seed {job.seed}", job.workdir / f"{name}.md"
         command, facts = _command(name, study, job)
         done, result = job.workdir / f"{name}_done.json", job.workdir / f"{name}.json"
-        if read_json(done, default={}) == facts | {"result": file_digest(result)}:
+        if page.exists() and read_json(done, default={}) == facts | {"result": file_digest(result)}:
             print(f"{about}: done before", flush=True)
             continue
         print(f"{about}: runs", flush=True)

@@ -40,7 +40,7 @@ def _evaluated(label: str, stage: str, overrides: Mapping[str, Any]) -> Run:
 
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-# Steps in the time of 600 of SLPO, by the rates of one run on two cores (docs/reproduction.md).
+# Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
 _HALF, _THEN = {"rl.steps": 300}, ("reward", "reference")
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,

@@ -68,7 +68,7 @@ def _join() -> None:
         if processes < 1:
             raise UserError(f"--processes: {processes} is too few; give 1 or more")
         if not 0 <= process < processes:
-            raise UserError(f"--process: {process} is not below --processes ({processes}); count from 0")
+            raise UserError(f"--process: {process} is none of the {processes}; count from 0")
         _check_port(int(coordinator.rpartition(":")[2]), listens=process == 0)
     try:
         hosts.join(coordinator, processes, process)

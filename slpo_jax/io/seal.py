@@ -45,12 +45,12 @@ def damage(folder: Path, part: str = "") -> str:
         return ""
     except (OSError, ValueError, AttributeError):
         return f"{folder / _SEAL} can't be read"
-    for name in sorted({*expected, *_files(folder)}):
-        if name.startswith(part):
-            found = file_digest(folder / name)
-            if found != expected.get(name):
-                return f"{folder / name} {'has changed since it was saved' if found else 'is gone'}"
-    return ""
+    ours = {name: value for name, value in expected.items() if name.startswith(part)}
+    for name, value in ours.items():
+        found = file_digest(folder / name)
+        if found != value:
+            return f"{folder / name} {'has changed since it was saved' if found else 'is gone'}"
+    return "" if ours else f"{folder / _SEAL} lists none of its files"
 
 
 def _files(folder: Path) -> list[str]:

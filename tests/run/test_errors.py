@@ -77,7 +77,7 @@ FLAGS = {
     ),
     "a process too many": (
         ["--coordinator=node1:1234", "--process=2", "--processes=2"],
-        "--process: 2 is not below --processes (2)",
+        "--process: 2 is none of the 2",
         "count from 0",
     ),
     "no process": (

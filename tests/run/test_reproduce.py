@@ -247,10 +247,13 @@ def test_studies_are_means_over_seeds(tmp_path, monkeypatch, capsys):
     (tmp_path / "1" / "shape.json").write_text("{}")
     studies.run_study("shape", study, both[1:])
     assert len(commands) == 4
+    (tmp_path / "1" / "shape.md").unlink()
+    studies.run_study("shape", study, both[1:])
+    assert len(commands) == 5
     (tmp_path / "1/checkpoints/a").mkdir(parents=True)
     (tmp_path / "1/checkpoints/a/params").write_text("trained again")
     studies.run_study("shape", study, both[1:])
-    assert len(commands) == 5
+    assert len(commands) == 6
     failed = types.SimpleNamespace(returncode=2, stdout="", stderr="much\nerror: no\n")
     monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=lambda *_, **__: failed))
     with pytest.raises(UserError, match=r"benchmarks\.geometry ended with status 2 \(error: no\)"):
