@@ -1,14 +1,13 @@
 """The floor of a step: counts against numbers written out here and against XLA's, traces, and tables at tiny shapes."""
 
-import dataclasses
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_step import ONE_CAPACITY as TINY
 from test_step import PROMPTS
-from test_step import TINY as OF_THE_STEP
 from tiny import policy_of
 
 from benchmarks import floor
@@ -32,8 +31,6 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import pass_keys, score
 
-# One program for the scoring passes: a capacity that is not used is compiled for nothing.
-TINY = dataclasses.replace(OF_THE_STEP, changes=OF_THE_STEP.changes | {"rl.capacities": ((1.0, 1.0),)})
 # A GPT-2 of one layer, D = 4, V = 10: kernels 4x12, 4x4, 4x16, 16x4.
 SMALL = Sizes(layers=1, width=4, vocabulary=10, heads_width=4, keys_width=4, blocks=192, transition=0, gate=4,
               itemsize=4, trained=1000, moments=600)  # fmt: skip

@@ -39,6 +39,8 @@ TINY = Shapes(
     answer_tokens=ANSWER,
     prompt_tokens=(5, 9),
 )
+# One program for the scoring passes: what compiles is what the tests wait for.
+ONE_CAPACITY = dataclasses.replace(TINY, changes=TINY.changes | {"rl.capacities": ((1.0, 1.0),)})
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def result(cpu_devices):
         patch.setattr(benchmark, "BASE", (2, 2))
         torch = "eager" if find_spec("torch") else "none"
         flags = ["--only", "1,2", "2,2", "--torch", torch, "--steps", str(STEPS), "--warmup", str(WARMUP)]
-        return benchmark.benchmark(TINY, load_config(TINY), benchmark.parse([*flags, "--prompts", str(PROMPTS)]))
+        parsed = benchmark.parse([*flags, "--prompts", str(PROMPTS)])
+        return benchmark.benchmark(ONE_CAPACITY, load_config(ONE_CAPACITY), parsed)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,8 @@ def ours(result):
 
 
 @pytest.mark.slow
-def test_parts_are_the_train_steps_own_work(workload):
+def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
+    workload = make_workload(ONE_CAPACITY, load_config(ONE_CAPACITY), PROMPTS, tmp_path)
     candidate, step = own.Ours(workload, 2, 2, {}), 5
     batch, key, params = workload.batch(step), own.step_key(workload, step), workload.state.params
     trajectories, rewards = candidate.rollout(params, batch, key)
@@ -98,8 +102,7 @@ def test_figures_add_up(ours):
         tokens = trajectories * (np.array(row["mean_latents"]["values"]) + ANSWER) * (1 + row["passes"])
         np.testing.assert_allclose(row["tokens_per_second"]["values"], tokens / step)
         assert min(row["compile_seconds"][name] for name in own.PROGRAMS) > 0
-        # All 2 x 5 answer slots, and of a prompt's 2 x 4 latent slots 5 (0.625) or 8.
-        assert set(row["scored_share"]["values"]) <= {15 / 18, 1.0}
+        assert set(row["scored_share"]["values"]) == {1.0}
     # The same keys and weights: K does not change what was rolled out.
     first, second = (row["mean_latents"]["values"] for row in ours)
     assert first == second
@@ -212,8 +215,8 @@ def test_every_axis_of_growth_has_the_shapes_own_value(name):
 
 @pytest.mark.slow
 def test_a_point_of_growth(cpu_devices):
-    shapes = dataclasses.replace(TINY, changes=TINY.changes | {"rl.capacities": ((1.0, 1.0),)})
-    point = benchmark.measure_point(shapes, benchmark.base_sizes(shapes, load_config(shapes)) | {"K": 1, "G": 2}, 1, 2)
+    sizes = benchmark.base_sizes(ONE_CAPACITY, load_config(ONE_CAPACITY)) | {"K": 1, "G": 2}
+    point = benchmark.measure_point(ONE_CAPACITY, sizes, 1, 2)
     assert point["temp_bytes"] > 0
     assert all(len(point[name]["values"]) == 2 for name in ("step", "page_faults"))
 

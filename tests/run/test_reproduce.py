@@ -290,15 +290,19 @@ def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
 
 
 def _line(acc, pass_8):
-    values = {"acc": acc, "pass@1": 0.4, "pass@8": pass_8, "pass@16": 0.6}
-    return {"means": {name: {"value": value} for name, value in values.items()}}
+    values = {"acc": acc, "pass@1": 0.01, "pass@8": pass_8, "pass@16": -0.02}
+    return {"differences": {"cold_start": {name: {"value": value} for name, value in values.items()}}}
 
 
 def test_rates_are_the_best_by_the_mean_of_four_figures():
-    tried = {1e-5: (0.4, 0.5), 3e-5: (0.6, 0.4), 1e-4: (0.5, 0.5)}  # the last two are equal
+    tried = {1e-5: (0.04, 0.05), 3e-5: (0.06, 0.04), 1e-4: (0.05, 0.05)}  # the last two are equal
     found = {f"codi_gpt2, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
     assert set(TWELVE["RATES"]) == set(tried)
-    assert rates.choose(found) == {"codi_gpt2": {"pass_at_k": 3e-5}}
+    gains = rates.gains(found)
+    assert rates.choose(gains) == {"codi_gpt2": {"pass_at_k": 3e-5}}
+    head, _, row = rates.markdown(gains).splitlines()[2:]
+    assert head == "| codi_gpt2 | 1e-05 | 3e-05 | 1e-04 |"
+    assert row == "| `pass_at_k` | +2.0 | **+2.2** | +2.2 |"
     found.popitem()
     with pytest.raises(UserError, match=r"lacks codi_gpt2, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
-        rates.choose(found)
+        rates.gains(found)

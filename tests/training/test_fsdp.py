@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from small_steps import batch_of, difference, sharded_step, small_params, take_steps
 
 from benchmarks.measure.compiled import collectives
 from slpo_jax.checked import FieldError
@@ -119,37 +118,6 @@ def test_a_fresh_optimizer_is_cut_too():
     state = init_optimizer(make_optimizer(OptimizerConfig("adamw", 0.1)), params, layout)
     (first, second) = (x for x in jax.tree.leaves(state) if x.shape == (16, 4))
     assert first.sharding.shard_shape((16, 4)) == second.sharding.shard_shape((16, 4)) == (4, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["rl", "cold_start"])
-def test_steps_do_not_know_the_mesh(stage):
-    """2 x 2 devices take the steps of one device; so do 2 x 1 with micro-batches, in test_sharding.py.
-
-    1 x 4 take those of 4 x 1, and of imitation too, in test_hosts.py, over two processes.
-    """
-    batches = [batch_of(stage)] * 2
-    whole = take_steps(stage, batches)
-    cut = take_steps(stage, batches, devices=4, fsdp=2)
-    for ours, theirs in zip(cut.metrics, whole.metrics, strict=True):
-        assert ours == pytest.approx(theirs, rel=5e-4, abs=1e-5)
-    assert difference(cut.params, whole.params) < 1e-4
-    assert difference(whole.params, small_params()) > 0.03
-
-
-@pytest.mark.slow
-def test_loops_wait_for_nobody():
-    """Parameters are gathered before the rollout, and gradients scattered after the backward pass."""
-    layout, program = sharded_step("rl", 4, 1, 2)
-    found = collectives(program)
-    assert {each.kind for each in found} >= {"all-gather", "all-reduce"}
-    assert not [each for each in found if each.in_loop]
-    cut = [
-        x.size * 4
-        for x, spec in zip(jax.tree.leaves(small_params()), jax.tree.leaves(layout.specs(small_params())), strict=True)
-        if "fsdp" in spec
-    ]
-    assert sum(each.bytes for each in found if each.kind == "all-gather") >= sum(cut) > 1000
 
 
 def test_a_collective_in_a_loop_is_seen():

@@ -9,15 +9,18 @@ from small_steps import (
     BATCH,
     GROUP,
     POLICY,
+    Taken,
     batch_of,
     difference,
     prompted_batch,
     rigged_reward,
+    sharded_step,
     small_params,
     take_steps,
 )
 from tiny import FAST
 
+from benchmarks.measure.compiled import collectives
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
@@ -66,14 +69,39 @@ def test_trajectories_and_rewards_do_not_know_the_devices(sampled):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
 def test_steps_do_not_know_devices_and_micro_batches(stage):
-    batches = [batch_of(stage)] * 3
-    whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices=2, micro_batches=2)
+    """Of imitation and the cold start, parameters are in parts over the two devices as well."""
+    batches, fsdp = [batch_of(stage)] * 3, 1 if stage == "rl" else 2
+    whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices=2, micro_batches=2, fsdp=fsdp)
     assert difference(whole.params, small_params()) > 0.05
+    _same_steps(cut, whole)
+
+
+@pytest.mark.slow
+def test_steps_do_not_know_the_mesh():
+    """2 x 2 devices take the steps of one; 1 x 4 take those of 4 x 1, in test_hosts.py, over two processes."""
+    batches = [batch_of("rl")] * 3
+    _same_steps(take_steps("rl", batches, devices=4, fsdp=2), take_steps("rl", batches))
+
+
+def _same_steps(cut: Taken, whole: Taken) -> None:
     for ours, theirs in zip(cut.metrics, whole.metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=5e-4, abs=1e-5)
     assert difference(cut.params, whole.params) < 1e-4
     scale = max(float(np.abs(g).max()) for g in jax.tree.leaves(whole.gradient))
     assert difference(cut.gradient, whole.gradient) < 1e-3 * scale
+
+
+@pytest.mark.slow
+def test_loops_wait_for_nobody():
+    """Parameters are gathered before the rollout, and gradients scattered after the backward pass."""
+    layout, program = sharded_step("rl", 4, 1, 2)
+    found = collectives(program)
+    assert {each.kind for each in found} >= {"all-gather", "all-reduce"}
+    assert not [each for each in found if each.in_loop]
+    specs = layout.specs(small_params())
+    sizes = zip(jax.tree.leaves(small_params()), jax.tree.leaves(specs), strict=True)
+    cut = [x.size * 4 for x, spec in sizes if "fsdp" in spec]
+    assert sum(each.bytes for each in found if each.kind == "all-gather") >= sum(cut) > 1000
 
 
 @pytest.mark.slow
