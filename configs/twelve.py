@@ -28,6 +28,10 @@ CHOSEN = {
         "reference": 1e-4, "slpo_sum": 1e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 3e-5, "reward": 1e-5,
         "pass_at_k": 1e-4, "mixture": 1e-4,
     },
+    "codi_gpt2": {
+        "reference": 1e-4, "slpo_sum": 3e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 1e-5, "reward": 1e-5,
+        "pass_at_k": 3e-5, "mixture": 3e-5,
+    },
 }  # fmt: skip
 
 
