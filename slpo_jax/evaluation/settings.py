@@ -17,6 +17,9 @@ class EvaluateConfig:
             each is compiled.
         samples: k of Pass@k, rollouts under noise for each problem and seed; 0 is Acc alone.
         seeds: of Pass@k, for its standard error.
+        temperature: of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
+        top_k: likeliest tokens that they are sampled from; 0 is all.
+        top_p: then the likeliest of these that have this probability together; 1 is all.
         max_answer_tokens: A; None is config.max_answer_tokens.
         thresholds: of the gate, swept on the validation split.
         save_latents: also write eval/ROW/NAME.latents.npz.
@@ -30,6 +33,9 @@ class EvaluateConfig:
     prompt_multiple: int = setting(32, least=1)
     samples: int = setting(16, least=0, note="0 is Acc alone")
     seeds: int = setting(3, least=1)
+    temperature: float = setting(0.0, least=0)
+    top_k: int = setting(0, least=0, note="0 is all")
+    top_p: float = setting(1.0, above=0, most=1)
     max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens")
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     save_latents: bool = False

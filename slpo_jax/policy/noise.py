@@ -123,9 +123,6 @@ def stop_uniforms(keys_N: jax.Array, step: jax.Array) -> jax.Array:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, _STOP + step)))(keys_N)
 
 
-def sample_tokens(keys_N: jax.Array, slot: jax.Array, logits_NV: jax.Array, temperature: float) -> jax.Array:
-    """Greedy tokens [N] at temperature 0, else samples of softmax(logits / temperature)."""
-    if temperature == 0.0:
-        return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
-    keys_N = jax.vmap(lambda key: jax.random.fold_in(key, _TOKEN + slot))(keys_N)
-    return jax.vmap(jax.random.categorical)(keys_N, logits_NV / temperature).astype(jnp.int32)
+def token_keys(keys_N: jax.Array, slot: jax.Array) -> jax.Array:
+    """Keys [N] of the token that comes out of an answer slot."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, _TOKEN + slot))(keys_N)

@@ -24,6 +24,7 @@ class RolloutConfig:
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
         temperature: of the answer tokens; 0 is greedy.
+        top_k, top_p: what is left to sample from, see `sampling.most_likely`.
         banned_ids: tokens that are never generated.
     """
 
@@ -37,6 +38,8 @@ class RolloutConfig:
     thinker_noise: bool = True
     stopping: Stopping = "sample"
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     banned_ids: tuple[int, ...] = ()
 
 
@@ -67,5 +70,5 @@ class Policy:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def without_noise(self) -> "Policy":
-        """The deterministic policy: no dropout, and no noise of the thinker's."""
-        return self.having(dropout_rate=0.0, thinker_noise=False)
+        """The deterministic policy: no dropout, no noise of the thinker's, and greedy answers."""
+        return self.having(dropout_rate=0.0, thinker_noise=False, temperature=0.0)

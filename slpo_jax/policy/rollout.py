@@ -17,6 +17,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.thinkers import Action
 
 
@@ -218,7 +219,8 @@ def decode_answers(
         logits_NV = reasoner.logits(params, hidden_N1D)[:, 0]
         if config.banned_ids:
             logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
-        token_N = noise.sample_tokens(keys_N, slot, logits_NV, config.temperature)
+        drawing_N = noise.token_keys(keys_N, slot)
+        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
         token_N = jnp.where(ended_N, config.pad_id, token_N)
         tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
         return slot + 1, token_N, ended_N | (token_N == config.eos_id), tokens_NA, cache

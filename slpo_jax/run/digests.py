@@ -113,6 +113,7 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
         "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,
         "evaluate.samples": evaluate.samples,
         "evaluate.seeds": evaluate.seeds if evaluate.samples else 0,
+        **{f"evaluate.{name}": evaluate[name] for name in ("temperature", "top_k", "top_p") if evaluate.samples},
     }
 
 

@@ -140,7 +140,8 @@ class Setup:
         """Rollouts over whole sets, with the answer budget of evaluation."""
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
-        policy = self.policy.having(answer_slots=answer_slots, temperature=0.0)
+        sampling = {name: evaluate[name] for name in ("temperature", "top_k", "top_p")}
+        policy = self.policy.having(answer_slots=answer_slots, **sampling)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 

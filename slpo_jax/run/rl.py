@@ -84,7 +84,9 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     temperature = config.temperature if objective.temperature is None else objective.temperature
     # Without a gate all latents are used; capacities that differ in those alone are one.
     shares = config.capacities if gated else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
-    policy = experiment.policy.having(stopping=stopping, temperature=temperature)
+    policy = experiment.policy.having(
+        stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
+    )
     return dataclasses.replace(policy, capacities=tuple(map(tuple, shares)))
 
 

@@ -27,6 +27,8 @@ class RlConfig:
         objectives: names under `config.objective`; each is trained from the same start.
         group: G, rollouts a prompt.
         temperature: of the answers in training rollouts; 0 is greedy.
+        top_k: likeliest tokens that they are sampled from; 0 is all.
+        top_p: then the likeliest of these that have this probability together; 1 is all.
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
         capacities: shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the
             smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
@@ -41,6 +43,8 @@ class RlConfig:
     objectives: tuple[str, ...] = setting(("slpo",), fewest=1)
     group: int = setting(8, least=2, note="fewer give no baseline")
     temperature: float = setting(0.0, least=0)
+    top_k: int = setting(0, least=0, note="0 is all")
+    top_p: float = setting(1.0, above=0, most=1)
     stopping: Literal["sample", "threshold"] = "sample"
     capacities: tuple[tuple[float, float], ...] = setting(
         ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1, note="they ascend to (1, 1)"

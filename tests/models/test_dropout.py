@@ -185,16 +185,3 @@ def test_stop_uniforms_are_uniform_and_apart_from_the_masks():
     kept = _kept(latent_dropout(keys, jnp.arange(1, 2), not_last, rate=RATE, where="thought"), width=4)
     for unit in range(4):
         assert abs(np.corrcoef(first, kept[:, 0, unit])[0, 1]) < SIGMAS / np.sqrt(8000)
-
-
-def test_sampled_tokens_follow_the_tempered_softmax():
-    keys = noise.row_keys(jax.random.key(0), jnp.arange(20_000))
-    logits = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-    batch = jnp.broadcast_to(logits, (20_000, 4))
-    assert (np.asarray(noise.sample_tokens(keys, jnp.int32(0), batch, 0.0)) == 3).all()
-    for temperature in (1.0, 0.5):
-        tokens = np.asarray(noise.sample_tokens(keys, jnp.int32(0), batch, temperature))
-        law = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
-        assert all(_within((tokens == token).sum(), 20_000, law[token]) for token in range(4))
-    later = np.asarray(noise.sample_tokens(keys, jnp.int32(1), batch, 0.5))
-    assert (later != tokens).mean() > 0.1, "each slot draws anew"

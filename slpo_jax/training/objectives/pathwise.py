@@ -60,6 +60,12 @@ class Pathwise(Objective):
                 f"{key}.temperature: answers at {policy.config.temperature} are not sampled from the policy, which "
                 "biases the estimator reward; set it to 1.0"
             )
+        if self.estimator == "reward" and (policy.config.top_k or policy.config.top_p < 1.0):
+            name = "top_k" if policy.config.top_k else "top_p"
+            raise UserError(
+                f"config.rl.{name}: {getattr(policy.config, name)} leaves tokens out, and answers that are not sampled "
+                f"from the policy bias {key}'s estimator reward; keep all"
+            )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         group = rewards_BG.shape[1]

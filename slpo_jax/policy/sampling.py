@@ -1,0 +1,45 @@
+"""How tokens are drawn: temperature, then top-k, then top-p, each renormalised, as transformers' `generate` does."""
+
+import jax
+import jax.numpy as jnp
+
+
+def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array | None]:
+    """What is left of a law after truncation (top-p: Holtzman et al., 2020).
+
+    Args:
+        logits_NV: float32, divided by the temperature; finite or -inf.
+        top_k: keep so many of the likeliest; 0 keeps all.
+        top_p: then keep the fewest of the likeliest that have this probability together; 1 keeps all.
+    Returns:
+        logits [N, M], -inf where cut, and the token ids [N, M] that they belong to, the likeliest first; with nothing
+        to cut the logits themselves, and None.
+    """
+    vocabulary = logits_NV.shape[-1]
+    if top_k in range(1, vocabulary) or top_p < 1.0:
+        logits_NM, ids_NM = jax.lax.top_k(logits_NV, min(top_k or vocabulary, vocabulary))
+        if top_p < 1.0:
+            probabilities_NM = jax.nn.softmax(logits_NM, axis=-1)
+            before_NM = jnp.cumsum(probabilities_NM, axis=-1) - probabilities_NM
+            logits_NM = jnp.where(before_NM < top_p, logits_NM, -jnp.inf)
+        return logits_NM, ids_NM
+    return logits_NV, None
+
+
+def draw_tokens(
+    keys_N: jax.Array, logits_NV: jax.Array, temperature: float, top_k: int = 0, top_p: float = 1.0
+) -> jax.Array:
+    """One token a row, int32 [N].
+
+    Args:
+        keys_N: typed keys, used once.
+        temperature: 0 is greedy, whatever the others are.
+        top_k, top_p: see `most_likely`.
+    """
+    if temperature == 0.0:
+        return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
+    kept_NM, ids_NM = most_likely(logits_NV / temperature, top_k, top_p)
+    drawn_N = jax.vmap(jax.random.categorical)(keys_N, kept_NM)
+    if ids_NM is not None:
+        drawn_N = jnp.take_along_axis(ids_NM, drawn_N[:, None], axis=1)[:, 0]
+    return drawn_N.astype(jnp.int32)

@@ -1,0 +1,79 @@
+"""Drawing tokens: their law, and what truncation leaves of it, against a loop by hand and transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import compiled
+
+from slpo_jax.policy import noise
+from slpo_jax.policy.sampling import draw_tokens, most_likely
+
+DRAWS, SIGMAS = 20_000, 4.5
+LOGITS = np.array([0.0, 1.0, -1.0, 2.0, 1.5, -3.0], np.float32)
+CUTS = [(0, 1.0), (3, 1.0), (1, 1.0), (99, 1.0), (0, 0.8), (0, 1e-6), (4, 0.7), (0, 0.9999)]
+draw = compiled(draw_tokens, static=("temperature", "top_k", "top_p"))
+
+
+def _law(temperature, top_k, top_p):
+    """Token by token: the likeliest first, until there are enough of them or they are likely enough together."""
+    weights = np.exp(LOGITS.astype(np.float64) / temperature)
+    order = np.argsort(-weights)[: top_k or None]
+    among, kept, together = weights[order] / weights[order].sum(), [], 0.0
+    for token, share in zip(order, among, strict=True):
+        if together >= top_p:
+            break
+        kept.append(token)
+        together += share
+    law = np.zeros(len(LOGITS))
+    law[kept] = weights[kept] / weights[kept].sum()
+    return law
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return noise.token_keys(noise.row_keys(jax.random.key(0), jnp.arange(DRAWS)), jnp.int32(0))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), CUTS)
+def test_tokens_follow_the_truncated_tempered_softmax(keys, top_k, top_p):
+    law = _law(0.5, top_k, top_p)
+    tokens = draw(keys, jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS))), 0.5, top_k, top_p)
+    counts = np.bincount(tokens, minlength=len(LOGITS))
+    assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
+
+
+def test_nothing_to_cut_is_the_untruncated_draw(keys):
+    """To the last bit: the same keys give the same tokens."""
+    logits = jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))
+    expected = jax.vmap(jax.random.categorical)(keys, logits / 0.5)
+    np.testing.assert_array_equal(draw(keys, logits, 0.5, 0, 1.0), expected)
+    np.testing.assert_array_equal(draw(keys, logits, 0.5, len(LOGITS), 1.0), expected)
+
+
+def test_no_temperature_is_greedy_whatever_is_cut(keys):
+    logits = jnp.stack([jnp.roll(LOGITS, shift) for shift in range(3)])
+    np.testing.assert_array_equal(draw(keys[:3], logits, 0.0, 2, 0.5), [3, 4, 5])
+
+
+def test_each_slot_draws_anew():
+    rows = noise.row_keys(jax.random.key(0), jnp.arange(DRAWS))
+    logits = jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))
+    first, second = (np.asarray(draw(noise.token_keys(rows, jnp.int32(slot)), logits, 1.0)) for slot in (0, 1))
+    equal, law = (first == second).mean(), _law(1.0, 0, 1.0)
+    assert abs(equal - (law**2).sum()) < SIGMAS * np.sqrt(0.25 / DRAWS)
+
+
+def test_truncation_is_transformers():
+    torch = pytest.importorskip("torch")
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = np.random.default_rng(0).normal(size=(50, 200)).astype(np.float32) * 3
+    for top_k, top_p in ((30, 0.95), (10, 1.0), (0, 0.5)):
+        warpers = [TemperatureLogitsWarper(0.7), *([TopKLogitsWarper(top_k)] if top_k else []), TopPLogitsWarper(top_p)]
+        expected = LogitsProcessorList(warpers)(torch.zeros(50, 1, dtype=torch.long), torch.tensor(logits)).numpy()
+        kept, ids = most_likely(jnp.array(logits) / 0.7, top_k, top_p)
+        found = np.full_like(logits, -np.inf)
+        np.put_along_axis(found, np.asarray(ids), np.asarray(kept), axis=1)
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
