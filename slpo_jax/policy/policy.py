@@ -17,7 +17,9 @@ class RolloutConfig:
     Attributes:
         max_latents: T; 0 is explicit text alone.
         answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
-        end_id, eos_id, pad_id: token ids.
+        end_id: of the marker between thought and answer; None is none, and the first answer token comes out of the
+            thought's last position.
+        eos_id, pad_id: token ids.
         dropout_rate: p; 0 is without dropout.
         dropout_where: see `noise.DropoutWhere`.
         thinker_noise: whether the thinker draws with its own noise, where it has any.
@@ -30,7 +32,7 @@ class RolloutConfig:
 
     max_latents: int
     answer_slots: int
-    end_id: int
+    end_id: int | None
     eos_id: int
     pad_id: int
     dropout_rate: float = 0.1
@@ -53,17 +55,24 @@ class Policy:
         config: of rollouts, which scoring mirrors.
         capacities: (share of a prompt's G*T latent slots, share of its G*A answer slots) that a scoring pass has room
             for, ascending to (1, 1). Each pair is a program of its own; no result depends on them.
+        layout: of a scoring pass: a prompt's G trajectories side by side in one row ("packed"), or a row each ("rows"),
+            which is faster where they are long, for a position then attends to its own trajectory's alone.
     """
 
     reasoner: Reasoner
     thinker: Thinker
     config: RolloutConfig
     capacities: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    layout: Literal["packed", "rows"] = "packed"
 
     @property
     def stops_itself(self) -> bool:
         """Whether the gate decides on the length, which then has a likelihood."""
         return self.config.stopping != "length"
+
+    def row_of(self, group: int) -> int:
+        """Trajectories in a row of a scoring pass, of a prompt's G."""
+        return group if self.layout == "packed" else 1
 
     def having(self, **changes) -> "Policy":
         """The policy with other values in its `RolloutConfig`."""

@@ -1,8 +1,9 @@
 """Sampling thought trajectories and their answers, in the project's slot layout.
 
 `[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the action that is drawn for step t is fed at latent
-slot t, the end marker at the first answer slot, whose output is the first answer token. All loops end when every row
-has ended.
+slot t, the end marker at the first answer slot, whose output is the first answer token. Without an end marker
+(`RolloutConfig.end_id` None) that comes out of the last latent, or of the prompt, and is fed at the first answer slot.
+All loops end when every row has ended.
 """
 
 from typing import Any
@@ -46,17 +47,23 @@ class Replay:
         actions: leaves [N, T, ..].
         prefix, cache: keys and values of prompts and of latents, with free slots for the answer from slot T on.
         before: int [N], real positions before the end marker.
+        hidden: [N, D], of the last position of thought, which says the first answer token; None with an end marker.
     """
 
     actions: Action
     prefix: KVCache
     cache: KVCache
     before: jax.Array
+    hidden: jax.Array | None = None
 
 
 @struct.dataclass
 class _Thought:
-    """The loop's state before latent step t: `action`, leaves [N, ..], is about to be fed."""
+    """The loop's state before latent step t: `action`, leaves [N, ..], is about to be fed.
+
+    Attributes:
+        hidden_ND: of the last position that was fed; None where an end marker is what follows.
+    """
 
     t: jax.Array
     action: Action
@@ -64,6 +71,7 @@ class _Thought:
     actions: Action
     lengths_N: jax.Array
     active_N: jax.Array
+    hidden_ND: jax.Array | None = None
 
 
 def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tuple[jax.Array, KVCache]:
@@ -155,6 +163,9 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
         actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),
         active_N=goes_on_N,
+        hidden_ND=None
+        if thought.hidden_ND is None
+        else jnp.where(thought.active_N[:, None], hidden_N1D[:, 0], thought.hidden_ND),
     )
 
 
@@ -174,6 +185,7 @@ def think(
         actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0),
+        hidden_ND=hidden_ND if config.end_id is None else None,
     )
 
     def step(thought):
@@ -189,20 +201,31 @@ def think(
 
 
 def decode_answers(
-    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None
+    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
 ) -> jax.Array:
-    """Generate answers after the end marker.
+    """Generate answers after the end marker, or after the thought where there is none.
 
     Args:
         prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
         real_N: bool, rows that speak at all; None is all.
+        hidden_ND: of the last position before the answer, without an end marker.
     Returns:
         int32 [N, A]: tokens up to and including eos, then pad.
     """
     reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
-    rows = before_N.shape[0]
+    rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
+
+    def say(hidden_ND, slot, ended_N, tokens_NA):
+        logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
+        if config.banned_ids:
+            logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
+        drawing_N = noise.token_keys(keys_N, slot)
+        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
+        token_N = jnp.where(ended_N, config.pad_id, token_N)
+        tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
+        return token_N, ended_N | (token_N == config.eos_id), tokens_NA
 
     def body(state):
         slot, token_N, ended_N, tokens_NA, cache = state
@@ -216,27 +239,19 @@ def decode_answers(
             start=first_slot + slot,
             dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
         )
-        logits_NV = reasoner.logits(params, hidden_N1D)[:, 0]
-        if config.banned_ids:
-            logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
-        drawing_N = noise.token_keys(keys_N, slot)
-        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
-        token_N = jnp.where(ended_N, config.pad_id, token_N)
-        tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
-        return slot + 1, token_N, ended_N | (token_N == config.eos_id), tokens_NA, cache
+        return slot + 1, *say(hidden_N1D[:, 0], slot + first if first else slot, ended_N, tokens_NA), cache
 
     def goes_on(state):
         slot, _, ended_N, _, _ = state
-        return (slot < config.answer_slots) & ~ended_N.all()
+        return (slot < config.answer_slots - first) & ~ended_N.all()
 
-    start = (
-        jnp.int32(0),
-        jnp.full(rows, config.end_id, jnp.int32),
-        jnp.zeros(rows, bool) if real_N is None else ~real_N,
-        jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
-        cache,
-    )
-    return jax.lax.while_loop(goes_on, body, start)[3]
+    ended_N = jnp.zeros(rows, bool) if real_N is None else ~real_N
+    tokens_NA = jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32)
+    if config.end_id is None:
+        token_N, ended_N, tokens_NA = say(hidden_ND, jnp.int32(0), ended_N, tokens_NA)
+    else:
+        token_N = jnp.full(rows, config.end_id, jnp.int32)
+    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), token_N, ended_N, tokens_NA, cache))[3]
 
 
 def sample(
@@ -263,7 +278,7 @@ def sample(
     thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
     tokens_NA = decode_answers(
-        policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N
+        policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND
     )
     return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N)
 
@@ -280,4 +295,5 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
     keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
     by_length = policy.having(stopping="length")
     thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
-    return Replay(thought.actions, prefix, thought.cache, repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N)
+    before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N
+    return Replay(thought.actions, prefix, thought.cache, before_N, thought.hidden_ND)

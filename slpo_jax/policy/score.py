@@ -45,11 +45,11 @@ class PassKeys:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """How many slots a prompt's row has in a scoring pass, for its G rollouts together; static.
+    """How many slots a row has in a scoring pass, for all of its rollouts (`Policy.row_of`) together; static.
 
     Attributes:
-        latents: at most G*T.
-        answers: at most G*A.
+        latents: at most G*T, or T.
+        answers: at most G*A, or A.
     """
 
     latents: int
@@ -82,8 +82,9 @@ def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
 
 
 def full_capacity(policy: Policy, group: int) -> Capacity:
-    """Slots for whatever G rollouts can be."""
-    return Capacity(group * policy.config.max_latents, group * policy.config.answer_slots)
+    """Slots for whatever a row's rollouts can be."""
+    rollouts = policy.row_of(group)
+    return Capacity(rollouts * policy.config.max_latents, rollouts * policy.config.answer_slots)
 
 
 def capacities(policy: Policy, group: int) -> list[Capacity]:
@@ -100,9 +101,9 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
 
 
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
-    """int: the first of the ascending choices that every prompt's G trajectories fit in; the last has to hold them."""
+    """int: the first of the ascending choices that every row's trajectories fit in; the last has to hold them."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
-    latents, answers = most_used(fed_NT, group), most_used(spoken_NA, group)
+    latents, answers = (most_used(used, policy.row_of(group)) for used in (fed_NT, spoken_NA))
     limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
     return jnp.sum(jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32)
 
@@ -118,9 +119,9 @@ def score(
 ) -> Scores:
     """One teacher-forced pass over realised trajectories with fresh noise: all latent positions at once.
 
-    Each of the B prompts is encoded once and shared by its G trajectories, whose used slots lie side by side in one row
-    (`packing`): first the latents of all, then the answers of all. Noise is on where the rollout had it, position by
-    position.
+    Each of the B prompts is encoded once and shared by its G trajectories. Their used slots lie side by side in one row
+    (`packing`), or in a row each (`Policy.layout`): first the latents of all, then the answers of all. Noise is on
+    where the rollout had it, position by position.
 
     Args:
         params: {"reasoner": ..., "gate": ...}.
@@ -153,11 +154,28 @@ def score(
     if thinker.log_prob is not None and config.max_latents:
         taken = _first_and_later(jax.lax.stop_gradient(trajectories.actions))
         log_probs = of_step(functools.partial(thinker.log_prob, params), *taken)
-    tokens_BS = answers.packed(trajectories.tokens)
     hidden_answers = hidden_BSD[:, capacity.latents :]
-    log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
+    if config.end_id is None:
+        hidden_latents = thoughts.unpacked(hidden_BSD[:, : capacity.latents])
+        last_ND = _last(jnp.repeat(first_BD, group, axis=0), hidden_latents, trajectories.lengths)
+        before_NAD = _one_later(last_ND, answers.unpacked(hidden_answers))
+        log_probs_NA = answer_log_probs(reasoner, params["reasoner"], before_NAD, trajectories.tokens)
+    else:
+        tokens_BS = answers.packed(trajectories.tokens)
+        log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
     spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
     return Scores(drawn, log_probs, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+
+
+def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:
+    """[N, D]: hidden states of the thoughts' last positions: of latent tau, or of the prompt where that is 0."""
+    found_NTD = jnp.concatenate([first_ND[:, None], hidden_NTD], axis=1)
+    return jnp.take_along_axis(found_NTD, lengths_N[:, None, None], axis=1)[:, 0]
+
+
+def _one_later(first_ND: jax.Array, hidden_NAD: jax.Array) -> jax.Array:
+    """[N, A, D]: of slot a, what came out of the slot before."""
+    return jnp.concatenate([first_ND[:, None], hidden_NAD[:, :-1]], axis=1)
 
 
 def _first_and_later(tree):
@@ -188,7 +206,8 @@ def _side_by_side(
     config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     fed_NT, spoken_NA = used_slots(policy, trajectories)
-    thoughts, answers = pack(fed_NT, group, capacity.latents), pack(spoken_NA, group, capacity.answers)
+    together = policy.row_of(group)
+    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(spoken_NA, together, capacity.answers)
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_A = jnp.arange(1, config.max_latents + 1), jnp.arange(config.answer_slots)
 
@@ -216,8 +235,13 @@ def _side_by_side(
     )
 
 
-def fed_tokens(tokens_NA: jax.Array, end_id: int) -> jax.Array:
-    """int [N, A]: what is fed so that the answer `tokens_NA` comes out: the end marker, then all but its last token."""
+def fed_tokens(tokens_NA: jax.Array, end_id: int | None) -> jax.Array:
+    """int [N, A]: what is fed so that the answer `tokens_NA` comes out: the end marker, then all but its last token.
+
+    Without a marker the answer itself: what follows its last token is not looked at.
+    """
+    if end_id is None:
+        return tokens_NA
     return jnp.concatenate([jnp.full_like(tokens_NA[:, :1], end_id), tokens_NA[:, :-1]], axis=1)
 
 
@@ -257,5 +281,7 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
         start=config.max_latents,
         dropout=dropout,
     )
+    if replayed.hidden is not None:
+        hidden_NAD = _one_later(replayed.hidden, hidden_NAD)
     log_probs_NA = answer_log_probs(reasoner, params["reasoner"], hidden_NAD, tokens_NA)
     return jnp.sum(log_probs_NA, axis=1, where=spoken_NA)
