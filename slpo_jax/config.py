@@ -5,6 +5,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.model               models/shapes.py          ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
     config.thinker             policy/thinkers/          ThinkerConfig
+    config.prompt              text/templates.py         PromptConfig
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
@@ -36,6 +37,7 @@ from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
 from slpo_jax.text.problems import DataConfig
+from slpo_jax.text.templates import PromptConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.imitate import ImitateConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
@@ -65,6 +67,7 @@ class Config:
         reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
         tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
+        prompt: what a text reasoner is asked with.
         max_latents: T; 0 is explicit text alone.
         min_latents: T_min, of the cold start's candidate lengths.
         prompt_slots: P: buckets, one compiled program each.
@@ -94,6 +97,7 @@ class Config:
     reasoner: str = "coconut_gpt2"
     tokenizer: str = ""
     model: ModelConfig = ModelConfig()
+    prompt: PromptConfig = PromptConfig()
     max_latents: int = setting(12, least=0)
     min_latents: int = setting(3, least=1)
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
@@ -173,6 +177,11 @@ def check(config: ConfigDict) -> None:
     need(
         settings.max_latents > 0 or not settings.gate.enabled,
         "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
+    )
+    need(
+        settings.max_latents == 0 or not settings.reasoner.startswith("text"),
+        f"max_latents: {settings.max_latents}, but {settings.reasoner} thinks in words alone; set it to 0 and "
+        "config.gate.enabled to False",
     )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(

@@ -28,9 +28,9 @@ class Description:
     """A reasoner's kind and shapes.
 
     Attributes:
-        kind: "coconut" or "codi".
+        kind: "coconut", "codi" or "text".
         model: the backbone's shapes.
-        projector: width of CODI's projector; 0 for COCONUT.
+        projector: width of CODI's projector; 0 for others.
         tidy: CODI's own protocol (questions are tidied, the end marker can't be generated) and not Hugging Face's.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
         gate_trained: False for a gate that is still random.
@@ -53,10 +53,10 @@ def write_description(
 
     Args:
         folder: exists.
-        tokens: ids of start, end, pad, eos and, where there is one, latent; config.json gets those that
+        tokens: ids of pad, eos and, as far as there are some, start, end and latent; config.json gets those that
             transformers and other latent-reasoning programs look for.
     """
-    latent = {f"latent_{name}_id": tokens[name] for name in ("start", "end")}
+    latent = {f"latent_{name}_id": tokens[name] for name in ("start", "end") if name in tokens}
     if "latent" in tokens:
         latent["latent_id"] = tokens["latent"]
     config = to_hugging_face(description.model) | latent

@@ -18,6 +18,7 @@ from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.text.templates import PromptConfig
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
 
@@ -73,7 +74,7 @@ def export_checkpoint(source: Path, target: Path) -> None:
     description, recipe = identity.description, REASONERS[identity.reasoner or ""]
     assert description is not None
     assert identity.tokenizer is not None
-    template = recipe.template(identity.tokenizer(), None, description.tidy)
+    template = recipe.template(identity.tokenizer(), None, description.tidy, PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     origin = Origin(recipe, description, template)
     card = model_card(source, description, target.name)

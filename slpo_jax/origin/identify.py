@@ -18,7 +18,7 @@ from slpo_jax.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Kind = Literal["coconut", "codi", "plain"]
+Kind = Literal["coconut", "codi", "text", "plain"]
 _TRAIN_THE_GATE = {"cold_start", "rl"}  # sections of a stage's config.json
 
 

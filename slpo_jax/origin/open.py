@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
 from slpo_jax.interop.description import Description, write_description
@@ -24,7 +25,7 @@ from slpo_jax.interop.weights import (
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.recipes import REASONERS, Recipe
-from slpo_jax.text.templates import Template
+from slpo_jax.text.templates import PromptConfig, Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Origin:
     def tokens(self) -> dict[str, int]:
         """Ids of the marker tokens by name."""
         t = self.template
-        found = {"start": t.start_id, "end": t.end_id, "pad": t.pad_id, "eos": t.eos_id}
-        return found if t.latent_id is None else found | {"latent": t.latent_id}
+        found = {"start": t.start_id, "end": t.end_id, "pad": t.pad_id, "eos": t.eos_id, "latent": t.latent_id}
+        return {name: number for name, number in found.items() if number is not None}
 
     def write(self, folder: Path) -> None:
         """Describe the reasoner in a folder: what our checkpoints are read with."""
@@ -88,7 +89,7 @@ def open_origin(config: ConfigDict, identity: Identity | None = None) -> Origin:
 def _random(config: ConfigDict, recipe: Recipe) -> Origin:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
-    template = recipe.template(load_tokenizer(config.tokenizer), None, True)
+    template = recipe.template(load_tokenizer(config.tokenizer), None, True, _prompt(config))
     values = config.model.to_dict()
     fields = {field.name for field in dataclasses.fields(recipe.model_config)}
     shapes = {name: value for name, value in values.items() if name in fields}
@@ -99,6 +100,10 @@ def _random(config: ConfigDict, recipe: Recipe) -> Origin:
     model = recipe.model_config(**shapes | {"vocab_size": len(template.tokenizer)})
     projector = (config.model.projector or config.model.n_embd) if recipe.has_projector else 0
     return Origin(recipe, Description(recipe.kind, _at_run_time(config, recipe, model), projector), template)
+
+
+def _prompt(config: ConfigDict) -> PromptConfig:
+    return fill(PromptConfig, config.prompt, "config.prompt")
 
 
 def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> BackboneConfig:
@@ -121,7 +126,7 @@ def _ours(config: ConfigDict, recipe: Recipe, identity: Identity) -> Origin:
     assert load is not None
     _check_kind(config, recipe, identity)
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
-    template = recipe.template(tokenizer, None, description.tidy)
+    template = recipe.template(tokenizer, None, description.tidy, _prompt(config))
     if len(tokenizer) > description.model.vocab_size:
         raise UserError(
             f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {identity.orbax} "
@@ -150,7 +155,7 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     if not opened.has_own_model:
         _check_vocabulary(recipe, opened, stored_model.vocab_size, tokenizer)
         stored_model = dataclasses.replace(stored_model, vocab_size=layout.embedding.shape[0])
-    template, is_base = _texts(recipe, opened, tokenizer)
+    template, is_base = _texts(recipe, opened, tokenizer, _prompt(config))
     weights = backbone_weights(stored_model)
     check_tree(weights, layout.model, source)
     refuse_leftovers(weights, layout.model, stored_model, source)
@@ -183,7 +188,9 @@ def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: "Pre
         )
 
 
-def _texts(recipe: Recipe, opened: Opened, tokenizer: "PreTrainedTokenizerFast") -> tuple[Template, bool]:
+def _texts(
+    recipe: Recipe, opened: Opened, tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig
+) -> tuple[Template, bool]:
     """The template, and whether the reasoner's tokens are new to the model.
 
     They come from the tokenizer by name where it has them, else they have the published ids: after the tokenizer's for
@@ -196,6 +203,8 @@ def _texts(recipe: Recipe, opened: Opened, tokenizer: "PreTrainedTokenizerFast")
             f"{opened.source}: tensor {layout.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
+    if recipe.kind == "text":
+        return recipe.template(tokenizer, None, True, prompt), False
     without_projector = recipe.has_projector and not layout.projector
     is_base = layout.kind == "plain" and (without_projector or not (named or rows == size + 3))
     if layout.kind == "coconut" and not named and rows != size + 3:
@@ -206,7 +215,7 @@ def _texts(recipe: Recipe, opened: Opened, tokenizer: "PreTrainedTokenizerFast")
     first_id = None
     if recipe.has_projector and not named:
         first_id = rows if is_base else rows - 3
-    return recipe.template(tokenizer, first_id, _is_tidy(opened)), is_base
+    return recipe.template(tokenizer, first_id, _is_tidy(opened), prompt), is_base
 
 
 def _is_tidy(opened: Opened) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BackboneConfig, Reasoner, coconut, codi
-from slpo_jax.text.templates import Template, coconut_template, codi_template
+from slpo_jax.text.templates import PromptConfig, Template, coconut_template, codi_template, text_template
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import Distillation
 from slpo_jax.training.imitate import Imitation
@@ -21,11 +21,11 @@ class Recipe:
     """What one reasoner is made of.
 
     Attributes:
-        kind: "coconut" or "codi".
+        kind: "coconut", "codi" or "text".
         backbone: "gpt2" or "llama".
         model_config: the backbone's config class.
         functions: (backbone config, projector width) -> the model.
-        template: (tokenizer, id of the first token to be added, tidy) -> the texts.
+        template: (tokenizer, id of the first token to be added, tidy, prompt) -> the texts.
         has_projector: whether the transition has parameters.
         imitation: `config.imitate` -> how it is trained on written solutions.
     """
@@ -34,7 +34,7 @@ class Recipe:
     backbone: str
     model_config: type[GPT2Config] | type[LlamaConfig]
     functions: Callable[[BackboneConfig, int], Reasoner]
-    template: Callable[["PreTrainedTokenizerFast", int | None, bool], Template]
+    template: Callable[["PreTrainedTokenizerFast", int | None, bool, PromptConfig], Template]
     has_projector: bool
     imitation: Callable[[Mapping[str, Any]], Imitation]
 
@@ -43,15 +43,21 @@ _BACKBONES: dict[str, Any] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 _KINDS: dict[str, Any] = {
     "coconut": (
         lambda config, _: coconut(config),
-        lambda *arguments: coconut_template(*arguments[:2]),
+        lambda tokenizer, first_id, tidy, prompt: coconut_template(tokenizer, first_id),
         False,
         lambda settings: imitate,
     ),
     "codi": (
         codi,
-        codi_template,
+        lambda tokenizer, first_id, tidy, prompt: codi_template(tokenizer, first_id, tidy),
         True,
         lambda settings: Distillation(settings["teacher_factor"], settings["distil_factor"], settings["last_step"]),
+    ),
+    "text": (
+        lambda config, _: coconut(config),  # with no latents to feed, it is the language model
+        lambda tokenizer, first_id, tidy, prompt: text_template(tokenizer, prompt),
+        False,
+        lambda settings: imitate,
     ),
 }
 REASONERS = {

@@ -21,7 +21,7 @@ from slpo_jax.text.dataset_rows import source_path
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
 
 SHARED_KEYS = (
-    "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "model", "max_latents", "min_latents",
+    "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "prompt", "model", "max_latents", "min_latents",
     "max_answer_tokens", "prompt_slots", "dropout", "gate",
 )  # fmt: skip
 _DATA = ("train", "valid")

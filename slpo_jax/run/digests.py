@@ -18,7 +18,7 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems
 
-_MATTER = ("seed", "reasoner", "max_latents", "dropout")
+_MATTER = ("seed", "reasoner", "prompt", "max_latents", "dropout")
 _SPEED = ("remat", "scan_layers")  # of config.model
 _FROM_FILES = ("init", "base", "lora_alpha", "tokenizer", "reasoner", "seed", "gate")  # what an import depends on
 

@@ -222,6 +222,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
                 dropout_where=config.dropout.where,
                 banned_ids=template.banned_ids,
             ),
+            layout="rows" if template.end_id is None else "packed",
         ),
         reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
     )

@@ -73,9 +73,13 @@ class EncodedProblems:
         return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
 
     def suffix(self, index: int, first_step: int | None = 0) -> Ids:
-        """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone."""
+        """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
+
+        Without an end marker the prompt's last token is the first: what the suffix comes out of.
+        """
         steps = [] if first_step is None else self.steps[index][first_step:]
-        return self.template.join_suffix(steps, self.answers[index])
+        suffix = self.template.join_suffix(steps, self.answers[index])
+        return suffix if self.template.end_id is not None else [self.prompts[index][-1], *suffix]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """The problems at `indices`, in that order."""
@@ -90,6 +94,12 @@ class EncodedProblems:
     def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
         """`pad_prompts` of the problems at `indices`."""
         return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)
+
+    def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
+        """`prompt_batch` without what `suffix` begins with."""
+        if self.template.end_id is not None:
+            return self.prompt_batch(indices, slots)
+        return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
 
 
 def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedProblems:

@@ -4,8 +4,9 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import AnswerStyle
 from slpo_jax.text.tokenizer import (
@@ -13,6 +14,7 @@ from slpo_jax.text.tokenizer import (
     COCONUT_TOKENS,
     CODI_ANSWER,
     CODI_TOKENS,
+    TEXT_ANSWER,
     ReasonerTokens,
     add_reasoner_tokens,
     add_words,
@@ -26,13 +28,31 @@ Ids = list[int]
 
 
 @dataclass(frozen=True)
+class PromptConfig:
+    """The section `config.prompt`: what a text reasoner is asked a question with.
+
+    Attributes:
+        system: comes before the question, in a chat as the system's message.
+        instruction: comes after the question, on a line of its own.
+        chat: whether in the tokenizer's chat template: where it has one ("auto"), "always" or "never".
+    """
+
+    system: str = ""
+    instruction: str = ""
+    chat: Literal["auto", "always", "never"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
 class Template:
     """The texts and marker tokens of one kind of reasoner, bound to a tokenizer.
 
     Attributes:
         answer_style: name of the answer grammar that reads the completions (`slpo_jax.text.answers`).
-        start_id: ends the prompt; latents follow.
-        end_id: begins the suffix; the answer follows.
+        start_id: ends the prompt; latents follow. None without latents of the reasoner's own.
+        end_id: begins the suffix; the answer follows. None: the prompt's last token is what it follows.
         latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.
         eos_id: ends the suffix.
         pad_id: fills slots that no token has.
@@ -41,11 +61,12 @@ class Template:
         step_text: (reasoning step, whether it is the first) -> text.
         answer_text: canonical answer -> text, before eos.
         banned_ids: ids that are never generated.
+        bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
     """
 
     answer_style: AnswerStyle
-    start_id: int
-    end_id: int
+    start_id: int | None
+    end_id: int | None
     latent_id: int | None
     eos_id: int
     pad_id: int
@@ -54,6 +75,7 @@ class Template:
     step_text: Callable[[str, bool], str]
     answer_text: Callable[[str], str]
     banned_ids: tuple[int, ...] = ()
+    bare: bool = False
 
     def prompt(self, question: str) -> Ids:
         """ids(question text) + [start]."""
@@ -67,10 +89,11 @@ class Template:
         """
         texts = [self.question_text(question) for question in questions]
         # Special tokens that the tokenizer puts in front (Llama's begin-of-text) belong to the prompt.
-        return [[*ids, self.start_id] for ids in self._encode(texts, add_special_tokens=True)]
+        start = [] if self.start_id is None else [self.start_id]
+        return [[*ids, *start] for ids in self._encode(texts, add_special_tokens=not self.bare)]
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
-        """[end] + ids of every step's text + ids(answer text) + [eos]."""
+        """[end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""
         return self.join_suffix(self.step_ids([steps])[0], self.answer_ids([answer])[0])
 
     def step_ids(self, solutions: Sequence[Sequence[str]]) -> list[list[Ids]]:
@@ -84,7 +107,8 @@ class Template:
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """`suffix` from the ids of steps and answer."""
-        return [self.end_id, *(token for step in steps for token in step), *answer, self.eos_id]
+        end = [] if self.end_id is None else [self.end_id]
+        return [*end, *(token for step in steps for token in step), *answer, self.eos_id]
 
     def distilled_position(self, ids: Ids, answer: str) -> int:
         """Where CODI's distillation compares hidden states: at the token just before the answer itself.
@@ -166,6 +190,65 @@ def codi_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = N
         answer_text=lambda answer: f"{CODI_ANSWER} {answer}",
         banned_ids=(tokens.end,) if tidy else (),
     )
+
+
+def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
+    """A language model's own: the question in its chat template, or question + line break | steps + "#### 72" + eos.
+
+    Args:
+        tokenizer: gets no tokens but, a word-level one, the answer's mark.
+        prompt: what the question is asked with.
+    Raises:
+        UserError: a chat template is asked for that the tokenizer lacks or can't use, or it has no eos token.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    add_words(tokenizer, TEXT_ANSWER)
+    chat = prompt.chat == "always" or (prompt.chat == "auto" and tokenizer.chat_template is not None)
+    if chat:
+        _check_chat(tokenizer, prompt)
+    return Template(
+        answer_style="coconut",
+        start_id=None,
+        end_id=None,
+        latent_id=None,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer,
+        question_text=functools.partial(_chat if chat else _asked, tokenizer, prompt),
+        step_text=lambda step, first: step + "\n",
+        answer_text=lambda answer: f"{TEXT_ANSWER} {answer}",
+        bare=chat,
+    )
+
+
+def _asked(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+    return "".join(_line(part) for part in (prompt.system, question, prompt.instruction) if part)
+
+
+def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+    asked = "\n".join(part for part in (question, prompt.instruction) if part)
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    messages.append({"role": "user", "content": asked})
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _check_chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> None:
+    if tokenizer.chat_template is None:
+        raise UserError(
+            'config.prompt.chat: is "always", but the tokenizer has no chat template, as a base model\'s; set it to '
+            '"never", or give the instruct model\'s tokenizer'
+        )
+    try:
+        _chat(tokenizer, prompt, "?")
+    except Exception as error:  # templates are programs, which raise what they like
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"config.prompt: the tokenizer's chat template can't take it ({reason}); change config.prompt.system, or "
+            'set config.prompt.chat to "never"'
+        ) from None
 
 
 def _template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:

@@ -25,6 +25,7 @@ COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 CODI_TOKENS = (PAD_LATENT, START_LATENT, END_LATENT)
 ANSWER_MARK = "###"
 CODI_ANSWER = "The answer is:"
+TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 GPT2_EOS = "<|endoftext|>"
 

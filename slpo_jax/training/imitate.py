@@ -191,7 +191,7 @@ def make_batch(
 ) -> ImitationBatch:
     """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
     indices = batch_indices(seed, step, len(problems), batch_size)
-    prompts = problems.prompt_batch(indices, prompt_slots)
+    prompts = problems.before_suffix(indices, prompt_slots)
     if phase.latents is None:
         fewest = np.array([max(1, len(problems.steps[i])) for i in indices])
         draw = np.random.default_rng([seed, step, 1]).random(batch_size)

@@ -1,6 +1,5 @@
 """The real pretrained SmolLM2-135M out of its GGUF file, against transformers on the same file."""
 
-import dataclasses
 import functools
 import importlib.util
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.slow
 from slpo_jax.config import default_config  # noqa: E402 - after the skips
 from slpo_jax.interop.gguf import bundled_gguf  # noqa: E402
 from slpo_jax.policy import noise  # noqa: E402
-from slpo_jax.policy.policy import RolloutConfig  # noqa: E402
 from slpo_jax.policy.prompted import Prompts  # noqa: E402
 from slpo_jax.policy.rollout import sample  # noqa: E402
 from slpo_jax.run.experiment import assemble  # noqa: E402
@@ -98,27 +96,27 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
     _assert_close(alone, expected[1])
 
 
-def test_greedy_texts_are_transformers(ours, theirs, ids):
-    """Ours by the product's own rollout without latents: the last token of all prompts stands for the end marker.
-
-    Neither may end its text, so that all twenty tokens are compared.
-    """
-    (setup, params), (model, tokenizer) = ours, theirs
-    (last,) = {row[-1] for row in ids}
-    eos, pad = setup.template.eos_id, setup.template.pad_id
-    config = RolloutConfig(0, NEW, last, eos, pad, dropout_rate=0.0, stopping="length", banned_ids=(eos,))
-    keys = noise.row_keys(jax.random.key(0), np.arange(len(ids)))
-    policy = dataclasses.replace(setup.policy, config=config)
-    run = jax.jit(functools.partial(sample, policy, rule=0))
-    found = np.asarray(run(params, _padded([row[:-1] for row in ids]), keys).tokens)
-    batch = _padded(ids)
+def test_greedy_texts_are_transformers_generate(theirs):
+    """Questions in the chat template, by the product's own rollout; texts that end and texts that don't."""
+    model, tokenizer = theirs
+    config = default_config()
+    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=NEW)
+    config.gate.enabled = False
+    config.prompt.instruction = "Answer in a few words."
+    setup = assemble(config)
+    params, rows = setup.origin.read(), setup.template.prompts(PROMPTS)
+    asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
+    assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    policy = setup.policy.without_noise().having(stopping="length")
+    keys = noise.row_keys(jax.random.key(0), np.arange(len(rows)))
+    found = jax.jit(functools.partial(sample, policy, rule=0))(params, _padded(rows), keys).tokens
+    batch, eos = _padded(rows), setup.template.eos_id
+    assert eos == tokenizer.eos_token_id
     with torch.no_grad():
         expected = model.generate(
             input_ids=torch.tensor(batch.tokens, dtype=torch.long),
-            attention_mask=torch.tensor(batch.valid, dtype=torch.long),
-            min_new_tokens=NEW, max_new_tokens=NEW, do_sample=False, eos_token_id=eos, pad_token_id=pad,
+            attention_mask=torch.tensor(batch.valid, dtype=torch.long), max_new_tokens=NEW, do_sample=False,
+            eos_token_id=eos, pad_token_id=setup.template.pad_id,
         )[:, batch.tokens.shape[1] :].numpy()  # fmt: skip
-    texts = tokenizer.batch_decode(expected)
-    assert setup.template.tokenizer.batch_decode(found) == texts
-    assert found.shape == expected.shape == (len(ids), NEW)
     np.testing.assert_array_equal(found, expected)
+    assert 0 < (expected == eos).any(axis=1).sum() < len(rows)

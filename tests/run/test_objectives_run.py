@@ -130,13 +130,14 @@ def test_an_objective_added_later_is_all_that_is_trained(work):
 
 
 def test_explicit_text_alone(tmp_path):
-    """T = 0: CoT-SFT, rl and evaluation without a latent; steps and answer are all answer tokens."""
+    """A text reasoner: CoT-SFT, rl and evaluation without a latent; steps and answer are all answer tokens."""
     folder = new_folder(tmp_path)
     done = run(
         "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=0",
-        "--config.gate.enabled=False", "--config.imitate.c_thought=0", "--config.imitate.cot_steps=60",
+        "--config.reasoner=text_gpt2", "--config.gate.enabled=False", "--config.imitate.c_thought=0",
+        "--config.imitate.cot_steps=60",
         "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=10",
-        "--config.rl.objectives=('answer_only',)", folder=folder,
+        "--config.rl.objectives=('answer_only',)", "--config.evaluate.temperature=1.0", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]
     rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]

@@ -4,7 +4,9 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.templates import coconut_template, codi_template
+from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import PromptConfig, coconut_template, codi_template, text_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer, token_bytes
 
 QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
@@ -84,3 +86,82 @@ def test_codi_on_a_word_level_tokenizer():
     assert len(tokenizer) == known + 3  # three words; the latent tokens were there
     codi_template(tokenizer)
     assert len(tokenizer) == known + 3
+
+
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'system' and not m.content %}{{ raise_exception('empty') }}{% endif %}"
+    "<eos> {{ m.role }} {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<eos> Mia \n{% endif %}"
+)
+
+
+def _with_chat(chat_template=CHAT):
+    tokenizer = arithmetic_tokenizer(30)
+    tokenizer.chat_template = chat_template
+    tokenizer.add_tokens(["user", "system"])
+    return tokenizer
+
+
+def test_text_is_the_question_and_what_is_written_after_it():
+    """Without any marker: a suffix begins with what it comes out of."""
+    tokenizer = arithmetic_tokenizer(30)
+    template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
+    assert _tokens(template, template.prompt("He buys 3 .")) == [
+        *["He", "buys", "3", "."],
+        "\n",
+        *["How", "many", "now", "?"],
+        "\n",
+    ]
+    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [
+        *["5", "+", "3", "=", "8"],
+        "\n",
+        "####",
+        "8",
+        "<eos>",
+    ]
+    assert (template.start_id, template.end_id, template.latent_id) == (None, None, None)
+    assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "coconut")
+    problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])
+    prompt = problems.prompts[0]
+    assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
+    assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
+    before = problems.before_suffix([0], (len(prompt),))
+    assert before.tokens[0, before.valid[0]].tolist() == prompt[:-1]
+
+
+def test_text_in_a_chat():
+    """As the template writes it, with nothing put in front a second time."""
+    tokenizer = _with_chat()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 0)]
+    )
+    template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
+    written = [
+        "<eos>",
+        "system",
+        *["Tom", "has", "5"],
+        "\n",
+        "<eos>",
+        "user",
+        "He",
+        "buys",
+        "\n",
+        *["How", "many", "?"],
+        "\n",
+    ]
+    assert _tokens(template, template.prompt("He buys")) == [*written, "<eos>", "Mia", "\n"]
+    plain = text_template(tokenizer, PromptConfig(chat="never"))
+    assert _tokens(plain, plain.prompt("He buys")) == ["<pad>", "He", "buys", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "fault"),
+    [
+        (None, 'config.prompt.chat: is "always", but the tokenizer has no chat template'),
+        ("{{ raise_exception('no user here') }}", "config.prompt: .*chat template can't take it .no user here."),
+        ("{% if %}", "config.prompt: .*chat template can't take it"),
+    ],
+)
+def test_a_chat_that_can_not_be_is_one_line(chat_template, fault):
+    with pytest.raises(UserError, match=fault) as error:
+        text_template(_with_chat(chat_template), PromptConfig(chat="always"))
+    assert "\n" not in str(error.value)
