@@ -1,14 +1,11 @@
-"""Latents with Gaussian noise added to them (LatentTTS, You et al., 2025): the one law here with an exact density."""
+"""Latents with Gaussian noise added to them (LatentTTS, You et al., 2025), which has an exact density."""
 
 import dataclasses
-import math
-
-import jax
-import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.noise import gaussian_log_prob, standard_normal
 from slpo_jax.policy.thinkers.thinker import Thinker
 
 
@@ -35,13 +32,10 @@ class Additive:
             mean_BLD = mean(params, hidden_BLD)
             if keys_BL is None:
                 return mean_BLD
-            normal = jax.vmap(jax.vmap(lambda key: jax.random.normal(key, mean_BLD.shape[-1:], mean_BLD.dtype)))
-            return mean_BLD + self.sigma * normal(keys_BL)
+            return mean_BLD + self.sigma * standard_normal(keys_BL, mean_BLD)
 
         def log_prob(params, hidden_BLD, latents_BLD):
-            away_BLD = (latents_BLD - mean(params, hidden_BLD)).astype(jnp.float32)
-            constant = away_BLD.shape[-1] * math.log(2 * math.pi * self.sigma**2)
-            return -0.5 * (constant + jnp.sum(jnp.square(away_BLD), axis=-1) / self.sigma**2)
+            return gaussian_log_prob(latents_BLD, mean(params, hidden_BLD), self.sigma)
 
         return Thinker(
             init=lambda key: {},

@@ -1,0 +1,64 @@
+"""What thoughts in soft tokens share: the likeliest tokens after a hidden state, and a mixture of their embeddings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.sampling import most_likely
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Which tokens are mixed, by softmax(logits / temperature).
+
+    Attributes:
+        temperature: of the softmax.
+        top_k, top_p: see `sampling.most_likely`.
+        min_p: then those at least this share as likely as the likeliest; 0 keeps all.
+        most: then at most so many; 0 keeps all.
+    """
+
+    temperature: float = setting(0.6, above=0)
+    top_k: int = setting(30, least=0, note="0 keeps all")
+    top_p: float = setting(0.95, above=0, most=1)
+    min_p: float = setting(0.001, least=0, most=1)
+    most: int = setting(10, least=0, note="0 keeps all")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.
+
+        The likeliest come first; what a row has fewer of is -inf. Each cut is made of what the one before left,
+        renormalised. Where none limits M, the ids are None: all tokens, as the logits have them.
+        """
+        kept, ids = most_likely(logits / self.temperature, self.top_k, self.top_p)
+        if ids is None and self.most:
+            kept, ids = jax.lax.top_k(kept, min(self.most, kept.shape[-1]))
+        if self.min_p > 0.0:
+            kept = jnp.where(jnp.exp(kept - kept.max(axis=-1, keepdims=True)) >= self.min_p, kept, -jnp.inf)
+        return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
+
+
+def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
+    """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.
+
+    Args:
+        params: the reasoner's.
+        ids: None is all tokens.
+    """
+    if ids is None:
+        table_VD = reasoner.embed(params, jnp.arange(weights.shape[-1]))
+        return jnp.einsum("...v,vd->...d", weights.astype(table_VD.dtype), table_VD)
+    embeddings = reasoner.embed(params, ids)
+    return jnp.einsum("...m,...md->...d", weights.astype(embeddings.dtype), embeddings)
+
+
+def log_softmax_of_kept(kept: jax.Array) -> jax.Array:
+    """log of the renormalised law [.., M], -inf where cut, with finite gradients."""
+    whole = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(kept), jnp.where(jnp.isfinite(kept), kept, 0.0) - whole, -jnp.inf)

@@ -1,0 +1,29 @@
+"""Soft tokens (Soft Thinking, Zhang et al., 2025): each step is the mean embedding of the likeliest next tokens."""
+
+import dataclasses
+
+import jax
+
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.mixture import Kept, mixture
+from slpo_jax.policy.thinkers.thinker import Thinker
+
+
+@dataclasses.dataclass(frozen=True)
+class Soft(Kept):
+    """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is the mixture, which the gate sees too."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            kept_BLM, ids_BLM = self.of(reasoner.logits(params["reasoner"], hidden_BLD))
+            return mixture(reasoner, params["reasoner"], ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+
+        return Thinker(
+            init=lambda key: {},
+            draw=draw,
+            feed=lambda params, inputs_BLD: inputs_BLD,
+            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params["gate"], inputs_BLD, dropout),
+        )

@@ -1,0 +1,204 @@
+"""Thoughts in soft tokens: their laws by a loop over tokens, their densities, and whole rollouts of a text reasoner."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+from tiny import (
+    CONFIG,
+    EOS,
+    PAD,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+)
+
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.sampling import draw_tokens
+from slpo_jax.policy.score import score
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.policy.thinkers.gumbel import concrete_log_prob
+from slpo_jax.policy.thinkers.mixture import Kept
+from slpo_jax.training.objectives import OBJECTIVES
+
+PROMPTS = random_prompts((3, 7, 5), 8)
+STEPS, V = 3, CONFIG.vocab_size
+HARD = {"top_k": 1, "top_p": 1.0, "min_p": 0.0, "most": 0}
+CUTS = [
+    {"temperature": 0.6, "top_k": 30, "top_p": 0.95, "min_p": 0.001, "most": 10},  # Soft Thinking's
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "most": 0},
+    {"temperature": 2.0, "top_k": 0, "top_p": 0.7, "min_p": 0.3, "most": 0},
+    {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "most": 4},
+    {"temperature": 0.5, "top_k": 8, "top_p": 1.0, "min_p": 0.05, "most": 0},
+]
+
+
+def _config(steps=STEPS, **changes):
+    return dataclasses.replace(
+        ROLLOUT, **{"end_id": None, "max_latents": steps, "stopping": "length", "dropout_rate": 0.0} | changes
+    )
+
+
+def _law(logits, temperature, top_k, top_p, min_p, most):
+    """Weights [V] of one position, cut after cut, each of what the one before left."""
+    weights = special.softmax(np.asarray(logits, np.float64) / temperature)
+    order = np.argsort(-weights, kind="stable")[: top_k or None]
+    weights[np.setdiff1d(np.arange(V), order)] = 0
+    weights /= weights.sum()
+    together = np.cumsum(weights[order]) - weights[order]
+    weights[order[together >= top_p]] = 0
+    weights /= weights.sum()
+    weights[weights < min_p * weights.max()] = 0
+    if most:
+        weights[order[most:]] = 0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_soft_thoughts_are_the_slow_loop_s(cuts):
+    """Every mixture, what is answered after the block, and the same once more."""
+    params, policy = both_params(), policy_of(_config(), REASONER, "soft", **cuts)
+    run = compiled(lambda params: sample(policy, params, PROMPTS, keys_of(3), STEPS))
+    found = run(params)
+    slow = SlowReasoner(params["reasoner"])
+    for row in range(3):
+        inputs = slow.embed(real_tokens(PROMPTS, row))
+        for step in range(STEPS):
+            x = _law(slow.logits(slow.hidden(inputs)[-1]), **cuts) @ slow.params["backbone"]["wte"]
+            np.testing.assert_allclose(found.actions[row, step], x, atol=2e-4)
+            inputs = np.concatenate([inputs, x[None]])
+        answer = []
+        while len(answer) < ROLLOUT.answer_slots and EOS not in answer:
+            answer.append(int(slow.logits(slow.hidden(inputs)[-1]).argmax()))
+            inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
+        assert found.tokens[row].tolist() == answer + [PAD] * (ROLLOUT.answer_slots - len(answer))
+    jax.tree.map(np.testing.assert_array_equal, run(params).actions, found.actions)
+
+
+def test_a_block_of_the_likeliest_tokens_is_plain_decoding():
+    """One token of weight 1 is that token: T of them and A - T tokens are the A tokens of T = 0."""
+    params, slots = both_params(), ROLLOUT.answer_slots
+    soft = policy_of(_config(answer_slots=slots - STEPS, eos_id=-1), REASONER, "soft", **HARD)
+    plain = policy_of(_config(0, eos_id=-1), REASONER, "soft")
+    block, tokens = compiled(
+        lambda params: [
+            sample(policy, params, PROMPTS, keys_of(3), policy.config.max_latents) for policy in (soft, plain)
+        ]
+    )(params)
+    np.testing.assert_array_equal(block.tokens, tokens.tokens[:, STEPS:])
+    fed = REASONER.embed(params["reasoner"], tokens.tokens[:, :STEPS])
+    np.testing.assert_array_equal(block.actions, fed)
+
+
+def test_kept_tokens_are_drawn_as_tokens_are():
+    """What a mixture is made of is what sampling with these cuts can draw."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 12)) * 2, jnp.float32)
+    kept, ids = Kept(0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
+    drawn = draw_tokens(keys_of(2000), logits, 0.7, 6, 0.8)
+    assert jnp.any((ids == drawn[:, None]) & jnp.isfinite(kept), axis=1).all()
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    """Rollouts of many keys of one prompt, and scores."""
+    settings = {"noisy_soft": {"scale": 0.5}, "gumbel": {"top_k": 4, "top_p": 1.0, "tau": 0.4}}
+    prompts = jax.tree.map(lambda x: jnp.repeat(x[:1], 2000, axis=0), PROMPTS)
+    out = {}
+    for name, each in settings.items():
+        policy = policy_of(_config(2, answer_slots=2), REASONER, name, **each)
+
+        def run(params, policy=policy):
+            drawn = sample(policy, params, prompts, keys_of(2000), 2)
+            return drawn, score(policy, params, prompts, drawn, None)
+
+        out[name] = compiled(run)(both_params())
+    return out
+
+
+def test_noisy_mixtures_have_their_density(noisy):
+    drawn, scores = noisy["noisy_soft"]
+    slow = SlowReasoner(both_params()["reasoner"])
+    table = slow.params["backbone"]["wte"]
+    sigma = 0.5 * np.sqrt((table**2).mean())
+    inputs = slow.embed(real_tokens(PROMPTS, 0))
+    first = special.softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.5) @ table
+    away = (np.asarray(drawn.actions[:, 0]) - first) / sigma
+    assert stats.kstest(away.ravel(), "norm").pvalue > 1e-3
+    for row in range(3):
+        after = slow.hidden(np.concatenate([inputs, drawn.actions[row, :1]]))[-1]
+        second = special.softmax(slow.logits(after) / 0.5) @ table
+        for step, mean in enumerate((first, second)):
+            expected = stats.norm(mean, sigma).logpdf(drawn.actions[row, step]).sum()
+            assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_gumbel_weights_follow_the_law(noisy):
+    """The largest weight is a token of the kept ones' law; the recorded likelihood is the cross-entropy."""
+    drawn, scores = noisy["gumbel"]
+    slow = SlowReasoner(both_params()["reasoner"])
+    inputs = slow.embed(real_tokens(PROMPTS, 0))
+    logits = slow.logits(slow.hidden(inputs)[-1])
+    ids, weights = np.asarray(drawn.actions["ids"][:, 0]), np.asarray(drawn.actions["weights"][:, 0])
+    law = _law(logits, 1.0, 4, 1.0, 0.0, 0)
+    assert set(ids.ravel()) == set(np.flatnonzero(law))
+    winners = np.take_along_axis(ids, weights.argmax(axis=1)[:, None], axis=1)[:, 0]
+    counts = np.bincount(winners, minlength=V)
+    assert (np.abs(counts - 2000 * law) <= 4.5 * np.sqrt(2000 * law * (1 - law))).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    log_p = special.log_softmax(logits)
+    expected = (weights * log_p[ids]).sum(axis=1)
+    np.testing.assert_allclose(scores.action_log_probs[:, 0], expected, rtol=1e-4)
+
+
+def _integrated(y, log_pi, tau):
+    """Over the common offset c of n Gumbel variables whose softmax the weights are, times the Jacobian."""
+    x = tau * np.log(y)
+    value = integrate.quad(lambda c: np.exp(stats.gumbel_r(log_pi).logpdf(x + c).sum()), -40, 40, limit=200)[0]
+    return np.log(value) + len(y) * np.log(tau) - np.log(y).sum() - np.log(tau)
+
+
+def test_concrete_density_is_the_integral_over_the_gumbels():
+    log_pi, tau = np.log([0.5, 0.3, 0.2]), 0.6
+    for y in ([0.2, 0.5, 0.3], [0.98, 0.01, 0.01], [1 / 3] * 3):
+        found = concrete_log_prob(jnp.array(y), jnp.asarray(log_pi + 1.7), tau)
+        assert float(found) == pytest.approx(_integrated(np.array(y), log_pi, tau), rel=1e-4)
+        padded = concrete_log_prob(jnp.array([*y, 0.0]), jnp.array([*log_pi, 5.0]), tau)
+        assert float(padded) == pytest.approx(float(found), rel=1e-5)
+    gradient = jax.grad(lambda logits: concrete_log_prob(jnp.array([0.2, 0.8, 0.0]), logits, tau))(jnp.ones(3))
+    assert np.isfinite(gradient).all()
+
+
+def test_towards_zero_a_gumbel_mixture_is_a_sampled_token():
+    """And its cross-entropy that token's likelihood: REINFORCE on what was fed."""
+    policy = policy_of(_config(1, answer_slots=1), REASONER, "gumbel", top_k=0, top_p=1.0, tau=1e-3)
+    params = both_params()
+    drawn, scores = compiled(lambda params: (
+        out := sample(policy, params, PROMPTS, keys_of(3), 1), score(policy, params, PROMPTS, out, None)
+    ))(params)  # fmt: skip
+    weights = np.asarray(drawn.actions["weights"][:, 0])
+    assert (weights.max(axis=1) > 1 - 1e-6).all()
+    slow = SlowReasoner(params["reasoner"])
+    for row in range(3):
+        log_p = special.log_softmax(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, row)))[-1]))
+        token = int(drawn.actions["ids"][row, 0, weights[row].argmax()])
+        assert float(scores.action_log_probs[row, 0]) == pytest.approx(log_p[token], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["soft", "noisy_soft", "gumbel"])
+def test_the_exact_objective_takes_those_with_a_likelihood(name):
+    policy = policy_of(_config(), REASONER, name)
+    objective = OBJECTIVES["exact"]()
+    if THINKERS[name]()(REASONER, None).log_prob is None:
+        with pytest.raises(Exception, match=r"config\.objective\.exact: needs a thought with a likelihood"):
+            objective.check("config.objective.exact", policy, 4)
+    else:
+        objective.check("config.objective.exact", policy, 4)
