@@ -134,7 +134,9 @@ def default_config() -> ConfigDict:
 
 
 def own_latents(config: ConfigDict) -> int:
-    """The number of latents that imitation ends with, which is the reasoner's own without a gate."""
+    """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0."""
+    if config.reasoner.startswith("text"):
+        return 0
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 
@@ -185,6 +187,11 @@ def check(config: ConfigDict) -> None:
         f"config.thinker.name={name}; set it and config.gate.enabled to 0 and False, or take another thinker",
     )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
+    need(
+        "imitate" not in settings.stages or own == 0 or not settings.reasoner.startswith("text"),
+        f"imitate.c_thought: {settings.imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; "
+        "set it to 0",
+    )
     need(
         "imitate" not in settings.stages or own <= settings.max_latents,
         f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",

@@ -16,9 +16,9 @@ from slpo_jax.models.attention import KVCache
 from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
+from slpo_jax.policy.decoding import decode_answers
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.thinkers import Action
 
 
@@ -178,13 +178,16 @@ def think(
     rows = hidden_ND.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
     first = _draw(policy, params, hidden_ND, keys_N, jnp.int32(1))
+    active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
+    if config.end_id is None and config.stopping == "length":
+        active_N &= rule > 0  # words alone are a thought too
     thought = _Thought(
         t=jnp.int32(1),
         action=first,
         cache=policy.reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
         actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
-        active_N=jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0),
+        active_N=active_N,
         hidden_ND=hidden_ND if config.end_id is None else None,
     )
 
@@ -198,60 +201,6 @@ def think(
     else:
         thought = jax.lax.while_loop(lambda thought: thought.active_N.any(), step, thought)
     return thought, prefix
-
-
-def decode_answers(
-    policy: Policy, params, prefix: KVCache, cache: KVCache, first_slot, before_N, keys_N, real_N=None, hidden_ND=None
-) -> jax.Array:
-    """Generate answers after the end marker, or after the thought where there is none.
-
-    Args:
-        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
-        before_N: int, real positions before the end marker.
-        keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
-        real_N: bool, rows that speak at all; None is all.
-        hidden_ND: of the last position before the answer, without an end marker.
-    Returns:
-        int32 [N, A]: tokens up to and including eos, then pad.
-    """
-    reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
-    rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
-
-    def say(hidden_ND, slot, ended_N, tokens_NA):
-        logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
-        if config.banned_ids:
-            logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
-        drawing_N = noise.token_keys(keys_N, slot)
-        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
-        token_N = jnp.where(ended_N, config.pad_id, token_N)
-        tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
-        return token_N, ended_N | (token_N == config.eos_id), tokens_NA
-
-    def body(state):
-        slot, token_N, ended_N, tokens_NA, cache = state
-        hidden_N1D, cache = reasoner.forward(
-            params,
-            reasoner.embed(params, token_N[:, None]),
-            (before_N + slot)[:, None],
-            ~ended_N[:, None],
-            prefix=prefix,
-            cache=cache,
-            start=first_slot + slot,
-            dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
-        )
-        return slot + 1, *say(hidden_N1D[:, 0], slot + first if first else slot, ended_N, tokens_NA), cache
-
-    def goes_on(state):
-        slot, _, ended_N, _, _ = state
-        return (slot < config.answer_slots - first) & ~ended_N.all()
-
-    ended_N = jnp.zeros(rows, bool) if real_N is None else ~real_N
-    tokens_NA = jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32)
-    if config.end_id is None:
-        token_N, ended_N, tokens_NA = say(hidden_ND, jnp.int32(0), ended_N, tokens_NA)
-    else:
-        token_N = jnp.full(rows, config.end_id, jnp.int32)
-    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), token_N, ended_N, tokens_NA, cache))[3]
 
 
 def sample(
@@ -268,7 +217,8 @@ def sample(
         params: {"reasoner": ..., "gate": ...}.
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
-        rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"), unused for "sample".
+        rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
+            follows), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
     Returns:

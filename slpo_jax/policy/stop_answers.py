@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.policy import noise
+from slpo_jax.policy.decoding import decode_answers
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import decode_answers, repeat_to, think
+from slpo_jax.policy.rollout import repeat_to, think
 from slpo_jax.policy.thinkers import Action
 
 

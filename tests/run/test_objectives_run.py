@@ -129,25 +129,33 @@ def test_an_objective_added_later_is_all_that_is_trained(work):
     assert tuple(json.loads((work / "report.json").read_text())["eval"])[-4:] == ALL
 
 
-def test_explicit_text_alone(tmp_path):
-    """A text reasoner: CoT-SFT, rl and evaluation without a latent; steps and answer are all answer tokens."""
+def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
+    """CoT-SFT in words alone; then a block of mixtures before them, trained by its likelihood and by replay."""
     folder = new_folder(tmp_path)
     done = run(
-        "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=0",
+        "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=2",
         "--config.reasoner=text_gpt2", "--config.gate.enabled=False", "--config.imitate.c_thought=0",
         "--config.imitate.cot_steps=60",
         "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=10",
-        "--config.rl.objectives=('answer_only',)", "--config.evaluate.temperature=1.0", folder=folder,
+        "--config.rl.objectives=('exact','pathwise')", "--config.objective.pathwise.estimator=reward",
+        "--config.thinker.name=gumbel", "--config.dropout.rate=0.0", "--config.evaluate.temperature=1.0", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]
-    rows = [row for row in rows_of(folder / "work") if row["stage"] == "answer_only"]
-    assert len(rows) == TOTALS["slpo"]
-    assert all(np.isfinite(row["loss"]) and row["latent_steps"] == 0 for row in rows)
-    assert "stop_log_likelihood" not in rows[0]
-    assert max(row["mixed"] for row in rows) > 0
+    for name in ("exact", "pathwise"):
+        rows = [row for row in rows_of(folder / "work") if row["stage"] == name]
+        assert len(rows) == TOTALS["slpo"]
+        assert all(np.isfinite(row["loss"]) and row["latent_steps"] == 2 for row in rows)
+        assert "stop_log_likelihood" not in rows[0]
+        assert max(row["mixed"] for row in rows) > 0
     report = json.loads((folder / "work" / "report.json").read_text())
-    assert set(report["eval"]) == {"imitate", "answer_only"}
-    records = [json.loads(line) for line in (folder / "work" / "eval" / "real.jsonl").read_text().splitlines()]
-    assert {record["latent_steps"] for record in records} == {0}
-    assert np.mean([record["correct"] for record in records]) > 0.5
-    assert all(" = " in record["completion"] for record in records), "steps are written out"
+    assert list(report["eval"]) == ["imitate", "imitate_fixed_tmax", "exact", "pathwise"]
+    found = {}
+    for name in report["eval"]:
+        lines = (folder / "work" / "eval" / name / "real.jsonl").read_text().splitlines()
+        found[name] = [json.loads(line) for line in lines]
+        assert {record["latent_steps"] for record in found[name]} == {0 if name == "imitate" else 2}
+    words = found["imitate"]
+    assert np.mean([record["correct"] for record in words]) > 0.5
+    assert all(" = " in record["completion"] for record in words), "steps are written out"
+    drawn = [sample["completion"] for record in found["pathwise"] for sample in record["samples"]]
+    assert len(set(drawn)) > len(found["pathwise"])
