@@ -35,7 +35,7 @@ from slpo_jax.io.workdir import BEST
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.policy.thinkers import OF_LATENTS, THINKERS, ThinkerConfig
+from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.text.templates import PromptConfig
 from slpo_jax.training.cold_start import ColdStartConfig
@@ -179,12 +179,6 @@ def check(config: ConfigDict) -> None:
     need(
         settings.max_latents > 0 or not settings.gate.enabled,
         "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
-    )
-    name = config.thinker.name
-    need(
-        settings.max_latents == 0 or not settings.reasoner.startswith("text") or name not in OF_LATENTS,
-        f"max_latents: {settings.max_latents}, but {settings.reasoner} has no latents of its own for "
-        f"config.thinker.name={name}; set it and config.gate.enabled to 0 and False, or take another thinker",
     )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(

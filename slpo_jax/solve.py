@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Flags by the config's keys.
 _FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents"}
+_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker"}
 
 
 def describe(solver: "Solver", solution: "Solution") -> str:
@@ -35,8 +35,10 @@ def describe(solver: "Solver", solution: "Solution") -> str:
         f"answer    {shown}",
         f"text      {indent.join(solution.text.strip().splitlines())}",
         f"thought   {_ending(solver, solution)}",
-        "",
     ]
+    if not solution.latents:
+        return "\n".join(lines)
+    lines.append("")
     gated = solver.setup.config.gate.enabled
     lines.append(f"latent  {'stop  ' if gated else ''}nearest tokens of the hidden state that made it, and probability")
     cells = [[(_short(token), p) for token, p in latent.nearest] for latent in solution.latents]
@@ -49,6 +51,8 @@ def describe(solver: "Solver", solution: "Solution") -> str:
 
 def _ending(solver: "Solver", solution: "Solution") -> str:
     steps = len(solution.latents)
+    if not steps:
+        return "in words alone"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length":
         return f"{thought}, a fixed number"
@@ -105,6 +109,8 @@ def _define_flags() -> None:
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the dropout of --samples.", lower_bound=0)
     flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")
+    flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
+    flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")
     flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
     flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")
     flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
@@ -128,6 +134,7 @@ def main(argv: list[str]) -> None:
         solver = load_solver(
             values.checkpoint, values.threshold, values.latents, values.max_answer_tokens,
             reasoner=values.reasoner or "", base=values.base, tokenizer=values.tokenizer, lora_alpha=values.lora_alpha,
+            thinker=values.thinker, instruction=values.instruction,
         )  # fmt: skip
         solution = solve(solver, question.strip())
         found = vote(solver, question.strip(), values.samples, values.seed) if values.samples else None

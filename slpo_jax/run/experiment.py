@@ -23,6 +23,7 @@ from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
+from slpo_jax.policy.thinkers import OF_LATENTS, THINKERS
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
@@ -229,7 +230,15 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
 
 
 def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
-    """What an imported checkpoint lacks must be trained, or not be asked for."""
+    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
+    name = config.thinker.name
+    if origin.recipe.kind == "text" and config.max_latents and name in OF_LATENTS:
+        raise UserError(
+            f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
+            f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
+        )
+    if origin.recipe.kind == "text" and config.gate.enabled:
+        raise UserError("config.gate.enabled: True, but a text reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
         lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"

@@ -92,6 +92,8 @@ def load_solver(
     base: str = "",
     tokenizer: str = "",
     lora_alpha: float | None = None,
+    thinker: str = "",
+    instruction: str = "",
 ) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
@@ -102,12 +104,18 @@ def load_solver(
         max_answer_tokens: None is the run's budget.
         reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
         base, tokenizer, lora_alpha: see `slpo_jax.config`.
+        thinker: a name in `THINKERS`; "" is the run's.
+        instruction: `config.prompt.instruction` of a text reasoner; "" is the run's.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
     config = config_of(identity, reasoner, tokenizer)
     stopping, rule = stopping_of(config, identity)
+    if thinker:
+        config.thinker.name = thinker
+    if instruction:
+        config.prompt.instruction = instruction
     if max_answer_tokens is not None:
         config.evaluate.max_answer_tokens = max_answer_tokens
     if latents is not None:

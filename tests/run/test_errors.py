@@ -101,6 +101,26 @@ FLAGS = {
     ),
     "the gate off, and trained": (["--config.gate.enabled=False"], "config.gate.enabled", "config.stages"),
     "the latents of the last stage": (["--config.imitate.c_thought=4"], "config.imitate.c_thought: 4", "max_latents"),
+    "text with latents": (
+        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
+        "config.max_latents: 3, but a text reasoner has no latents for config.thinker.name=latent",
+        "soft, noisy_soft, gumbel",
+    ),
+    "text with a gate": (
+        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],
+        "config.gate.enabled: True",
+        "set it to False",
+    ),
+    "text that is not written": (
+        ["--config.reasoner=text_gpt2"],
+        "config.imitate.c_thought: 1 latents a step",
+        "set it to 0",
+    ),
+    "a chat without a template": (
+        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.prompt.chat=always"],
+        "config.prompt.chat",
+        "never",
+    ),
     "log_every": (["--config.log_every=0"], "config.log_every", "1 or more"),
     "checkpoint_every": (["--config.checkpoint_every=0"], "config.checkpoint_every", "1 or more"),
     "a batch of nothing": (["--config.cold_start.batch_size=0"], "config.cold_start.batch_size", "1 or more"),
