@@ -28,12 +28,12 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in _TITLES
     backbone = "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
-    kind = {"coconut": "COCONUT", "codi": "CODI"}[description.kind]
+    kind = {"coconut": "COCONUT on ", "codi": "CODI on ", "text": "in words or soft tokens, "}[description.kind]
     parts = [
         f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {description.kind}, slpo]\n---",
         f"# {name}",
         (
-            f"A latent reasoner: {kind} on {backbone} ({description.model.n_layer} layers, width "
+            f"A latent reasoner: {kind}{backbone} ({description.model.n_layer} layers, width "
             f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",
@@ -125,10 +125,11 @@ def _files(description: Description) -> str:
     lines = [
         (
             "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
-            "`transformers.AutoModelForCausalLM.from_pretrained`. `latent_start_id` and `latent_end_id` in config.json "
-            "enclose the latents, which are not tokens."
+            "`transformers.AutoModelForCausalLM.from_pretrained`."
         ),
     ]
+    if description.kind != "text":
+        lines[0] += " `latent_start_id` and `latent_end_id` in config.json enclose the latents, which are not tokens."
     if description.kind == "codi":
         lines.append(
             "- `reasoner.safetensors`, `projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden "

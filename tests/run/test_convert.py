@@ -29,6 +29,8 @@ def _config(reasoner: str, **changes):
     config.model.update(n_layer=2, n_head=4, n_kv_head=2, n_embd=16, n_inner=24, n_positions=64, projector=12)
     config.gate.hidden = 5 if reasoner == "codi_llama" else 0
     config.prompt_slots = (24,)
+    if reasoner.startswith("text"):
+        config.max_latents, config.gate.enabled = 0, False
     config.update(changes)
     return config
 
@@ -83,7 +85,8 @@ def test_transformers_opens_and_decodes_the_same(there):
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
     config = json.loads((exported / "config.json").read_text())
-    assert (config["latent_start_id"], config["latent_end_id"]) == (origin.template.start_id, origin.template.end_id)
+    markers = config.get("latent_start_id"), config.get("latent_end_id")
+    assert markers == (origin.template.start_id, origin.template.end_id)
     assert config["eos_token_id"] == origin.template.eos_id == model.config.eos_token_id
 
 
