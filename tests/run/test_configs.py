@@ -154,3 +154,16 @@ def test_cells_of_the_twelve_settings(reasoner, tune):
     else:
         assert set(config.data.eval) == {"same", "large", "template"}
         assert names == set(module.COMPARED)
+
+
+def test_methods_of_soft_tokens_start_alike():
+    """Each is a config of its own, whose imitation knows nothing of what comes after."""
+    module = _module(next(path for path in FILES if path.stem == "soft_quickstart"))
+    configs = {name: module.get_config(name) for name in module.METHODS}
+    for name, config in configs.items():
+        check(config)
+        assert config.imitate == configs["lepo"].imitate
+        assert config.rl.optimizer == configs["lepo"].rl.optimizer
+        assert config.max_latents == (0 if name == "grpo" else module.SOFT_TOKENS)
+    with pytest.raises(UserError, match="no such method; give one of grpo, "):
+        module.get_config("luck")
