@@ -148,8 +148,18 @@ def _difference_cell(metric: str, figure: Figures | None) -> str:
     return f"**{text}**" if figure["low"] > 0 or figure["high"] < 0 else text
 
 
+def shown(compared: Grid | Study, found: dict[str, Any]) -> dict[str, Any]:
+    """The lines that a picture has something to show of."""
+    different = {name: line for name, line in found.items() if compared.minus and any(line["differences"].values())}
+    return different or found
+
+
 def draw(compared: Grid | Study, found: dict[str, Any], path: Path) -> None:
-    """A panel a metric, lines as in the tables: differences with a colour a baseline, or else the means."""
+    """A panel a metric, lines as in the tables: differences with a colour a baseline, or else the means.
+
+    Where there are differences, what is the baseline of others alone has no line.
+    """
+    found = shown(compared, found)
     looks: dict[str, Style] = {b: style_at(place, f"minus {b}") for place, b in enumerate(compared.minus)}
     metrics, names = compared.metrics, list(found)
     figure = Figure(figsize=(2.6 * len(metrics) + 2, 0.3 * len(found) + 1.5), dpi=130, layout="constrained")

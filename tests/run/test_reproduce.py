@@ -206,6 +206,9 @@ def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
     lines = comparison.markdown(grid, {"one": figures, "two": figures}).splitlines()
     assert lines.count("| mine | cold_start | 4 (2) of 6 |  |") == 1
     assert lines.count("| one | 2 | 2.00 ± 1.00 |  |") == 1
+    baseline = figures | {"differences": {"cold_start": {}}}
+    assert list(comparison.shown(grid, {"base": baseline, "one": figures})) == ["one"]
+    assert list(comparison.shown(grid, {"base": baseline})) == ["base"]
     assert lines.count("| two | 2 | **+2.00 [+1.00, +3.00]** | +0.02 [-1.00, +0.03] |") == 1
     assert not any("minus" in line for line in comparison.markdown(Grid("", (), minus=()), {}).splitlines())
 
