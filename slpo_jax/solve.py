@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Flags by the config's keys.
 _FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker"}
+_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker", "prompt": "--instruction"}
 
 
 def describe(solver: "Solver", solution: "Solution") -> str:

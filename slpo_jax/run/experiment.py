@@ -28,7 +28,7 @@ from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
 from slpo_jax.text.synthetic import SyntheticConfig
-from slpo_jax.text.templates import Template
+from slpo_jax.text.templates import PromptConfig, Template
 from slpo_jax.text.tokenizer import token_bytes
 from slpo_jax.text.verifier import byte_table, reference_width, verify
 from slpo_jax.training.loop import MetricsLog
@@ -236,6 +236,10 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
         raise UserError(
             f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
+        )
+    if origin.recipe.kind != "text" and config.prompt.to_dict() != dataclasses.asdict(PromptConfig()):
+        raise UserError(
+            f"config.prompt: {config.reasoner} asks in its own way; leave it out, or use text_gpt2, text_llama"
         )
     if origin.recipe.kind == "text" and config.gate.enabled:
         raise UserError("config.gate.enabled: True, but a text reasoner has no gate; set it to False")

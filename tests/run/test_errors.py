@@ -106,6 +106,11 @@ FLAGS = {
         "config.max_latents: 3, but a text reasoner has no latents for config.thinker.name=latent",
         "soft, noisy_soft, gumbel",
     ),
+    "a prompt for a reasoner that has its own": (
+        ["--config.prompt.instruction=Go"],
+        "config.prompt: coconut_gpt2",
+        "text_llama",
+    ),
     "text with a gate": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],
         "config.gate.enabled: True",
