@@ -14,6 +14,7 @@ REQUIREMENTS = [
     "flax>=0.12.7",
     "gguf>=0.17",
     "jax>=0.10",
+    "jinja2>=3.1",  # which transformers renders chat templates with
     "matplotlib>=3.10.0",
     "ml_collections>=1.1.0",
     "numpy>=2.1.0",
