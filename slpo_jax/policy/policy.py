@@ -56,7 +56,7 @@ class Policy:
         capacities: (share of a prompt's G*T latent slots, share of its G*A answer slots) that a scoring pass has room
             for, ascending to (1, 1). Each pair is a program of its own; no result depends on them.
         layout: of a scoring pass: a prompt's G trajectories side by side in one row ("packed"), or a row each ("rows"),
-            which is faster where they are long, for a position then attends to its own trajectory's alone.
+            for long ones: a position then attends to its own trajectory's slots alone.
     """
 
     reasoner: Reasoner

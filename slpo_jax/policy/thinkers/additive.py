@@ -5,7 +5,7 @@ import dataclasses
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.thinkers.noise import gaussian_log_prob, standard_normal
+from slpo_jax.policy.thinkers.noise import gaussian_thinker
 from slpo_jax.policy.thinkers.thinker import Thinker
 
 
@@ -24,23 +24,6 @@ class Additive:
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is the noisy latent, which the gate sees too."""
-
-        def mean(params, hidden_BLD):
-            return reasoner.transition(params["reasoner"], hidden_BLD)
-
-        def draw(params, hidden_BLD, keys_BL=None):
-            mean_BLD = mean(params, hidden_BLD)
-            if keys_BL is None:
-                return mean_BLD
-            return mean_BLD + self.sigma * standard_normal(keys_BL, mean_BLD)
-
-        def log_prob(params, hidden_BLD, latents_BLD):
-            return gaussian_log_prob(latents_BLD, mean(params, hidden_BLD), self.sigma)
-
-        return Thinker(
-            init=lambda key: {},
-            draw=draw,
-            feed=lambda params, latents_BLD: latents_BLD,
-            stop_logits=lambda params, latents_BLD, dropout=None: gate.logits(params["gate"], latents_BLD, dropout),
-            log_prob=log_prob,
+        return gaussian_thinker(
+            lambda params, hidden_BLD: reasoner.transition(params["reasoner"], hidden_BLD), lambda _: self.sigma, gate
         )

@@ -43,6 +43,11 @@ class Kept:
             kept = jnp.where(jnp.exp(kept - kept.max(axis=-1, keepdims=True)) >= self.min_p, kept, -jnp.inf)
         return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
 
+    def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
+        """The mixture [B, L, D] of the kept tokens, each as likely as it is; `params` are the reasoner's."""
+        kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+
 
 def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
     """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.

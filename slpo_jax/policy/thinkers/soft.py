@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import jax
-
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.thinkers.mixture import Kept, mixture
+from slpo_jax.policy.thinkers.mixture import Kept
 from slpo_jax.policy.thinkers.thinker import Thinker
 
 
@@ -18,8 +16,7 @@ class Soft(Kept):
         """The action is the mixture, which the gate sees too."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            kept_BLM, ids_BLM = self.of(reasoner.logits(params["reasoner"], hidden_BLD))
-            return mixture(reasoner, params["reasoner"], ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+            return self.mean(reasoner, params["reasoner"], hidden_BLD)
 
         return Thinker(
             init=lambda key: {},
