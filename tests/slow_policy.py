@@ -95,12 +95,20 @@ def teacher_forced(reasoner: SlowReasoner, rollout: Rollout, latents, answer, fa
         latents: [tau, D], what is fed.
         answer: token ids.
     """
+    drawn, log_probs = token_by_token(reasoner, rollout, latents, answer, factors)
+    return drawn, sum(log_probs)
+
+
+def token_by_token(
+    reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors
+) -> tuple[np.ndarray, list[float]]:
+    """`teacher_forced` with each answer token's own log-probability."""
     reasoner.factors = factors
     embedded = reasoner.embed(rollout.prompt), latents, reasoner.embed([END, *answer[:-1]])
     hidden = reasoner.hidden(np.concatenate(embedded))
     first = len(rollout.prompt) - 1  # the position that produces h_1
     log_probs = special.log_softmax(reasoner.logits(hidden[first + len(latents) + 1 :]), axis=-1)
-    return hidden[first : first + len(latents)], sum(log_probs[slot, token] for slot, token in enumerate(answer))
+    return hidden[first : first + len(latents)], [log_probs[slot, token] for slot, token in enumerate(answer)]
 
 
 def think(reasoner: SlowReasoner, rollout: Rollout, factors, added=0.0) -> np.ndarray:

@@ -31,12 +31,14 @@ class Trajectories:
         lengths: int [N], tau.
         tokens: int [N, A], generated answer tokens up to and including eos, then pad.
         keys: typed keys [N], of all the noise in a row.
+        behaviour: what an objective keeps of the policy that they were rolled out with, leaves [N, ..]; None: nothing.
     """
 
     actions: Action
     lengths: jax.Array
     tokens: jax.Array
     keys: jax.Array
+    behaviour: Any = None
 
 
 @struct.dataclass

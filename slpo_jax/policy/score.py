@@ -27,11 +27,13 @@ class Scores:
         actions: z_1 .. z_T, leaves [N, T, ..]: what the thinker draws here; z_t comes from the prefix of steps < t.
         action_log_probs: float32 [N, T], of the trajectories' own actions; None where the thinker has no density
             or T is 0.
-        answer_log_prob: float32 [N], the sum of the answer tokens' log-probabilities, eos included.
+        token_log_probs: float32 [N, A], of the answer's tokens, eos included; anything after them.
+        answer_log_prob: float32 [N], their sum.
     """
 
     actions: Action
     action_log_probs: jax.Array | None
+    token_log_probs: jax.Array
     answer_log_prob: jax.Array
 
 
@@ -164,7 +166,7 @@ def score(
         tokens_BS = answers.packed(trajectories.tokens)
         log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
     spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
-    return Scores(drawn, log_probs, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+    return Scores(drawn, log_probs, log_probs_NA, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:

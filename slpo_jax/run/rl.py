@@ -9,10 +9,10 @@ from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
+from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.rl import make_loss
-from slpo_jax.training.state import init_state, make_train_step
+from slpo_jax.training.state import init_state
 
 STAGE = "rl"
 
@@ -40,8 +40,8 @@ def train_objective(experiment: Experiment, name: str) -> None:
     params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    loss_fn = make_loss(policy, objective, experiment.reward, config.group)
-    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, STAGE, config.micro_batches)
+    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches)
+    step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)
     batch = prompted_batches(experiment, config, objective.needs_answers)
     if config.evaluate_every:
         train_validated(experiment, name, state, step_fn, batch, Validation(config.steps, config.evaluate_every))
@@ -92,5 +92,5 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
 
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with the objective's learning rate if it has one."""
-    base = experiment.optimizer_config(STAGE, experiment.config.rl.steps)
+    base = experiment.optimizer_config(STAGE, experiment.config.rl.steps * objective.updates_per_step)
     return base if objective.learning_rate is None else dataclasses.replace(base, learning_rate=objective.learning_rate)

@@ -84,14 +84,25 @@ def roll_out(
 
 
 def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
-    """The step's loss.
+    """The loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
     differ), `latent_steps`, and the objective's own.
     """
+    improve = make_improvement(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        trajectories, rewards_BG = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
+        rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
+        return improve(params, (batch, *rolled), key)
+
+    return loss_fn
+
+
+def make_improvement(policy: Policy, objective: Objective) -> LossFn:
+    """The loss of (batch, trajectories, rewards [B, G]): `make_loss` after the rollout."""
+
+    def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
+        batch, trajectories, rewards_BG = rolled
         loss, metrics = objective(policy, params, batch, trajectories, rewards_BG, key)
         prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
         low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)

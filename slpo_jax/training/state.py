@@ -108,11 +108,12 @@ def make_train_step(
     layout: Layout,
     stream: str,
     micro_batches: int = 1,
+    updates: int = 1,
 ):
     """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
 
-    A step whose loss or gradient is not finite changes neither parameters nor the optimizer's state, and is counted in
-    `TrainState.skipped`, which is among the metrics.
+    An update whose loss or gradient is not finite changes neither parameters nor the optimizer's state; its step is
+    counted in `TrainState.skipped`, which is among the metrics.
 
     Args:
         loss_fn: see `LossFn`; differentiated with respect to the trained part of params.
@@ -120,24 +121,39 @@ def make_train_step(
         layout: of the state; the batch's rows are spread over all its devices.
         stream: the stage's name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
+        updates: of the optimizer in one step, on the same batch; metrics are their means.
     """
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
+
+    def update(part, opt_state, frozen, batch, key):
+        grads, sums = gradients(part, frozen, batch, key)
+        # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
+        grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"][1], 1), grads)
+        changes, new_state = optimizer.update(grads, opt_state, part)
+        metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
+        metrics["grad_norm"] = optax.tree.norm(grads)
+        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
+        new, old = (optax.apply_updates(part, changes), new_state), (part, opt_state)
+        part, opt_state = jax.tree.map(lambda x, before: jnp.where(finite, x, before), new, old)
+        part = layout.pinned(part, layout.specs(part))
+        opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
+        return part, opt_state, metrics, finite
+
+    def several(part, opt_state, frozen, batch, key):
+        def one(carry, number):
+            key_of = jax.random.fold_in(key, number)
+            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, batch, key_of)
+            return (part, opt_state), (metrics, finite)
+
+        (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))
+        return part, opt_state, jax.tree.map(lambda x: x.mean(axis=0), metrics), finite.all()
 
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = noise.stream_key(state.key, stream, state.step)
         part = {name: state.params[name] for name in trained}
         frozen = {name: value for name, value in state.params.items() if name not in trained}
-        grads, sums = gradients(part, frozen, batch, key)
-        # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
-        grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"][1], 1), grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, part)
-        metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
-        new, old = (optax.apply_updates(part, updates), opt_state), (part, state.opt_state)
-        part, opt_state = jax.tree.map(lambda x, before: jnp.where(finite, x, before), new, old)
-        part = layout.pinned(part, layout.specs(part))
-        opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
+        take = update if updates == 1 else several
+        part, opt_state, metrics, finite = take(part, state.opt_state, frozen, batch, key)
         skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
         metrics["skipped_steps"], metrics["skipped_in_a_row"] = skipped
         params = {**state.params, **part}

@@ -15,6 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl, validated
 from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.training import halves
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation
@@ -61,7 +62,7 @@ def record():
     # A vector a part is all that these steps need; eager updates of a whole model would take seconds.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        for stage in (imitate, cold_start, rl):
+        for stage in (imitate, cold_start, halves):
             patch.setattr(stage, "make_train_step", _step_without_a_model(record))
         patch.setattr(validated, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):

@@ -8,21 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from scipy import special
-from slow_policy import (
-    as_float64,
-    assert_is_gradient,
-    factors_of,
-    leave_one_out,
-    normal_log_prob,
-    rollouts_of,
-    spoken,
-    stop_log_prob,
-    teacher_forced,
-    think,
-)
-from small_steps import GROUP, PROMPTS, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
-from tiny import EOS, PAD, USUAL, SlowReasoner, compiled, policy_of
+from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_prob, spoken, teacher_forced, think
+from small_steps import GROUP, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
+from tiny import USUAL, SlowReasoner, compiled
 
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay, pass_keys, score
@@ -31,50 +21,6 @@ from slpo_jax.training.objectives import answer_only as answer_only_module
 from slpo_jax.training.objectives import pathwise as pathwise_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
 from slpo_jax.training.rl import roll_out
-
-KEY = jax.random.key(7)
-SIGMA = 0.3
-POLICY = policy_of(ROLLOUT)
-ADDITIVE = policy_of(ROLLOUT, REASONER, "additive", sigma=SIGMA).having(dropout_rate=0.0)
-
-
-# Reference answers that the model is not too unlikely to give.
-ANSWERS = [[42, EOS], [EOS], [42, 42, EOS], [17, EOS]]
-BATCH = prompted_batch().replace(
-    answers=np.array([row + [PAD] * (ROLLOUT.answer_slots - len(row)) for row in ANSWERS], np.int32)
-)
-
-
-class Frozen:
-    """What a policy's rollouts are, and all that a slow loop over them asks for."""
-
-    def __init__(self, policy):
-        rolled = compiled(functools.partial(roll_out, policy), static=("reward", "group"))
-        self.policy, self.params = policy, small_params()
-        self.trajectories, self.rewards = rolled(self.params, BATCH, reward=rigged_reward, group=GROUP, key=KEY)
-        self.rollouts = rollouts_of(BATCH.prompts, self.trajectories)
-        keys = self.trajectories.keys
-        self.factors = factors_of(self.rollouts, keys, keys, policy.config)
-        self.advantages = leave_one_out(self.rewards)
-        assert min(np.sum(self.advantages > 0), np.sum(self.advantages < 0)) >= 2
-        assert len(np.unique(self.trajectories.lengths)) >= 3
-
-    def loss_and_gradient(self, objective):
-        """Of the objective, over the prompts' number."""
-
-        def loss(params):
-            total, metrics = objective(self.policy, params, BATCH, self.trajectories, self.rewards, KEY)
-            return total / len(PROMPTS), metrics
-
-        (value, metrics), gradient = compiled(jax.value_and_grad(loss, has_aux=True))(self.params)
-        return float(value), gradient, {name: float(total / count) for name, (total, count) in metrics.items()}
-
-    def weighted(self, log_probs) -> float:
-        """-1/B sum_x 1/G sum_i A_i l_i."""
-        return -float(self.advantages @ np.asarray(log_probs)) / len(self.advantages)
-
-    def stops(self, params) -> list[float]:
-        return [stop_log_prob(params["gate"], row.latents, ROLLOUT.max_latents) for row in self.rollouts]
 
 
 @pytest.fixture(scope="module")
@@ -328,3 +274,22 @@ def test_exact_on_additive_noise_is_reinforce(additive):
 @pytest.mark.slow
 def test_slpo_on_additive_noise(additive):
     _assert_finite(additive.loss_and_gradient(OBJECTIVES["slpo"](passes=2)))
+
+
+# slpo
+
+
+@pytest.mark.parametrize("scored", [0, 2])
+def test_slpo_scores_the_first_latents(scored):
+    """log N(h_t; mu_t, sigma_t^2 I) of K passes, over t up to the last latent or the last that is scored."""
+    rng, most, lengths = np.random.default_rng(0), ROLLOUT.max_latents, np.array([1, 2, 3, 5])
+    z_KNTD = rng.normal(size=(3, len(lengths), most, REASONER.width)).astype(np.float32)
+    h_NTD = rng.normal(size=z_KNTD.shape[1:]).astype(np.float32)
+    trajectories = types.SimpleNamespace(actions=h_NTD, lengths=lengths)
+    objective = OBJECTIVES["slpo"](scored_latents=scored, epsilon=0.1)
+    found, variance = objective._latent_terms(POLICY, {}, trajectories, z_KNTD)
+    for n, length in enumerate(lengths):
+        steps = range(min(length, scored or most))
+        mu, sigma2 = z_KNTD[:, n].mean(axis=0), z_KNTD[:, n].var(axis=0).mean(axis=-1) + 0.1
+        assert found[n] == pytest.approx(sum(normal_log_prob(h_NTD[n, t], mu[t], sigma2[t]) for t in steps), rel=1e-4)
+        assert variance[n] == pytest.approx(np.mean([sigma2[t] for t in steps]), rel=1e-4)

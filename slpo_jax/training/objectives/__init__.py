@@ -2,6 +2,7 @@
 
 from slpo_jax.training.objectives.answer_only import AnswerOnly
 from slpo_jax.training.objectives.exact import Exact
+from slpo_jax.training.objectives.grpo import Grpo
 from slpo_jax.training.objectives.objective import Objective
 from slpo_jax.training.objectives.pathwise import Pathwise
 from slpo_jax.training.objectives.slpo import Slpo
@@ -10,6 +11,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "slpo": Slpo,
     "answer_only": AnswerOnly,
     "exact": Exact,
+    "grpo": Grpo,
     "pathwise": Pathwise,
 }
 """By name the settings of an objective (`config.objective.NAME`), which are the objective themselves."""

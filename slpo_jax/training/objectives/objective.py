@@ -68,6 +68,15 @@ class Objective(abc.ABC):
         """Whether batches have to bring the reference answers' tokens."""
         return False
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates on the same rollouts; of more than one, `behaviour` is asked for before the first."""
+        return 1
+
+    def behaviour(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
+        """What later updates have to know of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
+        return None
+
     def check(self, key: str, policy: Policy, group: int) -> None:
         """Refuse a policy that the objective can't be used on.
 

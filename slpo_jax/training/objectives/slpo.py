@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.checked import setting
@@ -32,6 +33,7 @@ class Slpo(Objective):
         passes: K.
         answer_passes: the answer's log-likelihood, "mean" over the K passes or one "clean" pass.
         latent_reduction: over D, "sum" as printed in the paper or "mean".
+        scored_latents: so many of the first latents have a likelihood (8 or 16 of 32 soft tokens in the paper); 0: all.
         latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
         epsilon: floor of the variance.
@@ -42,6 +44,7 @@ class Slpo(Objective):
     passes: int = setting(4, least=1)
     answer_passes: Literal["mean", "clean"] = "mean"
     latent_reduction: Literal["sum", "mean"] = "sum"
+    scored_latents: int = setting(0, least=0, note="0 is all")
     latent_weight: float = setting(1.0, least=0)
     answer_weight: float = setting(1.0, least=0)
     detach_variance: bool = False
@@ -92,4 +95,5 @@ class Slpo(Objective):
         def of_one(h_TD, z_KTD, length):
             return latent_log_likelihood(h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance)
 
-        return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, trajectories.lengths)
+        scored_N = jnp.minimum(trajectories.lengths, self.scored_latents or policy.config.max_latents)
+        return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, scored_N)

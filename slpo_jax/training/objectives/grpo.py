@@ -1,0 +1,121 @@
+"""Token-level GRPO (Shao et al., 2024): a clipped ratio for every choice of a rollout, averaged over choices."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from slpo_jax.checked import setting
+from slpo_jax.errors import UserError
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
+from slpo_jax.training.objectives.objective import Objective, at_capacity
+
+
+@struct.dataclass
+class Choices:
+    """What was chosen in N rollouts, C choices at most in each: latents with a likelihood, answer tokens, the stop.
+
+    Attributes:
+        log_probs: float32 [N, C].
+        weights: float32 [N, C], of the choices' losses; 0 where nothing was chosen.
+        made: bool [N, C].
+    """
+
+    log_probs: jax.Array
+    weights: jax.Array
+    made: jax.Array
+
+
+@dataclass(frozen=True)
+class Grpo(Objective):
+    """-min(rho A_i, clip(rho, 1 - clip, 1 + clip) A_i) for every choice, rho = pi / pi of the rollout.
+
+    With one update a step rho is 1, its gradient that of the log-likelihood, and nothing is clipped.
+
+    Attributes:
+        updates: optimizer updates on the same rollouts.
+        clip: how far rho may go from 1; None does not clip.
+        reduction: over choices: "token_mean" of the whole batch (Yu et al., 2025), "sequence_mean" of each rollout's
+            own means (Shao et al., 2024), or "sum" over a rollout's, as the other objectives.
+        latent_weight: factor of the thought's choices, where the thinker has a likelihood; 0 leaves them out.
+    """
+
+    label = "GRPO"
+
+    advantage: Literal["rloo", "grpo", "pkpo"] = "grpo"
+    updates: int = setting(1, least=1)
+    clip: float | None = setting(0.2, above=0, below=1, note="None does not clip")
+    reduction: Literal["token_mean", "sequence_mean", "sum"] = "token_mean"
+    latent_weight: float = setting(1.0, least=0)
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.updates
+
+    def check(self, key, policy, group):
+        super().check(key, policy, group)
+        if policy.config.dropout_rate:
+            raise UserError(
+                f"config.dropout.rate: {policy.config.dropout_rate} makes every pass another policy, and {key} "
+                "compares likelihoods of one; set it to 0, or use another objective (answer_only, slpo, pathwise)"
+            )
+        silent = policy.config.max_latents == 0 or policy.thinker.log_prob is None
+        if policy.config.temperature == 0.0 and silent and not policy.stops_itself:
+            raise UserError(
+                f"{key}.temperature: 0 makes all rollouts of a prompt the same, as nothing else is drawn; give e.g. 1.0"
+            )
+
+    def behaviour(self, policy, params, batch, trajectories):
+        group = trajectories.lengths.shape[0] // batch.index.shape[0]
+        choices = capacities(policy, group)
+
+        def at(capacity):
+            return lambda: self._choices(policy, capacity, params, batch, trajectories).log_probs
+
+        return jax.lax.switch(smallest_capacity(policy, choices, trajectories, group), [at(c) for c in choices])
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        loss, metrics = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
+        return loss, metrics | {"loss": (loss, metrics["loss"][1])}
+
+    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
+        choices = self._choices(policy, capacity, params, batch, trajectories)
+        before_NC = trajectories.behaviour
+        if before_NC is None:
+            before_NC = jax.lax.stop_gradient(choices.log_probs)
+        ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
+        advantages_N1 = self.advantages(rewards_BG).reshape(-1, 1)
+        gains_NC = ratio_NC * advantages_N1
+        if self.clip is not None:
+            clipped_NC = jnp.clip(ratio_NC, 1.0 - self.clip, 1.0 + self.clip) * advantages_N1
+            gains_NC = jnp.minimum(gains_NC, clipped_NC)
+        made_N = choices.made.sum(axis=1)
+        made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
+        losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
+        loss, count = {
+            "token_mean": lambda: (losses_N.sum(), made.astype(jnp.float32)),
+            "sequence_mean": lambda: (jnp.sum(losses_N / jnp.maximum(made_N, 1)), rollouts),
+            "sum": lambda: (losses_N.sum() / rewards_BG.shape[1], prompts),
+        }[self.reduction]()
+        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_N1))
+        return loss, {
+            "loss": (loss, count),
+            "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
+            "clipped": (cut, made),
+        }
+
+    def _choices(self, policy: Policy, capacity: Capacity, params, batch, trajectories) -> Choices:
+        scores = score(policy, params, batch.prompts, trajectories, None, capacity)
+        fed_NT, spoken_NA = used_slots(policy, trajectories)
+        kinds = [(scores.token_log_probs, spoken_NA, 1.0)]
+        if scores.action_log_probs is not None and self.latent_weight:
+            kinds.insert(0, (scores.action_log_probs, fed_NT, self.latent_weight))
+        if (stop := self.stop_term(policy, params, trajectories)) is not None and stop[0]:
+            kinds.append((stop[1][:, None], jnp.ones_like(fed_NT[:, :1]), stop[0]))
+        log_probs, made, weights = zip(*kinds, strict=True)
+        made_NC = jnp.concatenate(made, axis=1)
+        weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
+        return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC)

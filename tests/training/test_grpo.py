@@ -1,0 +1,217 @@
+"""Token-level GRPO against a loop over rollouts and choices, and its step in two halves against one after the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
+from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
+from small_steps import GROUP, ROLLOUT, difference
+from tiny import SlowReasoner, compiled
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.policy import noise
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.training import halves, rl
+from slpo_jax.training.halves import make_rl_step
+from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import init_state
+
+T, A = ROLLOUT.max_latents, ROLLOUT.answer_slots
+GRPO = OBJECTIVES["grpo"]
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Rollouts whose latents have a density."""
+    return Frozen(ADDITIVE)
+
+
+def _choices(frozen, params) -> list[list[tuple[str, int, float]]]:
+    """Of each rollout (kind, place, log-probability) of all that it chose."""
+    reasoner, found = SlowReasoner(params["reasoner"]), []
+    for row, stop in zip(frozen.rollouts, frozen.stops(params), strict=True):
+        means, answer = token_by_token(reasoner, row, row.latents, row.spoken, {})
+        latents = [normal_log_prob(h, mean, SIGMA**2) for h, mean in zip(row.latents, means, strict=True)]
+        found.append([("latent", t, x) for t, x in enumerate(latents)] + [("token", a, x) for a, x in enumerate(answer)]
+                     + [("stop", 0, stop)])  # fmt: skip
+    return found
+
+
+def _group_relative(rewards_BG) -> np.ndarray:
+    rewards_BG = np.asarray(rewards_BG, np.float64)
+    centred = rewards_BG - rewards_BG.mean(axis=1, keepdims=True)
+    return (centred / (rewards_BG.std(axis=1, ddof=1, keepdims=True) + 1e-4)).ravel()
+
+
+REDUCTIONS = ("token_mean", "sequence_mean", "sum")
+WEIGHTS, PLACES = {"latent": 0.3, "token": 1.0, "stop": 0.7}, {"latent": 0, "token": T, "stop": T + A}
+
+
+@pytest.fixture(scope="module")
+def before(frozen) -> np.ndarray:
+    """Log-probabilities of another policy, [N, C], under which some ratios are clipped and some are not."""
+    before_NC, rng = np.zeros((len(frozen.rollouts), T + A + 1), np.float32), np.random.default_rng(0)
+    for row, choices in enumerate(_choices(frozen, as_float64(frozen.params))):
+        for kind, place, log_prob in choices:
+            before_NC[row, PLACES[kind] + place] = log_prob + rng.choice([-0.4, -0.1, 0.1, 0.4])  # clear of the kinks
+    return before_NC
+
+
+@pytest.fixture(scope="module")
+def found(frozen, before):
+    """(mean loss, metrics) and gradient by what is asked, one program for all."""
+    weights = dict(latent_weight=WEIGHTS["latent"], stop_weight=WEIGHTS["stop"])
+    asked = {name: (GRPO(reduction=name, clip=0.2, **weights), before) for name in REDUCTIONS}
+    asked["first"] = (GRPO(reduction="sum", **weights), None)
+    asked["exact"] = (OBJECTIVES["exact"](advantage="grpo", **weights), None)
+
+    def loss(params, objective, behaviour):
+        trajectories = frozen.trajectories.replace(behaviour=behaviour)
+        total, metrics = objective(ADDITIVE, params, BATCH, trajectories, frozen.rewards, KEY)
+        return total / metrics.get("loss", (0, len(BATCH.index)))[1], metrics
+
+    @compiled
+    def every(params):
+        behaviour = GRPO(**weights).behaviour(ADDITIVE, params, BATCH, frozen.trajectories)
+        return behaviour, {name: jax.value_and_grad(loss, has_aux=True)(params, *how) for name, how in asked.items()}
+
+    return every(frozen.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, found, reduction):
+    advantages, cut = _group_relative(frozen.rewards), []
+
+    def value(params):
+        losses = []
+        cut.clear()
+        for row, choices in enumerate(_choices(frozen, params)):
+            losses.append([])
+            for kind, place, log_prob in choices:
+                ratio = np.exp(log_prob - before[row, PLACES[kind] + place])
+                plain, held = ratio * advantages[row], np.clip(ratio, 0.8, 1.2) * advantages[row]
+                cut.append((ratio, held < plain))
+                losses[-1].append(-WEIGHTS[kind] * min(plain, held))
+        if reduction == "token_mean":
+            return np.mean(np.concatenate(losses))
+        return np.mean([(np.mean if reduction == "sequence_mean" else np.sum)(row) for row in losses])
+
+    (loss, metrics), gradient = found[1][reduction]
+    assert loss == pytest.approx(value(as_float64(frozen.params)), rel=1e-3)
+    clipped, made = metrics["clipped"]
+    assert clipped / made == pytest.approx(np.mean([was for _, was in cut]))
+    assert {bool(ratio > 1) for ratio, was in cut if was} == {True, False}
+    if reduction == "token_mean":
+        assert_is_gradient(gradient, value, frozen.params)
+
+
+@pytest.mark.slow
+def test_the_first_update_is_reinforce(frozen, found):
+    """Without other likelihoods rho is 1: `exact`'s gradient, with the same advantages."""
+    (loss, metrics), gradient = found[1]["first"]
+    expected = found[1]["exact"][1]
+    assert difference(gradient, expected) < 2e-5 * max(float(abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    counts = [sum(WEIGHTS[kind] for kind, _, _ in row) for row in _choices(frozen, as_float64(frozen.params))]
+    assert loss == pytest.approx(-_group_relative(frozen.rewards) @ np.array(counts) / len(counts), abs=1e-5)
+    assert metrics["clipped"][0] == 0
+
+
+def test_a_group_of_equal_rewards_says_nothing():
+    assert not np.any(GRPO().advantages(jnp.ones((2, GROUP))))
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_the_policy_that_rolled_out(frozen, found):
+    for row, choices in enumerate(_choices(frozen, as_float64(frozen.params))):
+        for kind, place, log_prob in choices:
+            assert found[0][row, PLACES[kind] + place] == pytest.approx(log_prob, abs=2e-3)
+
+
+# The step in two halves, of rollouts without a model: w is all there is of the parameters.
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy(Objective):
+    """-sum_i r_i (w - w of the rollout - 1)^2 x_i."""
+
+    updates: int = 1
+
+    @property
+    def updates_per_step(self):
+        return self.updates
+
+    def behaviour(self, policy, params, batch, trajectories):
+        return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
+        losses_N = rewards_BG.reshape(-1) * trajectories.lengths * (params["w"] - before_N - 1.0) ** 2
+        return losses_N.sum(), {"width": (params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size))}
+
+
+def _toy_rollout(policy, params, batch, reward, group, key):
+    """Lengths by key and index; rewards by lengths and parameters."""
+    index_N = jnp.repeat(batch.index, group)
+    draw = jax.vmap(lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9))
+    lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.index))).astype(jnp.float32)
+    keys_N = jnp.broadcast_to(key, index_N.shape)
+    rewards_N = jnp.cos(lengths_N + params["w"])
+    return Trajectories({}, lengths_N, index_N[:, None], keys_N), rewards_N.reshape(-1, group)
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (1, 2), (2, 2)])
+def test_two_updates_on_one_rollout(monkeypatch, devices, micro_batches):
+    for module in (halves, rl):
+        monkeypatch.setattr(module, "roll_out", _toy_rollout)
+    layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
+    batch = shard_rows(PromptedBatch({}, {}, np.arange(8, dtype=np.int32)), layout.mesh)
+
+    def steps(updates, count):
+        how = (None, GROUP, optimizer, ("w",), layout, "rl", micro_batches)
+        step, rows = make_rl_step(None, Toy(updates=updates), *how), []
+        state = init_state({"w": jnp.float32(0.3)}, ("w",), optimizer, jax.random.key(5), layout)
+        for _ in range(count):
+            state, row = step(state, batch)
+            rows.append({name: float(value) for name, value in row.items()})
+        return state, rows
+
+    def expected(w, step, updates):
+        key = noise.stream_key(jax.random.key(5), "rl", step)
+        trajectories, rewards = _toy_rollout(None, {"w": w}, batch, None, GROUP, key)
+        size, before = float(np.sum(np.asarray(rewards).ravel() * np.asarray(trajectories.lengths))), w
+        widths = []
+        for _ in range(updates):
+            widths.append(w)
+            w = w - 0.01 * 2 * size * (w - (before if updates > 1 else 0.0) - 1) / 8
+        return w, np.mean(widths), float(np.mean(rewards))
+
+    for updates in (1, 3):
+        state, rows = steps(updates, 2)
+        w = 0.3
+        for number, row in enumerate(rows):
+            w, width, reward = expected(w, number, updates)
+            assert row["width"] == pytest.approx(width, rel=1e-5)
+            assert row["reward"] == pytest.approx(reward, rel=1e-5)
+        assert float(state.params["w"]) == pytest.approx(w, rel=1e-5)
+        assert int(state.step) == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (POLICY, r"config.dropout.rate: 0.1 makes every pass another policy"),
+        (POLICY.having(dropout_rate=0.0, temperature=0.0, stopping="length"), r"KEY.temperature: 0 makes all rollouts"),
+    ],
+)
+def test_policies_that_it_can_t_be_used_on(policy, message):
+    with pytest.raises(UserError, match=message):
+        GRPO().check("KEY", policy, GROUP)
+    GRPO().check("KEY", ADDITIVE.having(temperature=0.0), GROUP)
