@@ -1,27 +1,40 @@
 """Soft tokens in minutes: a tiny Llama that learns to write its steps, and goes on with one of the methods below.
 
 `--config=configs/soft_quickstart.py:METHOD` trains it from nothing on written solutions, and then with METHOD, eight
-soft tokens before the words (`grpo`: words alone). Every method has the same start, batches and advantages.
+soft tokens before the words (`grpo`: words alone; `cot`: no reinforcement learning). Every method has the same start,
+batches and rollouts; with `METHOD,tune` it is trained at every rate of `RATES` and evaluated on the validation problems
+alone: `CHOSEN` comes from there (`launch/reproduce.py soft_rates`, then `launch/rates.py soft_rates`).
 """
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
+from slpo_jax.run.presets import objective_variant
 
 SOFT_TOKENS = 8
+RATES = (3e-5, 1e-4, 3e-4)
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
-    "grpo": ("soft", {}, 0.0, "answer_only", {"answer_pass": "clean"}),
+    "cot": ("soft", {}, 0.0, "", {}),
+    "grpo": ("soft", {}, 0.0, "grpo", {}),
     "soft_tokens": ("noisy_soft", {}, 0.0, "exact", {}),
-    "lepo": ("gumbel", {}, 0.0, "exact", {}),
-    "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "latent_reduction": "mean"}),
+    "lepo": ("gumbel", {}, 0.0, "grpo", {}),
+    "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
 }
+CHOSEN: dict[str, float] = {}
+
+
+def variant(method: str, rate: float) -> str:
+    """What a method's objective is called at a rate that is tried."""
+    return f"{method}_{rate:.0e}"
 
 
 def get_config(method: str = "lepo"):
-    if method not in METHODS:
-        raise UserError(f"configs/soft_quickstart.py:{method}: no such method; give one of {', '.join(METHODS)}")
-    thinker, of_thinker, dropout, objective, of_objective = METHODS[method]
+    method, _, tune = method.partition(",")
+    if method not in METHODS or tune not in ("", "tune"):
+        known = ", ".join(METHODS)
+        raise UserError(f"configs/soft_quickstart.py:{method}: no such method; give one of {known}, or METHOD,tune")
+    thinker, of_thinker, dropout, kind, of_objective = METHODS[method]
     config = default_config()
     config.reasoner = "text_llama"
     config.tokenizer = "synthetic:30"
@@ -37,17 +50,23 @@ def get_config(method: str = "lepo"):
     config.thinker[thinker].update(of_thinker)
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
-    config.data.eval.same = "synthetic:test"
-    config.data.eval.large = "synthetic:large"
-    config.data.eval.template = "synthetic:template"
+    if tune:
+        config.data.eval.valid = "synthetic:valid"
+    else:
+        config.data.eval.same = "synthetic:test"
+        config.data.eval.large = "synthetic:large"
+        config.data.eval.template = "synthetic:template"
 
-    config.imitate.update(batch_size=64, c_thought=0, max_latent_stage=0, cot_steps=4000, final_steps=0, dropout=0.1)
+    config.imitate.update(batch_size=64, c_thought=0, max_latent_stage=0, cot_steps=1500, final_steps=0, dropout=0.1)
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
-    config.stages = ("imitate", "rl", "evaluate")
+    config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=200, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
-    config.rl.objectives = (objective,)
-    config.objective[objective].update(of_objective)
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
+    if kind:
+        for name, rate in rates.items():
+            objective_variant(config, name, kind, learning_rate=rate, **of_objective)
+        config.rl.objectives = tuple(rates)
     config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=100, temperature=1.0)
     config.log_every = 20
     config.checkpoint_every = 500

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grid import Grid, Run
+from soft import SOFT_GRIDS
 from twelve import STUDIES, TWELVE_GRIDS
 
 __all__ = ["GRIDS", "STUDIES"]
@@ -54,4 +55,5 @@ GRIDS = {
         ),
     ),
     **TWELVE_GRIDS,
+    **SOFT_GRIDS,
 }

@@ -1,51 +1,81 @@
-"""`python launch/rates.py [--workdir=runs/twelve_rates]`: the learning rates for `CHOSEN` in configs/twelve.py.
+"""`python launch/rates.py [NAME] [--workdir=runs/NAME]`: the learning rates for `CHOSEN` of a config file.
 
-Of each reasoner and objective that `launch/reproduce.py twelve_rates` has compared, the rate with the best mean of Acc,
-Pass@1, Pass@8 and Pass@16 on the validation problems; of equal ones the lower. Before that a table of that mean at each
-rate, minus the cold gate's.
+NAME is `twelve_rates` (configs/twelve.py) or `soft_rates` (configs/soft_quickstart.py), which `launch/reproduce.py NAME`
+has compared. Of each run and objective the rate with the best mean, on the validation problems, of the metrics below;
+of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
 """
 
 import argparse
 import pprint
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grids import GRIDS
+from soft import SOFT
 from twelve import TWELVE
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 
-METRICS = ("acc", "pass@1", "pass@8", "pass@16")
-BASELINE = "cold_start"
 Gains = Mapping[str, Mapping[str, Mapping[float, float]]]
 
 
-def gains(found: Mapping[str, Any]) -> Gains:
-    """Reasoner -> objective -> rate -> mean of the four metrics, a share, minus the cold gate's.
+@dataclass(frozen=True)
+class Tried:
+    """What a grid has tried.
+
+    Attributes:
+        names: of objectives, or methods.
+        rates: that each was trained at.
+        variant: (name, rate) -> its row.
+        metrics: whose mean decides.
+        baseline: the row that it is shown beside.
+    """
+
+    names: Sequence[str]
+    rates: Sequence[float]
+    variant: Callable[[str, float], str]
+    metrics: Sequence[str]
+    baseline: str
+
+
+TRIED = {
+    "twelve_rates": Tried(
+        tuple(TWELVE["COMPARED"]), TWELVE["RATES"], TWELVE["variant"], ("acc", "pass@1", "pass@8", "pass@16"),
+        "cold_start",
+    ),
+    "soft_rates": Tried(tuple(SOFT["METHODS"]), SOFT["RATES"], SOFT["variant"], ("pass@1", "pass@32"), "imitate"),
+}  # fmt: skip
+
+
+def gains(name: str, found: Mapping[str, Any]) -> Gains:
+    """Run -> objective -> rate -> mean of the metrics, a share, minus the baseline's.
 
     Args:
+        name: in `TRIED`.
         found: what `comparison.compare` gives.
     Raises:
         UserError: an objective was tried at some of the rates alone.
     """
-    tried: dict[str, dict[str, dict[float, float]]] = {}
-    for run in GRIDS["twelve_rates"].runs:
-        for name in TWELVE["COMPARED"]:
-            lines = {rate: f"{run.label}, {TWELVE['variant'](name, rate)}" for rate in sorted(TWELVE["RATES"])}
-            each = {rate: _gain(found[line]) for rate, line in lines.items() if line in found}
+    tried, best_of = TRIED[name], dict[str, dict[str, dict[float, float]]]()
+    for run in GRIDS[name].runs:
+        for objective in tried.names:
+            lines = {rate: f"{run.label}, {tried.variant(objective, rate)}" for rate in sorted(tried.rates)}
+            each = {rate: _gain(tried, found[line]) for rate, line in lines.items() if line in found}
             if each and len(each) < len(lines):
                 missing = next(line for line in lines.values() if line not in found)
-                raise UserError(f"twelve_rates.json: lacks {missing}; run launch/reproduce.py twelve_rates again")
+                raise UserError(f"{name}.json: lacks {missing}; run launch/reproduce.py {name} again")
             if each:
-                tried.setdefault(run.label, {})[name] = each
-    return tried
+                best_of.setdefault(run.label, {})[objective] = each
+    return best_of
 
 
-def _gain(line: Mapping[str, Any]) -> float:
-    mean = sum(line["differences"][BASELINE][metric]["value"] for metric in METRICS) / len(METRICS)
+def _gain(tried: Tried, line: Mapping[str, Any]) -> float:
+    differences = line["differences"][tried.baseline]
+    mean = sum(differences[metric]["value"] for metric in tried.metrics) / len(tried.metrics)
     return round(mean, 9)  # equal means stay so in any order of their sums
 
 
@@ -54,36 +84,39 @@ def best(each: Mapping[float, float]) -> float:
     return min(each, key=lambda rate: (-each[rate], rate))
 
 
-def choose(tried: Gains) -> dict[str, dict[str, float]]:
-    """Reasoner -> objective -> rate."""
-    return {run: {name: best(each) for name, each in objectives.items()} for run, objectives in tried.items()}
+def choose(found: Gains) -> dict[str, dict[str, float]]:
+    """Run -> objective -> rate."""
+    return {run: {name: best(each) for name, each in objectives.items()} for run, objectives in found.items()}
 
 
-def markdown(tried: Gains) -> str:
-    """A table a reasoner, in percentage points, the best rate's in bold."""
-    lines = [f"Mean of {', '.join(METRICS)}, minus {BASELINE}'s, in points:"]
-    for run, objectives in tried.items():
-        rates = sorted(TWELVE["RATES"])
+def markdown(name: str, found: Gains) -> str:
+    """A table a run, in percentage points, the best rate's in bold."""
+    tried = TRIED[name]
+    lines = [f"Mean of {', '.join(tried.metrics)}, minus {tried.baseline}'s, in points:"]
+    for run, objectives in found.items():
+        rates = sorted(tried.rates)
         lines += ["", f"| {run} | " + " | ".join(f"{rate:.0e}" for rate in rates) + " |"]
         lines += ["| --- | " + " | ".join(["---:"] * len(rates)) + " |"]
-        for name, each in objectives.items():
+        for objective, each in objectives.items():
             cells = [f"**{100 * x:+.1f}**" if rate == best(each) else f"{100 * x:+.1f}" for rate, x in each.items()]
-            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+            lines.append(f"| `{objective}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """The command; its exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2], allow_abbrev=False)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/twelve_rates"), help="default: runs/twelve_rates")
-    path = parser.parse_args().workdir / "twelve_rates.json"
+    parser.add_argument("name", nargs="?", choices=sorted(TRIED), default="twelve_rates", help="of the grid")
+    parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
+    flags = parser.parse_args()
+    path = (flags.workdir or Path("runs") / flags.name) / f"{flags.name}.json"
     try:
-        tried = gains(read_json(path, "run launch/reproduce.py twelve_rates first"))
+        found = gains(flags.name, read_json(path, f"run launch/reproduce.py {flags.name} first"))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(markdown(tried))
-    pprint.pprint(choose(tried), width=120)
+    print(markdown(flags.name, found))
+    pprint.pprint(choose(found), width=120)
     return 0
 
 

@@ -11,6 +11,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.score import used_slots
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
@@ -87,7 +88,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     """The loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
-    differ), `latent_steps`, and the objective's own.
+    differ), `latent_steps`, `answer_tokens`, and the objective's own.
     """
     improve = make_improvement(policy, objective)
 
@@ -112,6 +113,7 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
             "solved": (high_B.sum(), prompts),
             "mixed": ((high_B > low_B).sum(), prompts),
             "latent_steps": (trajectories.lengths.sum(), rollouts),
+            "answer_tokens": (used_slots(policy, trajectories)[1].sum(), rollouts),
         } | metrics
 
     return loss_fn

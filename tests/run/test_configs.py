@@ -165,5 +165,11 @@ def test_methods_of_soft_tokens_start_alike():
         assert config.imitate == configs["lepo"].imitate
         assert config.rl.optimizer == configs["lepo"].rl.optimizer
         assert config.max_latents == (0 if name == "grpo" else module.SOFT_TOKENS)
-    with pytest.raises(UserError, match="no such method; give one of grpo, "):
+        assert config.rl.objectives == (name,) or name == "cot" and "rl" not in config.stages
+        tuned = module.get_config(f"{name},tune")
+        check(tuned)
+        assert set(tuned.data.eval) == {"valid"}
+        if name != "cot":
+            assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
+    with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):
         module.get_config("luck")

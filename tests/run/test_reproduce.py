@@ -301,11 +301,11 @@ def test_rates_are_the_best_by_the_mean_of_four_figures():
     tried = {1e-5: (0.04, 0.05), 3e-5: (0.06, 0.04), 1e-4: (0.05, 0.05)}  # the last two are equal
     found = {f"codi_gpt2, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
     assert set(TWELVE["RATES"]) == set(tried)
-    gains = rates.gains(found)
+    gains = rates.gains("twelve_rates", found)
     assert rates.choose(gains) == {"codi_gpt2": {"pass_at_k": 3e-5}}
-    head, _, row = rates.markdown(gains).splitlines()[2:]
+    head, _, row = rates.markdown("twelve_rates", gains).splitlines()[2:]
     assert head == "| codi_gpt2 | 1e-05 | 3e-05 | 1e-04 |"
     assert row == "| `pass_at_k` | +2.0 | **+2.2** | +2.2 |"
     found.popitem()
     with pytest.raises(UserError, match=r"lacks codi_gpt2, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
-        rates.gains(found)
+        rates.gains("twelve_rates", found)

@@ -140,7 +140,7 @@ def test_what_is_kept_of_the_policy_that_rolled_out(frozen, found):
 
 @dataclasses.dataclass(frozen=True)
 class Toy(Objective):
-    """-sum_i r_i (w - w of the rollout - 1)^2 x_i."""
+    """-sum_i r_i (w - w of the rollout - 1)^2 x_i, times a number that the key draws."""
 
     updates: int = 1
 
@@ -154,6 +154,7 @@ class Toy(Objective):
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
         losses_N = rewards_BG.reshape(-1) * trajectories.lengths * (params["w"] - before_N - 1.0) ** 2
+        losses_N *= jax.random.uniform(key)
         return losses_N.sum(), {"width": (params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size))}
 
 
@@ -188,9 +189,10 @@ def test_two_updates_on_one_rollout(monkeypatch, devices, micro_batches):
         trajectories, rewards = _toy_rollout(None, {"w": w}, batch, None, GROUP, key)
         size, before = float(np.sum(np.asarray(rewards).ravel() * np.asarray(trajectories.lengths))), w
         widths = []
-        for _ in range(updates):
+        for number in range(updates):
             widths.append(w)
-            w = w - 0.01 * 2 * size * (w - (before if updates > 1 else 0.0) - 1) / 8
+            drawn = float(jax.random.uniform(jax.random.fold_in(key, number) if updates > 1 else key))
+            w = w - 0.01 * 2 * drawn * size * (w - (before if updates > 1 else 0.0) - 1) / 8
         return w, np.mean(widths), float(np.mean(rewards))
 
     for updates in (1, 3):
