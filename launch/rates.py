@@ -1,8 +1,8 @@
 """`python launch/rates.py [NAME] [--workdir=runs/NAME]`: the learning rates for `CHOSEN` of a config file.
 
-NAME is `twelve_rates` (configs/twelve.py) or `soft_rates` (configs/soft_quickstart.py), which `launch/reproduce.py NAME`
-has compared. Of each run and objective the rate with the best mean, on the validation problems, of the metrics below;
-of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
+NAME is `twelve_rates` (configs/twelve.py) or `soft_rates` (configs/soft_quickstart.py), which the command
+`launch/reproduce.py NAME` has compared. Of each run and objective the rate with the best mean of some metrics on the
+validation problems; of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
 """
 
 import argparse

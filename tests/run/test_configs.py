@@ -165,7 +165,7 @@ def test_methods_of_soft_tokens_start_alike():
         assert config.imitate == configs["lepo"].imitate
         assert config.rl.optimizer == configs["lepo"].rl.optimizer
         assert config.max_latents == (0 if name == "grpo" else module.SOFT_TOKENS)
-        assert config.rl.objectives == (name,) or name == "cot" and "rl" not in config.stages
+        assert config.rl.objectives == (name,) or (name == "cot" and "rl" not in config.stages)
         tuned = module.get_config(f"{name},tune")
         check(tuned)
         assert set(tuned.data.eval) == {"valid"}
