@@ -1,13 +1,16 @@
 """A step of the stage `rl` in two halves: roll out; then improve, several times where the objective can.
 
-What stands between them is made once, whatever many updates follow: rewards, and what the objective has to know of the
-policy that rolled out. Both halves draw as the one step of `rl.make_loss` does.
+What stands between them is made once, whatever many updates follow: what the objective has to know of the policy that
+rolled out, and rewards, which may come from the host. Both halves draw as the one step of `rl.make_loss` does.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
+import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy import noise
@@ -17,6 +20,9 @@ from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out
 from slpo_jax.training.sharding import Layout, gathered
 from slpo_jax.training.state import TrainState, make_train_step
+
+HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(tokens int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
 
 
 def make_rl_step(
@@ -29,31 +35,44 @@ def make_rl_step(
     layout: Layout,
     stream: str,
     micro_batches: int = 1,
+    host_reward: HostRewardFn | None = None,
 ):
     """`(state, batch) -> (state, metrics)`: one program where it can be one.
 
     Args:
         group: G.
         optimizer, trained, layout, stream, micro_batches: see `make_train_step`.
+        host_reward: instead of `reward`; each process asks for its own rows.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
-    if objective.updates_per_step == 1:
+    if objective.updates_per_step == 1 and host_reward is None:
         return make_train_step(make_loss(policy, objective, reward, group), *how)
-    roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
+    on_device = reward if host_reward is None else None
+    roll = make_rollout(policy, objective, on_device, group, layout, stream, micro_batches)
     improve = make_train_step(make_improvement(policy, objective), *how, updates=objective.updates_per_step)
 
     def step(state: TrainState, batch):
-        return improve(state, roll(state, batch))
+        batch, trajectories, rewards_BG = roll(state, batch)
+        if host_reward is not None:
+            rewards_BG = rewards_from_host(host_reward, trajectories.tokens, batch.index, layout)
+        return improve(state, (batch, trajectories, rewards_BG))
 
     return step
 
 
 def make_rollout(
-    policy: Policy, objective: Objective, reward: RewardFn, group: int, layout: Layout, stream: str, micro_batches: int
+    policy: Policy,
+    objective: Objective,
+    reward: RewardFn | None,
+    group: int,
+    layout: Layout,
+    stream: str,
+    micro_batches: int,
 ):
-    """The first half, jitted: (state, batch) -> (batch, trajectories, rewards [B, G]), of B*G rows.
+    """The first half, jitted: (state, batch) -> (batch, trajectories, rewards [B, G] or None), of B*G rows.
 
     Args:
+        reward: None leaves them to the host.
         group: G.
         layout, stream, micro_batches: see `make_train_step`.
     """
@@ -81,3 +100,15 @@ def make_rollout(
         return batch, *everywhere(state.params, batch, key)
 
     return jax.jit(rolled)
+
+
+def rewards_from_host(host_reward: HostRewardFn, tokens_NA: jax.Array, index_B: jax.Array, layout: Layout) -> jax.Array:
+    """float32 [B, G] where the rows are: each process verifies what its own devices have rolled out."""
+    own = {shard.device: jax.device_get(shard.data) for shard in index_B.addressable_shards}
+    parts = []
+    for shard in tokens_NA.addressable_shards:
+        index, tokens = own[shard.device], jax.device_get(shard.data)
+        rewards = host_reward(tokens, np.repeat(index, len(tokens) // len(index)))
+        parts.append(jax.device_put(rewards.reshape(len(index), -1).astype(np.float32), shard.device))
+    shape = (len(index_B), len(tokens_NA) // len(index_B))
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(layout.mesh, ROWS), parts)

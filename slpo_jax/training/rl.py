@@ -63,13 +63,14 @@ class RlConfig:
 
 
 def roll_out(
-    policy: Policy, params, batch: PromptedBatch, reward: RewardFn, group: int, key: jax.Array
-) -> tuple[Trajectories, jax.Array]:
+    policy: Policy, params, batch: PromptedBatch, reward: RewardFn | None, group: int, key: jax.Array
+) -> tuple[Trajectories, jax.Array | None]:
     """Roll out G trajectories a prompt and verify their answers.
 
     The B*G rollouts are one batch, not a vmap over G, so that one loop ends when the last of them has ended.
 
     Args:
+        reward: None leaves them unverified.
         group: G.
         key: the step's key.
     Returns:
@@ -80,6 +81,8 @@ def roll_out(
     keys_N = noise.row_keys(jax.random.fold_in(key, 0), index_N, rollout_N)
     rule = {"sample": None, "threshold": 0.5, "length": policy.config.max_latents}[policy.config.stopping]
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
+    if reward is None:
+        return trajectories, None
     rewards_N = reward(trajectories.tokens, references).astype(jnp.float32)
     return trajectories, rewards_N.reshape(-1, group)
 

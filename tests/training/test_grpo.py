@@ -1,4 +1,4 @@
-"""Token-level GRPO against a loop over rollouts and choices, and its step in two halves against one after the other."""
+"""Token-level GRPO against a loop over rollouts and choices; steps in two halves, with updates and rewards between."""
 
 import dataclasses
 
@@ -159,25 +159,32 @@ class Toy(Objective):
 
 
 def _toy_rollout(policy, params, batch, reward, group, key):
-    """Lengths by key and index; rewards by lengths and parameters."""
+    """Lengths by key and index, which are in the tokens."""
     index_N = jnp.repeat(batch.index, group)
     draw = jax.vmap(lambda index: jax.random.randint(jax.random.fold_in(key, index), (), 1, 9))
     lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.index))).astype(jnp.float32)
     keys_N = jnp.broadcast_to(key, index_N.shape)
-    rewards_N = jnp.cos(lengths_N + params["w"])
-    return Trajectories({}, lengths_N, index_N[:, None], keys_N), rewards_N.reshape(-1, group)
+    tokens_N1 = (lengths_N.astype(jnp.int32) + 100 * index_N)[:, None]
+    trajectories = Trajectories({}, lengths_N, tokens_N1, keys_N)
+    return trajectories, None if reward is None else reward(tokens_N1, index_N).reshape(-1, group)
 
 
-@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (1, 2), (2, 2)])
-def test_two_updates_on_one_rollout(monkeypatch, devices, micro_batches):
+def _toy_reward(tokens_N1, index_N):
+    """By length; the index, which the tokens have too, has to be that of their row."""
+    return (tokens_N1[:, 0] - 100 * index_N) / 8.0
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 2)])
+def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     for module in (halves, rl):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)
     layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
     batch = shard_rows(PromptedBatch({}, {}, np.arange(8, dtype=np.int32)), layout.mesh)
 
-    def steps(updates, count):
-        how = (None, GROUP, optimizer, ("w",), layout, "rl", micro_batches)
-        step, rows = make_rl_step(None, Toy(updates=updates), *how), []
+    def steps(updates, count, host_reward):
+        reward = None if host_reward else _toy_reward
+        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward)
+        step, rows = make_rl_step(POLICY, Toy(updates=updates), *how), []
         state = init_state({"w": jnp.float32(0.3)}, ("w",), optimizer, jax.random.key(5), layout)
         for _ in range(count):
             state, row = step(state, batch)
@@ -186,7 +193,7 @@ def test_two_updates_on_one_rollout(monkeypatch, devices, micro_batches):
 
     def expected(w, step, updates):
         key = noise.stream_key(jax.random.key(5), "rl", step)
-        trajectories, rewards = _toy_rollout(None, {"w": w}, batch, None, GROUP, key)
+        trajectories, rewards = _toy_rollout(None, {"w": w}, batch, _toy_reward, GROUP, key)
         size, before = float(np.sum(np.asarray(rewards).ravel() * np.asarray(trajectories.lengths))), w
         widths = []
         for number in range(updates):
@@ -195,8 +202,8 @@ def test_two_updates_on_one_rollout(monkeypatch, devices, micro_batches):
             w = w - 0.01 * 2 * drawn * size * (w - (before if updates > 1 else 0.0) - 1) / 8
         return w, np.mean(widths), float(np.mean(rewards))
 
-    for updates in (1, 3):
-        state, rows = steps(updates, 2)
+    for updates, host_reward in ((1, _toy_reward), (3, None), (3, _toy_reward)):
+        state, rows = steps(updates, 2, host_reward)
         w = 0.3
         for number, row in enumerate(rows):
             w, width, reward = expected(w, number, updates)
