@@ -10,6 +10,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
     config.imitate             training/imitate.py       ImitateConfig
+    config.imitate.icot        training/imitate.py       IcotConfig
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
     config.rl                  training/rl.py            RlConfig
@@ -189,6 +190,10 @@ def check(config: ConfigDict) -> None:
     need(
         "imitate" not in settings.stages or own <= settings.max_latents,
         f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",
+    )
+    need(
+        "imitate" not in settings.stages or settings.imitate.recipe != "icot" or settings.max_latents == 0,
+        f"max_latents: {settings.max_latents}, but iCoT (imitate.recipe) trains without latents; set it to 0",
     )
     need(
         settings.gate.enabled or "cold_start" not in settings.stages,

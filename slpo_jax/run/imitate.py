@@ -16,9 +16,10 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.imitate import Imitation, Phase, of_adapter
+from slpo_jax.training.icot import internalization
+from slpo_jax.training.imitate import Imitation, Phase
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
+from slpo_jax.training.state import LossFn, TrainState, init_optimizer, init_state, make_train_step
 
 
 def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> EncodedProblems:
@@ -56,7 +57,11 @@ def planned(experiment: Experiment) -> tuple[Imitation, list[Phase], list[Optimi
         UserError: there are no steps, or a phase has fewer than its warm-up.
     """
     config = experiment.config.imitate
-    imitation = experiment.origin.recipe.imitation(config)
+    imitation: Imitation
+    if config.recipe == "icot":
+        imitation = internalization(config, experiment.train)
+    else:
+        imitation = experiment.origin.recipe.imitation(config)
     plan = imitation.phases(
         config.cot_steps,
         config.stage_steps,
@@ -70,28 +75,28 @@ def planned(experiment: Experiment) -> tuple[Imitation, list[Phase], list[Optimi
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
     # A constant schedule that is not begun anew goes through all phases.
     whole = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
-    steps = [whole or phase.end - phase.start for phase in plan]
+    steps = [whole or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
     return imitation, plan, [experiment.optimizer_config("imitate", count) for count in steps]
 
 
 def run_imitate(experiment: Experiment) -> None:
-    """CoT-SFT and the COCONUT curriculum, or CODI's distillation; then, if asked for, the control's further steps."""
+    """The recipe of `config.imitate`; then, if asked for, the control's further steps."""
     config = experiment.config.imitate
     check_batch(experiment, "imitate")
-    _, plan, _ = planned(experiment)
     claim(experiment, "imitate")
     if not experiment.workdir.stage("imitate").is_finished:
-        _imitate(experiment, "imitate", plan[-1].end)
+        _imitate(experiment, "imitate")
     if not config.control:
         return
     claim(experiment, "imitate_control")
     if not experiment.workdir.stage("imitate_control").is_finished:
-        _imitate(experiment, "imitate_control", plan[-1].end + experiment.config.rl.steps)
+        _imitate(experiment, "imitate_control", experiment.config.rl.steps)
 
 
-def _imitate(experiment: Experiment, stage: str, until: int) -> None:
-    """Run the phases up to step `until`; the last goes on beyond its end for the control."""
+def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
+    """Run the phases; the last goes on for some further steps for the control."""
     imitation, plan, optimizer_configs = planned(experiment)
+    until = plan[-1].end + further
     problems = imitated(experiment, imitation, plan)
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
@@ -109,13 +114,10 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
     for phase, optimizer in zip(plan, optimizers, strict=True):
         if int(state.step) >= phase.end:
             continue
-        if int(state.step) == phase.start and config.reset_optimizer:
-            fresh = init_optimizer(optimizer, {name: state.params[name] for name in trained}, experiment.layout)
-            state = dataclasses.replace(state, opt_state=fresh)
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
         loss_fn = imitation.make_loss(policy)
         if rank:
-            loss_fn = of_adapter(loss_fn, config.lora.alpha / rank)
+            loss_fn = _of_adapter(loss_fn, config.lora.alpha / rank)
         step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, "imitate", config.micro_batches)
         slots = imitation.suffix_slots(problems, phase, config.suffix_slots)
 
@@ -123,7 +125,11 @@ def _imitate(experiment: Experiment, stage: str, until: int) -> None:
             made = imitation.make_batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
             return shard_rows(made, experiment.mesh)
 
-        state = run.advance(state, step_fn, batch, phase.end)
+        for start, end in phase.stretches:
+            if int(state.step) == start and config.reset_optimizer:
+                fresh = init_optimizer(optimizer, {name: state.params[name] for name in trained}, experiment.layout)
+                state = dataclasses.replace(state, opt_state=fresh)
+            state = run.advance(state, step_fn, batch, end)
     if rank:
         run.finish(state)
         _save_merged(experiment, state, config.lora.alpha / rank)
@@ -142,3 +148,17 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
     note_finished(experiment, "imitate", state)
     if hosts.is_first():
         shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)
+
+
+def _of_adapter(loss_fn: LossFn, scale: float) -> LossFn:
+    """The loss of the reasoner with what is trained of it, params["adapter"] (see `lora.adapt`), merged in.
+
+    Args:
+        scale: alpha / rank.
+    """
+
+    def adapter_loss(params, batch, key):
+        reasoner = lora.adapted(params["reasoner"], params["adapter"], scale)
+        return loss_fn({"reasoner": reasoner, "gate": params["gate"]}, batch, key)
+
+    return adapter_loss

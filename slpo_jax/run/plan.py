@@ -62,7 +62,8 @@ def check_stages(experiment: Experiment) -> None:
         if stage == "cold_start":
             experiment.optimizer_config(stage, config.cold_start.steps)
         else:
-            planned(experiment)
+            if stage in stages_to_train(config, experiment.workdir):
+                planned(experiment)
             if config.imitate.control:
                 claim(experiment, "imitate_control", write=False)
     _open_data(experiment)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from slpo_jax.config import own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
@@ -35,7 +37,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     found = []
     if "imitate" in stages:
         imitated = {"stage": "imitate", "fixed": True}
-        found.append(Row("imitate", "imitation, own length", 0, rules=(own,), **imitated))  # type: ignore[arg-type]
+        found.append(Row("imitate", _imitation(config), 0, rules=(own,), **imitated))  # type: ignore[arg-type]
         if total:  # without a thought the two would be one
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)
@@ -71,6 +73,18 @@ def _objectives(experiment: Experiment, planned: bool) -> list[str]:
     if planned and "rl" in config.stages:
         found.update(named)
     return [name for name in named if name in found] + sorted(found.difference(named))
+
+
+def _imitation(config: ConfigDict) -> str:
+    """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
+    if own_latents(config):
+        return "imitation, own length"
+    if config.imitate.recipe == "icot":
+        return "iCoT"
+    if config.imitate.final_steps:
+        return "no thought"
+    dropped = config.imitate.stage_steps * config.imitate.max_latent_stage
+    return "imitation, last steps written" if dropped else "CoT-SFT"
 
 
 def _short(init: str) -> str:

@@ -72,13 +72,15 @@ class EncodedProblems:
         indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
         return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
 
-    def suffix(self, index: int, first_step: int | None = 0) -> Ids:
+    def suffix(self, index: int, first_step: int | None = 0, first_token: int = 0) -> Ids:
         """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
 
-        Without an end marker the prompt's last token is the first: what the suffix comes out of.
+        Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
+        token is the first: what the suffix comes out of.
         """
         steps = [] if first_step is None else self.steps[index][first_step:]
-        suffix = self.template.join_suffix(steps, self.answers[index])
+        written = [token for step in steps for token in step][first_token:]
+        suffix = self.template.join_suffix([written], self.answers[index])
         return suffix if self.template.end_id is not None else [self.prompts[index][-1], *suffix]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":

@@ -1,7 +1,8 @@
 """Imitation: CoT-SFT, then the COCONUT curriculum, in which latents replace written steps (Hao et al., 2024).
 
 Stage 0 writes every step out. Stage s feeds s * c_thought latents in place of the first s steps. In the last stage all
-steps are gone. With c_thought = 0 nothing replaces the steps: iCoT's no-thought setting.
+steps are gone. With c_thought = 0 nothing replaces the steps, their ablation without thought. The other recipe,
+`training.icot`, drops tokens instead of steps.
 """
 
 import dataclasses
@@ -13,7 +14,6 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.checked import FieldError, check_fields, setting
-from slpo_jax.models import lora
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
@@ -27,32 +27,54 @@ from slpo_jax.training.state import LossFn
 
 
 @dataclasses.dataclass(frozen=True)
+class IcotConfig:
+    """The section `config.imitate.icot`: how fast the steps' tokens are dropped, see `icot.Internalization`.
+
+    Attributes:
+        tokens_per_epoch: how often, in an epoch, s rises by one: the tokens that are dropped of every problem.
+        all_from: from this s on all are dropped, however many there are.
+        offset_decay: lambda of P(o) ~ exp(-lambda o), o the further tokens that are dropped of one problem.
+    """
+
+    tokens_per_epoch: int = setting(8, least=1)
+    all_from: int = setting(39, least=1)
+    offset_decay: float = setting(4.0, above=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class ImitateConfig:
     """The section `config.imitate`.
 
     Attributes:
+        recipe: "steps", the reasoner's own: COCONUT's curriculum or CODI's distillation; or "icot", which trains any
+            reasoner without latents.
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         max_tokens: leaves out problems whose question, steps and answer are longer; 0 keeps all.
-        c_thought: latents that replace one step; 0 is iCoT's no-thought setting.
+        c_thought: latents that replace one step; with 0, steps are dropped and nothing replaces them.
         max_latent_stage: the last stage in which steps are replaced one by one. CODI has no stages, but as many latents
             as COCONUT's last.
         cot_steps: optimizer steps of CoT-SFT; for CODI, of the teacher alone.
-        stage_steps: of each stage 1 .. max_latent_stage; not for CODI.
-        final_steps: of the last stage, where all steps have become latents.
+        stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT.
+        final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
         final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
             steps to T.
         dropout: at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
-        reset_optimizer: at the beginning of every stage.
+        reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
         control: also imitate on for as many steps as reinforcement learning takes, as its control.
         teacher_factor, distil_factor: of CODI's losses beside the student's, see `distil.Distillation`.
         last_step: whether CODI's teacher writes its last step too.
+        icot: of the recipe "icot".
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
     """
 
+    recipe: Literal["steps", "icot"] = "steps"
     batch_size: int = setting(128, least=1)
     micro_batches: int = setting(1, least=1)
     max_tokens: int = setting(0, least=0, note="0 keeps all problems")
@@ -69,6 +91,7 @@ class ImitateConfig:
     teacher_factor: float = setting(1.0, least=0)
     distil_factor: float = setting(20.0, least=0)
     last_step: bool = False
+    icot: IcotConfig = IcotConfig()
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
 
@@ -77,6 +100,8 @@ class ImitateConfig:
         if self.lora.rank and self.control:
             remedy = "the control goes on with all parameters, but lora.rank trains adapters: set one of them to 0"
             raise FieldError(self, "control", remedy)
+        if self.recipe == "icot" and self.c_thought:
+            raise FieldError(self, "c_thought", "iCoT (imitate.recipe) puts no latents in place of steps: set it to 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +114,7 @@ class Phase:
         dropped: leading steps of a problem that are not written; None drops all.
         latents: number of latents, or None to draw it for each example between its number of steps and T.
         latent_slots: T of this phase's layout.
+        rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
     """
 
     name: str
@@ -97,6 +123,13 @@ class Phase:
     dropped: int | None
     latents: int | None
     latent_slots: int
+    rise: int = 0
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
+        every = self.rise or self.end - self.start
+        return [(at, min(at + every, self.end)) for at in range(self.start, self.end, every)]
 
 
 @struct.dataclass
@@ -110,7 +143,7 @@ class ImitationBatch:
 
 
 class Imitation(Protocol):
-    """A way of imitating, as the stage sees it; this module is one, `distil.Distillation` another."""
+    """A way of imitating, as the stage sees it: this module, `distil.Distillation` or `icot.Internalization`."""
 
     def phases(self, cot_steps: int, stage_steps: int, final_steps: int, c_thought: int, max_latent_stage: int,
                final_latents: Literal["published", "random"], max_latents: int) -> list[Phase]: ...  # fmt: skip
@@ -187,9 +220,20 @@ def buckets_up_to(longest: int, buckets: Sequence[int], multiple: int = 4) -> tu
 
 
 def make_batch(
-    problems: EncodedProblems, phase: Phase, step: int, seed: int, batch_size: int, prompt_slots, slots: tuple[int, ...]
+    problems: EncodedProblems,
+    phase: Phase,
+    step: int,
+    seed: int,
+    batch_size: int,
+    prompt_slots,
+    slots: tuple[int, ...],
+    removed_B: Sequence[int] | np.ndarray | None = None,
 ) -> ImitationBatch:
-    """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
+    """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments.
+
+    Args:
+        removed_B: tokens that are left out at the beginning of each row's steps; None leaves out none.
+    """
     indices = batch_indices(seed, step, len(problems), batch_size)
     prompts = problems.before_suffix(indices, prompt_slots)
     if phase.latents is None:
@@ -199,7 +243,8 @@ def make_batch(
         latents = np.minimum(fewest + np.floor(draw * (most - fewest + 1)), phase.latent_slots).astype(np.int32)
     else:
         latents = np.full(batch_size, phase.latents, np.int32)
-    suffixes = [problems.suffix(i, phase.dropped) for i in indices]
+    removed_B = np.zeros(batch_size, np.int64) if removed_B is None else removed_B
+    suffixes = [problems.suffix(i, phase.dropped, n) for i, n in zip(indices, removed_B, strict=True)]
     longest = max(map(len, suffixes)) - 1
     suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
     index = draw_numbers(indices, len(problems))
@@ -251,17 +296,3 @@ def make_loss(policy: Policy) -> LossFn:
         }
 
     return loss_fn
-
-
-def of_adapter(loss_fn: LossFn, scale: float) -> LossFn:
-    """The loss of the reasoner with what is trained of it, params["adapter"] (see `lora.adapt`), merged in.
-
-    Args:
-        scale: alpha / rank.
-    """
-
-    def adapter_loss(params, batch, key):
-        reasoner = lora.adapted(params["reasoner"], params["adapter"], scale)
-        return loss_fn({"reasoner": reasoner, "gate": params["gate"]}, batch, key)
-
-    return adapter_loss

@@ -1,0 +1,140 @@
+"""The imitate stage with iCoT: when the optimizer is reset, how it goes on, and what its rows are called."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from same_run import checkpoint_of, rows_of
+from small_run import load_config
+
+from slpo_jax import config as configs
+from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import replicate
+from slpo_jax.run import imitate as run_imitate_stage
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.rows import rows
+
+# 136 problems are 17 steps of 8, and a chain is six tokens: "1 + 2 = 3" and a line break.
+COT, RISE, TOTAL = 4, 3, 30
+RISES = [COT + RISE * s for s in range(1, 7)]
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing is cleaned up."""
+
+
+def _config(**changes):
+    config = load_config()
+    config.max_latents, config.gate.enabled, config.stages = 0, False, ("imitate",)
+    config.checkpoint_every = 4
+    config.imitate.update(recipe="icot", c_thought=0, cot_steps=COT, final_steps=TOTAL - COT, control=False)
+    config.imitate.icot.update(tokens_per_epoch=6, offset_decay=0.5)
+    config.imitate.optimizer.warmup_steps = 0
+    config.imitate.update(changes)
+    return config
+
+
+def _run(config, workdir):
+    configs.check(config)
+    experiment = build(config, workdir)
+    try:
+        check_stages(experiment)
+        run_imitate_stage.run_imitate(experiment)
+    finally:
+        experiment.log.close()
+    return experiment
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Steps that read and write what real ones do, in no time, and note what they got; at the step `at` they crash."""
+    record = {"steps": [], "fresh": [], "programs": [], "slots": {}, "at": None}
+
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+        program = len(record["programs"])
+        record["programs"].append(optimizer)
+
+        @jax.transfer_guard("allow")
+        def step(state, batch):
+            now = int(state.step)
+            record["steps"].append(now)
+            if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state)):
+                record["fresh"].append(now)
+            record["slots"].setdefault(program, set()).add(batch.suffix.tokens.shape)
+            if record["at"] == now:
+                record["at"] = None
+                raise Crash
+            data = float(np.sum(np.asarray(batch.suffix.tokens) * np.asarray(batch.suffix.weights)))
+            part = {name: state.params[name] for name in trained}
+            grads = jax.tree.map(lambda p: jnp.full_like(p, 2 + np.sin(data + now)), part)
+            updates, opt_state = optimizer.update(grads, state.opt_state, part)
+            params = {**state.params, **optax.apply_updates(part, updates)}
+            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
+
+        return step
+
+    tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
+    monkeypatch.setattr(run_imitate_stage, "make_train_step", make_train_step)
+    for name in ("initial_params", "abstract_params"):
+        monkeypatch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpu_devices")
+def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path):
+    """Three programs in all, of one size of batch each; killed at a rise, within one, and in the answer alone."""
+    config = _config()
+    config.data.train = shutil.copy(config.data.train, tmp_path)
+    _run(config, tmp_path / "whole")
+    assert fake["steps"] == list(range(TOTAL))
+    assert fake["fresh"] == [0, COT, *RISES]
+    assert list(map(len, fake["slots"].values())) == [1, 1, 1]
+    whole = checkpoint_of(tmp_path / "whole", "imitate")
+    assert whole["step"] == TOTAL
+    fake["fresh"].clear()
+    # At 4 checkpoints apart, they go on from steps 4, 8, 16 and 28: where the rises begin, within one, and at one.
+    for at in (RISES[0], RISES[2] - 2, RISES[4], TOTAL - 1):
+        fake["at"] = at
+        with pytest.raises(Crash):
+            _run(config, tmp_path / "cut")
+    _run(config, tmp_path / "cut")
+    assert set(fake["fresh"]) == {0, COT, *RISES}
+    found = checkpoint_of(tmp_path / "cut", "imitate")
+    assert found.keys() == whole.keys()
+    for path, leaf in whole.items():
+        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    fake["steps"].clear()
+    (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
+    _run(config, tmp_path / "whole")
+    assert fake["steps"] == []
+
+
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    {
+        "CoT-SFT": {"recipe": "steps", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
+        "no thought": {"recipe": "steps"},
+        "iCoT": {},
+        "imitation, last steps written": {"recipe": "steps", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
+    }.items(),
+)
+@pytest.mark.parametrize("reasoner", ["coconut_gpt2", "text_gpt2"])
+def test_rows_say_what_is_imitated(tmp_path, reasoner, label, changes):
+    config = _config(**changes)
+    config.reasoner = reasoner
+    configs.check(config)
+    assert [(row.name, row.label) for row in rows(build(config, tmp_path), planned=True)] == [("imitate", label)]
+
+
+def test_too_few_steps_for_the_answer_alone(fake, tmp_path):
+    with pytest.raises(
+        UserError, match=r"^config\.imitate\.final_steps: 18, but iCoT drops the last token after 6 x 3;"
+    ):
+        _run(_config(final_steps=18), tmp_path)
+    assert fake["steps"] == []

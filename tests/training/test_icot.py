@@ -1,0 +1,218 @@
+"""iCoT's schedule, offsets and texts against loops and by hand, and its loss against a plain GPT-2's."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import special, stats
+from tiny import GATE, SlowReasoner, compiled, real_tokens
+
+from slpo_jax.checked import FieldError
+from slpo_jax.errors import UserError
+from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.models.reasoner import coconut
+from slpo_jax.policy.policy import Policy, RolloutConfig
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.text.batches import batch_indices, encode_problems
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import PromptConfig, coconut_template, text_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training import imitate
+from slpo_jax.training.icot import Internalization, internalization
+
+STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
+PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, str(n + 4)) for n, steps in enumerate(STEPS))
+CHAINS = tuple("".join(f"{step} | " for step in steps).split() for steps in STEPS)  # "|" for a line break
+LONGEST, BATCH, SEED = 18, 8, 5
+NEVER = 1e6  # lambda, at which o is 0
+WAY = Internalization(rise=3, gone=LONGEST, offset_decay=4.0)
+PHASE = imitate.Phase("icot", 10, 10 + 3 * LONGEST, 0, 0, 0, 3)
+
+
+def _encoded(problems=PROBLEMS):
+    return encode_problems(coconut_template(arithmetic_tokenizer(20)), problems)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return _encoded()
+
+
+def _batch(way, problems, phase, step, slots=(32,)):
+    return way.make_batch(problems, phase, step, SEED, BATCH, (12,), slots)
+
+
+def _words(problems, ids):
+    """Ids as words, the line break as "|"."""
+    return " ".join(problems.template.tokenizer.convert_ids_to_tokens([int(i) for i in ids])).replace("\n", "|").split()
+
+
+def _rows(problems, batch):
+    """(problem, the words that the loss is of) of each row."""
+    for row, index in enumerate(batch.index % len(problems)):
+        used = batch.suffix.weights[row] > 0
+        assert _words(problems, batch.suffix.tokens[row][used])[0] == "<|end-latent|>"
+        assert used.tolist() == sorted(used, reverse=True)
+        yield index, _words(problems, batch.suffix.targets[row][used])
+
+
+def _published(batches, per_token, all_from):
+    """s of each batch by the published program's counter."""
+    found, s, counter = [], 0, 0
+    for _ in range(batches):
+        if counter == per_token:
+            s, counter = s + 1, 0
+        counter += 1
+        found.append(s if s < all_from else np.inf)
+    return found
+
+
+@pytest.mark.parametrize(("all_from", "gone"), [(39, 18), (7, 7)])
+def test_the_schedule_is_the_published_counter_s(problems, all_from, gone):
+    """150 problems of a batch of 8 are 19 steps, and at 8 tokens an epoch round(19 / 8) = 2 of them a token."""
+    many = problems.subset(np.arange(150) % 4)
+    icot = {"tokens_per_epoch": 8, "all_from": all_from, "offset_decay": NEVER}
+    way = internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, many)
+    plan = way.phases(10, 5, 60, 0, 3, "published", 0)
+    assert [dataclasses.astuple(phase) for phase in plan] == [
+        ("cot", 0, 10, 0, 0, 0, 0),
+        ("icot", 10, 10 + 2 * gone, 0, 0, 0, 2),
+        ("final", 10 + 2 * gone, 70, None, 0, 0, 0),
+    ]
+    for step, s in enumerate(_published(60, 2, all_from), start=10):
+        phase = next(phase for phase in plan if phase.start <= step < phase.end)
+        batch = _batch(way, many, phase, step)
+        assert [index % 4 for index in batch.index] == [i % 4 for i in batch_indices(SEED, step, 150, BATCH)]
+        for index, words in _rows(many, batch):
+            kept = list(CHAINS[index % 4])
+            for _ in range(int(min(s, len(kept)))):
+                kept.pop(0)
+            assert words == [*kept, "###", str(index % 4 + 4), "<eos>"]
+
+
+def test_a_token_a_step_at_least(problems):
+    icot = {"tokens_per_epoch": 8, "all_from": 39, "offset_decay": 4.0}
+    assert internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, problems).rise == 1
+    # "Tom has 0 pens . |", "<start>", six tokens a step and "### 4"; of those of at most two steps the longest is 12.
+    assert internalization({"max_tokens": 21, "batch_size": 8, "icot": icot}, problems).gone == 12
+
+
+def test_the_optimizer_s_stretches():
+    assert imitate.Phase("icot", 10, 18, 0, 0, 0, 3).stretches == [(10, 13), (13, 16), (16, 18)]
+    assert imitate.Phase("cot", 10, 18, 0, 0, 0).stretches == [(10, 18)]
+
+
+@pytest.mark.parametrize("decay", [4.0, 0.5])
+def test_offsets_have_their_law(decay):
+    way = dataclasses.replace(WAY, offset_decay=decay)
+    steps = range(PHASE.start, PHASE.start + 2000)
+    offsets = [way.removed(PHASE, step, SEED, 64) - (step - 10) // 3 for step in steps]
+    found = np.bincount(np.concatenate(offsets))
+    weights = [np.exp(-decay * o) for o in range(100)]
+    expected = np.array(weights) / sum(weights) * found.sum()
+    last = int(np.argmax(expected < 10))  # all beyond are one class
+    classes = [np.append(each[:last], each[last:].sum()) for each in (found, expected)]
+    assert stats.chisquare(*classes).pvalue > 0.01
+    assert stats.pearsonr(offsets[0], offsets[1]).pvalue > 0.01
+
+
+def test_offsets_drop_further_tokens(problems):
+    """s + o tokens of the long chains, and all of a chain that has fewer."""
+    way, further = dataclasses.replace(WAY, offset_decay=0.5), set()
+    for step in range(PHASE.start, PHASE.end):
+        s, batch = (step - PHASE.start) // 3, _batch(way, problems, PHASE, step)
+        for (index, words), removed in zip(
+            _rows(problems, batch), way.removed(PHASE, step, SEED, BATCH).tolist(), strict=True
+        ):
+            chain, kept = CHAINS[index], words[: words.index("###")]
+            assert kept == chain[len(chain) - len(kept) :]
+            assert len(chain) - len(kept) == min(removed, len(chain))
+            if kept:
+                further.add(len(chain) - len(kept) - s)
+    assert {0, 1, 2, 3} <= further
+    assert min(further) == 0
+
+
+def test_a_step_s_batch_is_the_same_whenever_it_is_made(problems):
+    way = dataclasses.replace(WAY, offset_decay=0.5)
+    made = [_batch(way, _encoded(), PHASE, step) for step in (20, 21, 20)]
+    jax.tree.map(np.testing.assert_array_equal, made[0], made[2])
+    assert not np.array_equal(*(way.removed(PHASE, 20, seed, 64) for seed in (0, 1)))
+
+
+def _assert_same_batch(ours, theirs):
+    used = theirs.suffix.tokens.shape[1]
+    for name in ("tokens", "targets", "weights"):
+        mine, other = getattr(ours.suffix, name), getattr(theirs.suffix, name)
+        np.testing.assert_array_equal(mine[:, :used], other)
+    assert not ours.suffix.weights[:, used:].any()
+    jax.tree.map(np.testing.assert_array_equal, (ours.prompts, ours.latents), (theirs.prompts, theirs.latents))
+
+
+def test_the_limits_are_cot_sft_and_sft_on_answers_alone(problems):
+    """At s = o = 0 all is written; where all is gone, the text is that of problems which never had steps."""
+    plain, cot = (
+        _encoded([dataclasses.replace(each, steps=()) for each in PROBLEMS]),
+        imitate.Phase("cot", 0, 9, 0, 0, 0),
+    )
+    never = dataclasses.replace(WAY, offset_decay=NEVER)
+    sft = [imitate.make_batch(each, cot, PHASE.start, SEED, BATCH, (12,), (4, 32)) for each in (problems, plain)]
+    _assert_same_batch(_batch(never, problems, PHASE, PHASE.start), sft[0])
+    at_once = dataclasses.replace(PHASE, start=PHASE.start - 3 * LONGEST)
+    _assert_same_batch(_batch(WAY, problems, at_once, PHASE.start), sft[1])
+    final = imitate.Phase("final", 10, 99, None, 0, 0)
+    _assert_same_batch(_batch(WAY, problems, final, PHASE.start, (4,)), sft[1])
+
+
+def test_a_text_reasoner_s_own_words():
+    """Its suffix begins with the prompt's last token, which is no token of the steps."""
+    problems = encode_problems(text_template(arithmetic_tokenizer(20), PromptConfig()), PROBLEMS)
+    way = dataclasses.replace(WAY, offset_decay=NEVER)
+    batch = _batch(way, problems, PHASE, PHASE.start + 3 * 4)
+    for row, index in enumerate(batch.index % 4):
+        used = batch.suffix.weights[row] > 0
+        assert _words(problems, batch.suffix.tokens[row][used])[0] == "|"
+        assert _words(problems, batch.suffix.targets[row][used]) == [
+            *CHAINS[index][4:],
+            "####",
+            str(index + 4),
+            "<eos>",
+        ]
+
+
+def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
+    """The mean over all tokens after the question, at s = o = 0 and where all is gone; one program for both."""
+    config = GPT2Config(vocab_size=len(problems.template.tokenizer), n_positions=48, n_embd=8, n_layer=1, n_head=2)
+    reasoner, rng = coconut(config), np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: np.float32(0.3 * rng.normal(size=x.shape)), jax.eval_shape(reasoner.init, jax.random.key(0))
+    )
+    template = problems.template
+    rollout = RolloutConfig(0, 4, template.end_id, template.eos_id, template.pad_id, dropout_rate=0.0)
+    loss_fn = compiled(WAY.make_loss(Policy(reasoner, THINKERS["latent"]()(reasoner, GATE), rollout)))
+    never, slow = dataclasses.replace(WAY, offset_decay=NEVER), SlowReasoner(params, config)
+    for start, drops in ((PHASE.start, False), (PHASE.start - 3 * LONGEST, True)):
+        batch = _batch(never, problems, dataclasses.replace(PHASE, start=start), PHASE.start)
+        _, sums = loss_fn({"reasoner": params}, batch, jax.random.key(0))
+        total, count = 0.0, 0
+        for row, index in enumerate(batch.index % 4):
+            text = ["<|end-latent|>", *([] if drops else CHAINS[index]), "###", str(index + 4), "<eos>"]
+            ids = template.tokenizer.convert_tokens_to_ids(["\n" if word == "|" else word for word in text])
+            prompt = real_tokens(batch.prompts, row)
+            assert _words(problems, prompt) == f"Tom has {index} pens . | <|start-latent|>".split()
+            inputs = slow.embed([*prompt, *ids[:-1]])
+            log_probs = special.log_softmax(slow.logits(slow.hidden(inputs))[len(prompt) :], axis=-1)
+            total -= sum(log_probs[at, token] for at, token in enumerate(ids[1:]))
+            count += len(ids) - 1
+        assert float(sums["loss"][1]) == count
+        assert float(sums["loss"][0]) == pytest.approx(total, rel=1e-4)
+
+
+def test_one_line_for_what_can_not_be():
+    with pytest.raises(
+        UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 18 x 3;"
+    ):
+        WAY.phases(10, 0, 54, 0, 0, "published", 0)
+    with pytest.raises(FieldError, match=r"c_thought: 1 is not valid; iCoT .*: set it to 0"):
+        imitate.ImitateConfig(recipe="icot", c_thought=1)
