@@ -45,6 +45,10 @@ _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_on
 _HALF, _THEN = {"rl.steps": 300}, ("reward", "reference")
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
+# A chain has at most 24 tokens, and an epoch 1,563 steps: a token every 391, and from step 10,884 of 15,500 on all are
+# gone. The budget of answers would hold a whole chain, so that none is cut off that is still written.
+_ICOT = {"max_answer_tokens": 32, "imitate.recipe": "icot", "imitate.final_steps": 14_000,
+         "imitate.icot.tokens_per_epoch": 4, "imitate.suffix_slots": (8, 16)}  # fmt: skip
 
 TWELVE_GRIDS = {
     # Which learning rate has each objective in the twelve settings? Of another seed than theirs, on validation alone.
@@ -88,12 +92,14 @@ TWELVE_GRIDS = {
         rows=("pass_at_k", "mixture", *_THEN),
         folder="twelve",
     ),
-    # Table 2's rows of explicit text: written steps, and steps that are left out one after the other until none is.
+    # Table 2's rows of explicit text: written steps, and steps that are left out until none is, one after the other or
+    # token by token. All have as many optimizer steps.
     "text": Grid(
         "configs/twelve.py",
         (
             Run("cot_sft", _TEXT | {"max_answer_tokens": 32, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}),
             Run("no_thought", _TEXT),
+            Run("icot", _TEXT | _ICOT),
         ),
         rows=("imitate",),
         minus=(),

@@ -17,6 +17,7 @@ from grid import Grid, Run, Study
 from grids import GRIDS, STUDIES
 from twelve import TWELVE
 
+from slpo_jax.config import check
 from slpo_jax.errors import UserError
 
 # The same stage from the same start: its programs are compiled by then.
@@ -82,6 +83,20 @@ def test_every_grid_sets_keys_that_its_config_has(name):
         before = config.copy_and_resolve_references()
         config.update_from_flattened_dict({key: run.overrides[key] for key in run.overrides})
         assert (config != before) == bool(run.overrides)
+
+
+def test_text_s_runs_take_as_many_steps():
+    """iCoT's final_steps are all after cot_steps; the others' are those of the last stage."""
+    totals = {}
+    for run in GRIDS["text"].runs:
+        config = jobs.load_config(GRIDS["text"].config)
+        config.update_from_flattened_dict(run.overrides)
+        check(config)
+        imitate = config.imitate
+        totals[run.label] = imitate.cot_steps + imitate.final_steps
+        if imitate.recipe == "steps" and imitate.final_steps:
+            totals[run.label] += imitate.stage_steps * imitate.max_latent_stage
+    assert totals == dict.fromkeys(("cot_sft", "no_thought", "icot"), 15_500)
 
 
 def test_ablations_are_factors_of_the_configs_own_values():

@@ -94,6 +94,9 @@ def test_the_schedule_is_the_published_counter_s(problems, all_from, gone):
 def test_a_token_a_step_at_least(problems):
     icot = {"tokens_per_epoch": 8, "all_from": 39, "offset_decay": 4.0}
     assert internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, problems).rise == 1
+    # 161 are 21 batches of 8, the last with one in it.
+    many = problems.subset(np.arange(161) % 4)
+    assert internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, many).rise == round(21 / 8)
     # "Tom has 0 pens . |", "<start>", six tokens a step and "### 4"; of those of at most two steps the longest is 12.
     assert internalization({"max_tokens": 21, "batch_size": 8, "icot": icot}, problems).gone == 12
 
