@@ -45,6 +45,7 @@ _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_on
 _HALF, _THEN = {"rl.steps": 300}, ("reward", "reference")
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
+_COT = {"max_answer_tokens": 32, "imitate.max_latent_stage": 0, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}
 # A chain has at most 24 tokens, and an epoch 1,563 steps: a token every 391, and from step 10,884 of 15,500 on all are
 # gone. The budget of answers would hold a whole chain, so that none is cut off that is still written.
 _ICOT = {"max_answer_tokens": 32, "imitate.recipe": "icot", "imitate.final_steps": 14_000,
@@ -97,7 +98,7 @@ TWELVE_GRIDS = {
     "text": Grid(
         "configs/twelve.py",
         (
-            Run("cot_sft", _TEXT | {"max_answer_tokens": 32, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}),
+            Run("cot_sft", _TEXT | _COT),
             Run("no_thought", _TEXT),
             Run("icot", _TEXT | _ICOT),
         ),
