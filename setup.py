@@ -15,6 +15,7 @@ REQUIREMENTS = [
     "gguf>=0.17",
     "jax>=0.10",
     "jinja2>=3.1",  # which transformers renders chat templates with
+    "math-verify>=0.9",  # the grader of LaTeX answers
     "matplotlib>=3.10.0",
     "ml_collections>=1.1.0",
     "numpy>=2.1.0",

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 # Flags by the config's keys.
 _FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker", "prompt": "--instruction"}
+_FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker"}
+_FLAGS |= {f"prompt.{name}": f"--{name}" for name in ("instruction", "answers")}
 
 
 def describe(solver: "Solver", solution: "Solution") -> str:
     """A solution for a terminal of 100 columns."""
     indent = "\n" + " " * 10
-    shown = "none: the text has no number in its place, or no end" if solution.answer is None else solution.answer
+    what = r"nothing in a \boxed{}" if solver.setup.reads_on_host else "no number in its place"
+    shown = f"none: the text has {what}, or no end" if solution.answer is None else solution.answer
     lines = [
         f"from      {solver.setup.config.init}",
         f"question  {indent.join(solution.question.strip().splitlines())}",
@@ -111,6 +113,9 @@ def _define_flags() -> None:
     flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")
     flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
     flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")
+    flags.DEFINE_enum(
+        "answers", None, ["auto", "last_number", "boxed"], "How a text reasoner's answer is read; default: the run's."
+    )
     flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
     flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")
     flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
@@ -134,7 +139,7 @@ def main(argv: list[str]) -> None:
         solver = load_solver(
             values.checkpoint, values.threshold, values.latents, values.max_answer_tokens,
             reasoner=values.reasoner or "", base=values.base, tokenizer=values.tokenizer, lora_alpha=values.lora_alpha,
-            thinker=values.thinker, instruction=values.instruction,
+            thinker=values.thinker, instruction=values.instruction, answers=values.answers or "",
         )  # fmt: skip
         solution = solve(solver, question.strip())
         found = vote(solver, question.strip(), values.samples, values.seed) if values.samples else None

@@ -17,9 +17,11 @@ from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.rollout import sample
-from slpo_jax.text.answers import completion_text, parse_completion
+from slpo_jax.text.answers import are_right, completion_text, parse_completion
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
+
+_MOST_SEEN = 1 << 16  # completions that a reader remembers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _in_order(results: list[Batch], rows: int) -> Completions:
 
 
 class Reader:
-    """Turns answer tokens into texts and numbers, each distinct completion once.
+    """Turns answer tokens into texts and answers, each distinct completion once, and compares those with references.
 
     Args:
         problems: gives the template, its tokenizer and answer style.
@@ -178,11 +180,21 @@ class Reader:
         self._seen: dict[bytes, tuple[list[int], str, str | None]] = {}
 
     def read(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None]:
-        """(token ids up to and including eos, text, canonical answer or None) of one completion."""
+        """(token ids up to and including eos, text, answer as `parse_completion` reads it) of one completion."""
         identity = tokens_A.tobytes()
         if identity not in self._seen:
+            if len(self._seen) == _MOST_SEEN:
+                self._seen.clear()
             self._seen[identity] = self._read(tokens_A.tolist())
         return self._seen[identity]
+
+    def right(self, answers: Sequence[str | None], references: Sequence[str]) -> list[bool]:
+        """Which of N answers are their references."""
+        return are_right(answers, references, self._template.answer_style)
+
+    def rewards(self, tokens_NA: np.ndarray, references: Sequence[str]) -> np.ndarray:
+        """The rewards of N completions on the host: float32 [N], 1 where the answer is right."""
+        return np.asarray(self.right([self.read(tokens)[2] for tokens in tokens_NA], references), np.float32)
 
     def _read(self, ids: list[int]) -> tuple[list[int], str, str | None]:
         eos = self._template.eos_id
@@ -197,11 +209,8 @@ class Reader:
 
 def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions) -> float:
     """Share of problems (one completion each, from the first on) whose answer is right."""
-    right = [
-        reader.read(tokens)[2] == problem.answer
-        for tokens, problem in zip(completions.tokens, problems.problems, strict=False)
-    ]
-    return float(np.mean(right))
+    references = [problem.answer for problem in problems.problems[: len(completions.tokens)]]
+    return float(np.mean(reader.right([reader.read(tokens)[2] for tokens in completions.tokens], references)))
 
 
 def record_rows(
@@ -216,7 +225,7 @@ def record_rows(
     for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
         problem = problems.problems[index]
         ids, text, answer = reader.read(tokens)
-        drawn = []
+        drawn: list[dict[str, Any]] = []
         for seed, completions in sampled.items():
             for row in range(index * samples, (index + 1) * samples):
                 _, sample_text, sample_answer = reader.read(completions.tokens[row])
@@ -226,9 +235,10 @@ def record_rows(
                         "completion": sample_text,
                         "answer": sample_answer,
                         "latent_steps": int(completions.latent_steps[row]),
-                        "correct": sample_answer == problem.answer,
                     }
                 )
+        answers = [answer, *(row["answer"] for row in drawn)]
+        correct, *right = reader.right(answers, [problem.answer] * len(answers))
         yield {
             "index": index,
             "question": problem.question,
@@ -237,7 +247,7 @@ def record_rows(
             "completion_tokens": ids,
             "answer": answer,
             "latent_steps": int(steps),
-            "correct": answer == problem.answer,
+            "correct": correct,
             "problem_steps": len(problem.steps) or None,
-            "samples": drawn,
+            "samples": [row | {"correct": hit} for row, hit in zip(drawn, right, strict=True)],
         }

@@ -28,7 +28,7 @@ class EvalRecords:
     Attributes:
         index: [N] int, the problem's place in its data set.
         references: N reference answers.
-        answers: N canonical decimals of the clean greedy rollout, None where it gave no number.
+        answers: N of the clean greedy rollout, as the run reads answers: canonical decimals or LaTeX; None for none.
         correct: [N] bool, the clean greedy rollout was right.
         latent_steps: [N] int, latents of the clean greedy rollout.
         problem_steps: [N] float, annotated steps of the problem, NaN where there are none.
@@ -36,7 +36,7 @@ class EvalRecords:
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.
-        sample_answers: [S, N, M] object, canonical decimal or None.
+        sample_answers: [S, N, M] object, as `answers`.
     """
 
     index: np.ndarray

@@ -107,7 +107,7 @@ def majority_correct(sample_answers: np.ndarray, sample_correct: np.ndarray, k: 
     is right is read off the first sample that gave it, so references need no canonical form here.
 
     Args:
-        sample_answers: [S, N, M] canonical decimals or None.
+        sample_answers: [S, N, M] canonical decimals (or LaTeX, as written) or None.
         sample_correct: [S, N, M] bool.
         k: votes a problem and seed.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -49,7 +50,7 @@ class Setup:
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         policy: reasoner, thinker, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
-        reward: (tokens, references) -> right or not, inside jit.
+        reward: (tokens, references) -> right or not, inside jit, of answers that are numbers.
     """
 
     config: ConfigDict
@@ -97,7 +98,9 @@ class Setup:
 
     @functools.cached_property
     def reference_width(self) -> int:
-        """Bytes of an encoded reference."""
+        """Bytes of an encoded reference; 0 where answers are read on the host alone."""
+        if self.reads_on_host:
+            return 0
         return reference_width([problem.answer for problem in self.train.problems])
 
     def abstract_params(self) -> dict[str, Any]:
@@ -149,6 +152,23 @@ class Setup:
     @functools.cached_property
     def reader(self) -> Reader:
         return Reader(self.template)
+
+    @property
+    def reads_on_host(self) -> bool:
+        """Whether answers are LaTeX, which `host_reward` alone can verify; numbers can be by `reward` too."""
+        return self.template.answer_style == "boxed"
+
+    def host_reward(self, tokens_NA: np.ndarray, index_N: np.ndarray) -> np.ndarray:
+        """`reward` on the host, whatever the answers are.
+
+        Args:
+            tokens_NA: completions of training problems.
+            index_N: `PromptedBatch.index` of their prompts.
+        Returns:
+            float32 [N].
+        """
+        problems = self.train.problems
+        return self.reader.rewards(tokens_NA, [problems[index % len(problems)].answer for index in index_N.tolist()])
 
     def optimizer_config(self, stage: str, total_steps: int) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked."""
@@ -237,9 +257,11 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
             f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
         )
-    if origin.recipe.kind != "text" and config.prompt.to_dict() != dataclasses.asdict(PromptConfig()):
+    asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
+    if origin.recipe.kind != "text" and asked:
         raise UserError(
-            f"config.prompt: {config.reasoner} asks in its own way; leave it out, or use text_gpt2, text_llama"
+            f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
+            "text_gpt2, text_llama"
         )
     if origin.recipe.kind == "text" and config.gate.enabled:
         raise UserError("config.gate.enabled: True, but a text reasoner has no gate; set it to False")
@@ -301,7 +323,7 @@ def _load(config: ConfigDict, key: str, source: str):
 
     def load(key, source):
         try:
-            return load_problems(source, synthetic, _ROLES.get(key, "test"))
+            return load_problems(source, synthetic, _ROLES.get(key, "test"), config.prompt.answers == "boxed")
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 

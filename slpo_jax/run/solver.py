@@ -59,7 +59,8 @@ class Solution:
     """What the deterministic rollout thought and wrote.
 
     Attributes:
-        answer: the number in the text as a canonical decimal; None if there is none, or the text has no end.
+        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
+            text has no end.
         text: without eos.
         latents: h_1 .. h_tau.
     """
@@ -94,6 +95,7 @@ def load_solver(
     lora_alpha: float | None = None,
     thinker: str = "",
     instruction: str = "",
+    answers: str = "",
 ) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
@@ -105,7 +107,7 @@ def load_solver(
         reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
         base, tokenizer, lora_alpha: see `slpo_jax.config`.
         thinker: a name in `THINKERS`; "" is the run's.
-        instruction: `config.prompt.instruction` of a text reasoner; "" is the run's.
+        instruction, answers: `config.prompt.instruction` and `.answers` of a text reasoner; "" is the run's.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
@@ -116,6 +118,8 @@ def load_solver(
         config.thinker.name = thinker
     if instruction:
         config.prompt.instruction = instruction
+    if answers:
+        config.prompt.answers = answers
     if max_answer_tokens is not None:
         config.evaluate.max_answer_tokens = max_answer_tokens
     if latents is not None:

@@ -1,7 +1,7 @@
-"""Answers on the host: what a completion says, and when it says the reference's number.
+r"""Answers on the host: what a completion says, and when it says the reference's number.
 
-One grammar serves rewards, evaluation and reports. `slpo_jax.text.verifier` implements it a second time, inside jit;
-the two agree on every input.
+One grammar of numbers serves rewards, evaluation and reports. `slpo_jax.text.verifier` implements it a second time,
+inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are read on the host alone.
 """
 
 import re
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from slpo_jax.errors import UserError
+from slpo_jax.text.equivalence import are_equivalent
 
-AnswerStyle = Literal["coconut", "codi"]
+AnswerStyle = Literal["coconut", "codi", "boxed"]
 
 # [0-9], not \d: other scripts' digits and signs are no part of the grammar.
 _NUMBER = re.compile(r"-?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?")
@@ -20,6 +21,8 @@ _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))
 _WHITESPACE = " \t\n\r\v\f"
 # An exponent is written out as zeros. float64 needs at most 324.
 _MAX_EXPONENT = 1000
+_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped one is a character of the text
 
 
 def canonical_decimal(text: str) -> str:
@@ -52,7 +55,7 @@ def canonical_decimal(text: str) -> str:
 
 
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
-    r"""Read the number that a completion gives as its answer.
+    r"""Read the answer that a completion gives: a number, or for "boxed" an expression in LaTeX.
 
     NUMBER is `-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?` over ASCII.
 
@@ -63,34 +66,107 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             the longest at the first place where one starts, none overlapping (`re.finditer`). A minus belongs to the
             digits that it touches, whatever is before it: "5-3" ends with -3. A comma that doesn't start a group of
             three ends the number: "1,45" ends with 45, "1234,567" with 567, "1,2345" (1,234 then 5) with 5.
+            "boxed": what the last `\boxed{...}` holds.
     Returns:
-        the canonical decimal, or None where there is no number.
+        the canonical decimal, or the LaTeX as it stands; None where there is no number, or nothing in a box.
     Raises:
         UserError: unknown style.
     """
+    if style == "boxed":
+        return last_boxed(text) or None
     if style == "coconut":
         match = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
     elif style == "codi":
         match = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
     else:
-        raise UserError(f"answer style {style!r} is unknown; use 'coconut' or 'codi'")
+        raise UserError(f"answer style {style!r} is unknown; use 'coconut', 'codi' or 'boxed'")
     if match is None:
         return None
     whole, _, fraction = match[0].lstrip("-").replace(",", "").partition(".")
     return _compose(match[0].startswith("-"), whole, fraction)
 
 
+def last_boxed(text: str) -> str:
+    r"""What the last `\boxed{...}` of a LaTeX text holds, stripped; "" where there is none or it isn't closed."""
+    starts = [match.end() for match in _BOXED.finditer(text)]
+    depth = 1
+    for brace in _BRACE.finditer(text, starts[-1]) if starts else ():
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[starts[-1] : brace.start()].strip(_WHITESPACE)
+    return ""
+
+
+def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
+    """Tell which answers are their references: the same decimal, or for "boxed" an equivalent expression.
+
+    Args:
+        answers: N answers as `parse_completion` reads them.
+        references: N references: for numbers as `canonical_decimal` writes them.
+        style: of the answers.
+    Returns:
+        N verdicts; None is never right.
+    """
+    pairs = list(zip(answers, references, strict=True))
+    if style != "boxed":
+        return [answer == reference for answer, reference in pairs]
+    told = iter(_equivalent([(answer, reference) for answer, reference in pairs if answer is not None]))
+    return [answer is not None and next(told) for answer, _ in pairs]
+
+
+def are_readable(references: Sequence[str]) -> list[bool]:
+    r"""Tell which LaTeX references can be verified: in a `\boxed{}` of its own, each is read as what it is.
+
+    Args:
+        references: N expressions.
+    Returns:
+        N verdicts.
+    """
+    boxed = [last_boxed(rf"\boxed{{{reference}}}") == reference != "" for reference in references]
+    told = iter(_equivalent([(reference, reference) for reference, ok in zip(references, boxed, strict=True) if ok]))
+    return [ok and next(told) for ok in boxed]
+
+
+def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
+    numbers = [(_number(answer), _number(reference)) for answer, reference in pairs]
+    settled = [_settled(answer, reference) for answer, reference in numbers]
+    # Of an exponent or a leading +, say, only the grammar knows.
+    asked = [
+        (answer or pair[0], reference or pair[1])
+        for pair, (answer, reference), known in zip(pairs, numbers, settled, strict=True)
+        if known is None
+    ]
+    told = iter(are_equivalent(asked))
+    return [next(told) if known is None else known for known in settled]
+
+
+def _settled(answer: str | None, reference: str | None) -> bool | None:
+    """Whether two canonical decimals are one, None where that isn't known: decimals may be rounded differently."""
+    if answer is None or reference is None:
+        return None
+    return answer == reference or (None if "." in answer + reference else False)
+
+
+def _number(text: str) -> str | None:
+    """The canonical decimal of what is a number in this module's grammar."""
+    try:
+        return canonical_decimal(text)
+    except UserError:
+        return None
+
+
 def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:
-    """Tell whether a completion's answer is the reference's number.
+    """Tell whether a completion's answer is the reference.
 
     Args:
         text: the completion, or None for one that didn't end within its budget (`completion_text`), which is wrong.
-        reference_canonical: the reference as `canonical_decimal` writes it.
+        reference_canonical: the reference as `canonical_decimal` writes it; for "boxed", LaTeX.
         style: how to read the completion, see `parse_completion`.
     Returns:
-        True if both are the same decimal.
+        True if both are the same decimal, or equivalent.
     """
-    return text is not None and parse_completion(text, style) == reference_canonical
+    return text is not None and are_right([parse_completion(text, style)], [reference_canonical], style)[0]
 
 
 def completion_text(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_id: int) -> str | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@
 
 
 class _Published(NamedTuple):
-    """What to take of a published set where the source doesn't say; a split is a name or several joined by +."""
+    """What to take of a published set where the source doesn't say: a name, or several joined by +."""
 
     config: str | None = None
     test: str = "test"
@@ -27,6 +27,10 @@ _PUBLISHED = {
     "juyoung-trl/gsm-hard": _Published(test="train"),
     # The 1,000 problems of the original set, on which results are reported; the hub's owner split them 700 + 300.
     "chilled/svamp": _Published(test="train+test"),
+    # 15 problems each.
+    "opencompass/aime2025": _Published(config="AIME2025-I+AIME2025-II"),
+    # The others are "cn" and "all".
+    "open-r1/dapo-math-17k-processed": _Published(config="en"),
 }
 
 
@@ -35,30 +39,35 @@ def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
 
     Args:
         source: PLACE, PLACE:CONFIG, PLACE@SPLIT or PLACE:CONFIG@SPLIT, with a directory or a hub id as PLACE, and
-            splits to read one after the other as SPLIT+SPLIT.
+            configs or splits to read one after the other as CONFIG+CONFIG, SPLIT+SPLIT.
         role: what it is for, which gives the split if `source` doesn't.
     Yields:
-        (where, record), `where` being source, split and row, for messages.
+        (where, record), `where` being source, config if there are several, split and row, for messages.
     Raises:
         UserError: the set isn't there, can't be reached or read, or has no such config or split.
     """
-    place, config, splits = _parse(source, role)
+    place, configs, splits = _parse(source, role)
     if place.is_file():
         raise UserError(f"{source}: a file has no configs or splits; give {place} alone")
-    with _quiet():
-        found = _from_directory(place, config) if place.is_dir() else _from_hub(str(place), config)
+    for config in configs:
+        with _quiet():
+            found = _from_directory(place, config) if place.is_dir() else _from_hub(str(place), config)
+        yield from _of_splits(source, place if len(configs) == 1 else f"{place}:{config}", found, splits)
+
+
+def _of_splits(source: str, where: object, found: Any, splits: list[str]) -> Iterator[tuple[str, Any]]:
     missing = [split for split in splits if split not in found]
     if missing:
         there = list(found)
         raise UserError(
-            f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {place}@{there[0]}"
+            f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
         )
     for split in splits:
         number = 0
         for table in found[split].with_format("arrow").iter(batch_size=1000):
             for record in table.to_pylist():
                 number += 1
-                yield f"{place}, split {split}, row {number}", record
+                yield f"{where}, split {split}, row {number}", record
 
 
 def source_path(source: str) -> Path:
@@ -66,8 +75,8 @@ def source_path(source: str) -> Path:
     return _parse(source, "train")[0]
 
 
-def _parse(source: str, role: Role) -> tuple[Path, str | None, list[str]]:
-    """Place, config and splits."""
+def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[str]]:
+    """Place, configs (None is the only one) and splits."""
     whole = Path(source).expanduser()
     match = None if whole.exists() else _SOURCE.fullmatch(source)
     place = Path(match["place"]).expanduser() if match else whole
@@ -76,7 +85,7 @@ def _parse(source: str, role: Role) -> tuple[Path, str | None, list[str]]:
     published = _PUBLISHED.get(hub_id.lower(), _Published())
     config = (match and match["config"]) or published.config
     split = (match and match["split"]) or (published.test if role == "test" else role)
-    return place, config, split.split("+")
+    return place, config.split("+") if config else [None], split.split("+")
 
 
 def _from_directory(directory: Path, config: str | None) -> Any:

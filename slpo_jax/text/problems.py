@@ -7,7 +7,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from absl import logging
 
 from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_decimal
+from slpo_jax.text.answers import are_readable, canonical_decimal
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, no_such_file
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.record_fields import read_record
+from slpo_jax.text.record_fields import RawProblem, read_record
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 SYNTHETIC_PREFIX = "synthetic:"
@@ -60,7 +60,9 @@ def check_source(source: str) -> None:
         raise no_such_file(path)
 
 
-def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: Role = "train") -> tuple[Problem, ...]:
+def load_problems(
+    source: str, synthetic: SyntheticConfig | None = None, role: Role = "train", latex: bool = False
+) -> tuple[Problem, ...]:
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source:
@@ -74,9 +76,13 @@ def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: R
     | question_concat, Answer; or Body, Question, Answer | ChilleD/SVAMP; its original file |
     | instruction, response | juyoung-trl/gsm-hard |
     | problem, answer; or problem, solution, whose last \\boxed{} is the answer | HuggingFaceH4/MATH-500 |
+    | question, answer | opencompass/AIME2025, zwhe99/amc23 |
+    | prompt, solution (the answer) | open-r1/DAPO-Math-17k-Processed |
+    | prompt (a chat), reward_model (with a ground_truth) | BytedTsinghua-SIA/DAPO-Math-17k |
 
-    Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in MATH's
-    layout anywhere, they are left out, with a warning that counts them.
+    Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in MATH's and
+    DAPO's layouts anywhere, they are left out, with a warning that counts them. So are those whose answer is LaTeX that
+    can't be read, where answers are LaTeX.
 
     Args:
         source: one of
@@ -86,12 +92,15 @@ def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: R
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
             - "synthetic:NAME" for a generated set.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
-            "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test".
+            "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
+            "opencompass/AIME2025:AIME2025-I+AIME2025-II".
         synthetic: how the generated sets are made; None for the defaults.
         role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
             ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
             together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
-            train. openai/gsm8k's config is main.
+            train. openai/gsm8k's config is main, open-r1/DAPO-Math-17k-Processed's en, and opencompass/AIME2025 is
+            both of its.
+        latex: answers stay as they are written, in LaTeX, to be compared as such (`answers.are_right`, style "boxed").
     Returns:
         the problems in the order of the source.
     Raises:
@@ -104,38 +113,71 @@ def load_problems(source: str, synthetic: SyntheticConfig | None = None, role: R
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
-        return _problems(source, reader(path), all_numeric=True)
+        return _problems(source, reader(path), all_numeric=True, latex=latex)
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or "
             f"{SYNTHETIC_PREFIX}NAME"
         )
-    return _problems(source, dataset_rows(source, role), all_numeric=False)
+    return _problems(source, dataset_rows(source, role), all_numeric=False, latex=latex)
 
 
-def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool) -> tuple[Problem, ...]:
-    problems: list[Problem] = []
-    left_out: list[str] = []  # where, and what is wrong
+def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, latex: bool) -> tuple[Problem, ...]:
+    raw = list(_raw_problems(rows))
+    problems, left_out = _in_latex(raw) if latex else _with_numbers(raw, all_numeric)
+    if left_out:
+        total = len(problems) + len(left_out)
+        if not problems:
+            good = "answers that math_verify reads" if latex else "numbers as answers"
+            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with {good}")
+        logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
+    if not problems:
+        raise UserError(f"{source}: holds no problems; give one with at least one")
+    return tuple(problems)
+
+
+def _raw_problems(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, RawProblem]]:
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         raw = read_record(where, record)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
+        yield where, raw
+
+
+def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], list[str]]:
+    """The problems, and where and why others are none."""
+    answers = [raw.answer.strip() for _, raw in found]
+    problems: list[Problem] = []
+    left_out: list[str] = []
+    for (where, raw), answer, readable in zip(found, answers, are_readable(answers), strict=True):
+        if readable:
+            problems.append(Problem(raw.question, raw.steps, answer))
+        else:
+            left_out.append(f"{where}: answer {_excerpt(answer)} is no LaTeX that can be compared")
+    return problems, left_out
+
+
+def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:
+    """As above.
+
+    Raises:
+        UserError: an answer is no number where all have to be.
+    """
+    problems: list[Problem] = []
+    left_out: list[str] = []
+    for where, raw in found:
         try:
             problems.append(Problem(raw.question, raw.steps, canonical_decimal(raw.answer)))
         except UserError:
-            shown = raw.answer if len(raw.answer) <= 40 else raw.answer[:40] + "..."
-            reason = f"{where}: answer {shown!r} is no number"
+            reason = f"{where}: answer {_excerpt(raw.answer)} is no number"
             if all_numeric and raw.numeric:
                 raise UserError(f"{reason}; write digits, e.g. 72 or -1,450.5") from None
             left_out.append(reason)
-    if left_out:
-        total = len(problems) + len(left_out)
-        if not problems:
-            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with numbers as answers")
-        logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
-    if not problems:
-        raise UserError(f"{source}: holds no problems; give one with at least one")
-    return tuple(problems)
+    return problems, left_out
+
+
+def _excerpt(answer: str) -> str:
+    return repr(answer if len(answer) <= 40 else answer[:40] + "...")

@@ -7,11 +7,17 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.errors import UserError
+from slpo_jax.text.answers import last_boxed
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _STEP_PIECE = re.compile(r"<<.*?>>|\S+", re.DOTALL)
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"[{}]")
+# What DAPO's prompts have around the question.
+_DAPO_PROMPT = re.compile(
+    r"Solve the following math problem step by step\. The last line of your response should be of the form "
+    r"Answer: \$Answer \(without quotes\) where \$Answer is the answer to the problem\.\s+(.*?)\s+"
+    r'Remember to put your answer on its own line after "Answer:"\.\s*',
+    re.DOTALL,
+)
 
 Record = Mapping[str, Any]
 
@@ -22,7 +28,7 @@ class RawProblem(NamedTuple):
     Attributes:
         question: the text as it stands.
         steps: one text a reasoning step.
-        answer: what should be a number.
+        answer: what should be a number, or LaTeX.
         numeric: whether the layout promises numbers, so that another answer is a mistake in the record.
     """
 
@@ -82,7 +88,29 @@ def _math(where: str, record: Record) -> RawProblem:
     question = _text(where, record, "problem")
     if record.get("answer") is not None:
         return RawProblem(question, (), _number(where, record, "answer"), numeric=False)
-    return RawProblem(question, (), _last_boxed(_text(where, record, "solution")), numeric=False)
+    return RawProblem(question, (), last_boxed(_text(where, record, "solution")), numeric=False)
+
+
+def _dapo(where: str, record: Record) -> RawProblem:
+    question = _dapo_question(_text(where, record, "prompt"))
+    return RawProblem(question, (), _number(where, record, "solution"), numeric=False)
+
+
+def _dapo_chat(where: str, record: Record) -> RawProblem:
+    match record:
+        case {"prompt": [*_, {"content": str(prompt)}], "reward_model": {"ground_truth": answer}}:
+            found = _number(where, {"reward_model.ground_truth": answer}, "reward_model.ground_truth")
+            return RawProblem(_dapo_question(prompt), (), found, numeric=False)
+    raise UserError(
+        f"{where}: fields 'prompt' and 'reward_model' don't hold a chat and its answer; write "
+        '[{"role": "user", "content": QUESTION}] and {"ground_truth": ANSWER}'
+    )
+
+
+def _dapo_question(prompt: str) -> str:
+    """Without the set's own instruction, which asks for another form of the answer than the reader's."""
+    match = _DAPO_PROMPT.fullmatch(prompt)
+    return match[1] if match else prompt
 
 
 # The first that fits is taken; also the order in which an error lists them.
@@ -94,6 +122,8 @@ _LAYOUTS: tuple[tuple[tuple[str, ...], Callable[[str, Record], RawProblem]], ...
     (("instruction", "response"), _gsm_hard),
     (("problem", "answer"), _math),
     (("problem", "solution"), _math),
+    (("prompt", "solution"), _dapo),
+    (("prompt", "reward_model"), _dapo_chat),
 )
 
 
@@ -113,20 +143,6 @@ def _split_steps(where: str, text: str) -> tuple[str, ...]:
     if any(piece.startswith("<<") and not piece.endswith(">>") for piece in pieces):
         raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
     return tuple(pieces)
-
-
-def _last_boxed(solution: str) -> str:
-    r"""What the last \boxed{...} of a LaTeX text holds; "" where there is none or it isn't closed.
-
-    Escaped braces count as any: what holds one is no number, wherever it ends.
-    """
-    starts = [match.end() for match in _BOXED.finditer(solution)]
-    depth = 1
-    for brace in _BRACE.finditer(solution, starts[-1]) if starts else ():
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return solution[starts[-1] : brace.start()]
-    return ""
 
 
 def _text(where: str, record: Record, field: str) -> str:

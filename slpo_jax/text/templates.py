@@ -25,21 +25,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ids = list[int]
+# By `PromptConfig.answers`.
+TEXT_STYLES: dict[str, AnswerStyle] = {"auto": "coconut", "last_number": "codi", "boxed": "boxed"}
 
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """The section `config.prompt`: what a text reasoner is asked a question with.
+    r"""The section `config.prompt`: what a text reasoner is asked a question with, and how its answer is read.
 
     Attributes:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.
         chat: whether in the tokenizer's chat template: where it has one ("auto"), "always" or "never".
+        answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
+            number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX.
     """
 
     system: str = ""
     instruction: str = ""
     chat: Literal["auto", "always", "never"] = "auto"
+    answers: Literal["auto", "last_number", "boxed"] = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -59,7 +64,7 @@ class Template:
         tokenizer: what the ids belong to.
         question_text: question -> text of the prompt, before the start marker.
         step_text: (reasoning step, whether it is the first) -> text.
-        answer_text: canonical answer -> text, before eos.
+        answer_text: canonical answer (or LaTeX) -> text, before eos.
         banned_ids: ids that are never generated.
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
     """
@@ -193,7 +198,9 @@ def codi_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = N
 
 
 def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
-    """A language model's own: the question in its chat template, or question + line break | steps + "#### 72" + eos.
+    r"""A language model's own: the question in its chat template, or question + line break | steps + "#### 72" + eos.
+
+    Where answers are read from a box, "\boxed{72}" takes the place of "#### 72".
 
     Args:
         tokenizer: gets no tokens but, a word-level one, the answer's mark.
@@ -205,12 +212,14 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    add_words(tokenizer, TEXT_ANSWER)
+    style = TEXT_STYLES[prompt.answers]
+    before, after = (r"\boxed{", "}") if style == "boxed" else (f"{TEXT_ANSWER} ", "")
+    add_words(tokenizer, f"{before} {after}", apart=style != "boxed")
     chat = prompt.chat == "always" or (prompt.chat == "auto" and tokenizer.chat_template is not None)
     if chat:
         _check_chat(tokenizer, prompt)
     return Template(
-        answer_style="coconut",
+        answer_style=style,
         start_id=None,
         end_id=None,
         latent_id=None,
@@ -219,7 +228,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         tokenizer=tokenizer,
         question_text=functools.partial(_chat if chat else _asked, tokenizer, prompt),
         step_text=lambda step, first: step + "\n",
-        answer_text=lambda answer: f"{TEXT_ANSWER} {answer}",
+        answer_text=lambda answer: f"{before}{answer}{after}",
         bare=chat,
     )
 

@@ -133,10 +133,14 @@ def add_reasoner_tokens(
     )
 
 
-def add_words(tokenizer: "PreTrainedTokenizerFast", text: str) -> None:
-    """Give a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them."""
+def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:
+    """Give a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them.
+
+    Args:
+        apart: they stand for themselves only where nothing touches them.
+    """
     if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
-        words = [AddedToken(word, single_word=True, normalized=False) for word in text.split()]
+        words = [AddedToken(word, single_word=apart, normalized=False) for word in text.split()]
         tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
 
 

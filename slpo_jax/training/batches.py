@@ -22,7 +22,7 @@ def make_batch(
 
     Args:
         prompt_slots: buckets.
-        width: R, of the references.
+        width: R, of the references; 0 leaves them out.
         most: tokens of the prompts of any part (`EncodedProblems.most_tokens`), which are encoded end to end where that
             is much less than their slots; 0 leaves them padded.
         parts: how many devices and micro-batches the prompts are sharded over.
@@ -32,7 +32,9 @@ def make_batch(
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     padded = problems.prompt_batch(indices, prompt_slots)
-    references = encode_references([problems.problems[i].answer for i in indices], width)
+    references = np.zeros((batch_size, 0), np.uint8)
+    if width:
+        references = encode_references([problems.problems[i].answer for i in indices], width)
     capacity = end_to_end(most, batch_size // parts, padded.valid.shape[1]) if most else 0
     found = int(padded.valid.reshape(parts, -1).sum(axis=1).max())
     if capacity and found > capacity:
