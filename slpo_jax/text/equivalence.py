@@ -88,10 +88,11 @@ class _Worker:
         return self.close() == -signal.SIGPROF
 
     def close(self) -> int:
-        """End the process, if it hasn't."""
+        """End the process, if it hasn't, and say how it did."""
         self._process.kill()
-        with self._process:
-            return self._process.wait()
+        with contextlib.suppress(BrokenPipeError), self._process:  # what it didn't read can't be flushed
+            pass
+        return self._process.wait()
 
     def _reply(self) -> str:
         assert self._process.stdout is not None

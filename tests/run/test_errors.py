@@ -108,8 +108,19 @@ FLAGS = {
     ),
     "a prompt for a reasoner that has its own": (
         ["--config.prompt.instruction=Go"],
-        "config.prompt: coconut_gpt2",
+        "config.prompt.instruction: coconut_gpt2",
         "text_llama",
+    ),
+    "answers of a reasoner that has its own": (
+        ["--config.prompt.answers=boxed", "--config.stages=('imitate','evaluate')"],
+        "config.prompt.answers: coconut_gpt2",
+        "text_llama",
+    ),
+    "answers in no known way": (["--config.prompt.answers=math"], "config.prompt.answers: 'math'", "boxed"),
+    "rewards of boxed answers": (
+        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.prompt.answers=boxed"],
+        "config.prompt.answers: boxed answers",
+        "last_number",
     ),
     "text with a gate": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],

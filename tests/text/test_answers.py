@@ -172,8 +172,8 @@ def test_parse_completion_keeps_the_value(whole, fraction, negative, zeros):
 
 
 def test_unknown_style_is_an_error():
-    with pytest.raises(UserError, match="'boxed'"):
-        parse_completion("72", "boxed")
+    with pytest.raises(UserError, match="'latex'"):
+        parse_completion("72", "latex")
 
 
 def test_completion_text_stops_at_the_first_eos():

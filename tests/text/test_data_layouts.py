@@ -149,6 +149,122 @@ def test_published_layouts(tmp_path, name, kind):
     assert load_problems(source) == tuple(expected)
 
 
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\nRemember to put your answer on its "
+    'own line after "Answer:".'
+)
+_REWARD = {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}
+_CHAT = [{"content": DAPO.format("What is\n\n$30+4$?"), "role": "user"}]
+_REST = {"data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4"}}
+# (what the set's owner publishes, what it says in numbers, what it says in LaTeX)
+IN_LATEX = {
+    "HuggingFaceH4/MATH-500": (
+        [
+            {
+                "problem": "Half?",
+                "solution": r"\boxed{\frac12}",
+                "answer": r" \frac{1}{2}",
+                "subject": "Algebra",
+                "level": 1,
+            },
+            {"problem": "Two?", "solution": r"\boxed{2}", "answer": "2", "subject": "Algebra", "level": 5},
+        ],
+        [Problem("Two?", (), "2")],
+        [Problem("Half?", (), r"\frac{1}{2}"), Problem("Two?", (), "2")],
+    ),
+    "MATH without answers": (
+        [
+            {"problem": "Set?", "solution": r"\boxed{1}, no, \boxed{ \{1,2\} }."},
+            {"problem": "One?", "solution": r"\boxed{1}"},
+        ],
+        [Problem("One?", (), "1")],
+        [Problem("Set?", (), r"\{1,2\}"), Problem("One?", (), "1")],
+    ),
+    "zwhe99/amc23": (
+        [{"id": 0, "question": "Miles?", "answer": 27.0, "url": "https://artofproblemsolving.com"}],
+        [Problem("Miles?", (), "27")],
+        [Problem("Miles?", (), "27.0")],
+    ),
+    "open-r1/DAPO-Math-17k-Processed": (
+        [{"prompt": "What is $30+4$?", "solution": "34", "source_prompt": _CHAT, "reward_model": _REWARD, **_REST}],
+        [Problem("What is $30+4$?", (), "34")],
+        [Problem("What is $30+4$?", (), "34")],
+    ),
+    "BytedTsinghua-SIA/DAPO-Math-17k": (
+        [
+            {"prompt": _CHAT, "reward_model": _REWARD, **_REST},
+            {
+                "prompt": [{"content": "Plain?", "role": "user"}],
+                "reward_model": {"ground_truth": "-1", "style": ""},
+                **_REST,
+            },
+        ],
+        [Problem("What is\n\n$30+4$?", (), "34"), Problem("Plain?", (), "-1")],
+        [Problem("What is\n\n$30+4$?", (), "34"), Problem("Plain?", (), "-1")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_LATEX)
+def test_published_layouts_in_numbers_and_in_latex(tmp_path, name, warnings):
+    records, numbers, latex = IN_LATEX[name]
+    sources = [
+        write_jsonl(tmp_path / "set.jsonl", records),
+        write_parquet(tmp_path / "set.parquet", records),
+        write_set(tmp_path / "set", {"train": records}),
+    ]
+    for source in sources:
+        assert load_problems(source) == tuple(numbers)
+        counted = len(warnings)
+        assert load_problems(source, latex=True) == tuple(latex)
+        assert len(warnings) == counted, "in LaTeX, all of these are used"
+
+
+def _aime(folder: Path) -> str:
+    """As opencompass/AIME2025 is laid out."""
+    configs = ""
+    for number, part in enumerate(("I", "II")):
+        records = [{"question": f"{part}-{n}?", "answer": str(100 * number + n)} for n in range(1, 3)]
+        write_jsonl(folder / f"aime2025-{part}.jsonl", [*records, {"question": f"{part}-5?", "answer": r"336^\circ"}])
+        configs += f"  - config_name: AIME2025-{part}\n    data_files:\n      - split: test\n"
+        configs += f"        path: aime2025-{part}.jsonl\n"
+    (folder / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{configs}---\n\n# AIME 2025 Dataset\n")
+    return str(folder)
+
+
+def test_both_parts_of_aime_are_one_source(tmp_path, warnings):
+    both = _aime(tmp_path / "opencompass" / "AIME2025")
+    in_latex = ["1", "2", r"336^\circ", "101", "102", r"336^\circ"]
+    assert _answers(load_problems(both, role="test", latex=True)) == in_latex
+    assert _answers(load_problems(f"{both}:AIME2025-I+AIME2025-II@test", latex=True)) == in_latex
+    assert _answers(load_problems(f"{both}:AIME2025-II", role="test", latex=True)) == in_latex[3:]
+    assert warnings == []
+    assert _answers(load_problems(both, role="test")) == ["1", "2", "101", "102"]
+    where = f"{both}:AIME2025-I, split test, row 3: answer '336^\\\\circ' is no number"
+    assert warnings == [f"{both}: left out 2 of 6 problems: {where}"]
+    assert _error(both).startswith(f"{both}: has no split 'train', only test; name one, e.g. {both}:AIME2025-I@test")
+    # Elsewhere a config has to be named.
+    other = _aime(tmp_path / "other")
+    assert _answers(load_problems(f"{other}:AIME2025-I+AIME2025-II", role="test", latex=True)) == in_latex
+    assert "Config name is missing" in _error(other)
+
+
+def test_latex_that_can_not_be_compared_is_counted_out(tmp_path, warnings):
+    answers = ["2", "", r"\frac{1}{2}", "5}", None]
+    records = [{"problem": f"P{n}?", "solution": "none", "answer": answer} for n, answer in enumerate(answers)]
+    path = write_jsonl(tmp_path / "math.jsonl", records)
+    assert _answers(load_problems(path, latex=True)) == ["2", r"\frac{1}{2}"]
+    assert warnings == [f"{path}: left out 3 of 5 problems: {path}, line 2: answer '' is no LaTeX that can be compared"]
+    path = write_jsonl(tmp_path / "bad.jsonl", rows("", "}{"))
+    with pytest.raises(UserError) as caught:
+        load_problems(path, latex=True)
+    assert str(caught.value) == (
+        f"{path}, line 1: answer '' is no LaTeX that can be compared, nor is any of the 2; give a set with answers "
+        "that math_verify reads"
+    )
+
+
 def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
     whole = write_parquet(tmp_path / "int.parquet", rows(72, -9007199254740993))
     assert _answers(load_problems(whole)) == ["72", "-9007199254740993"]
@@ -178,6 +294,17 @@ def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
         ({"question": "Q?", "cot": ["<<1+1=2>>"], "answer": "2"}, "field 'cot' is list, not a text"),
         ({"question": "Q?", "final_ans": None}, "field 'final_ans' is NoneType"),
         ({"problem": "Q?", "solution": 2}, "field 'solution' is int"),
+        ({"prompt": "Q?"}, "field 'solution' is missing"),
+        ({"prompt": ["Q?"], "solution": "1"}, "field 'prompt' is list, not a text"),
+        (
+            {"prompt": "Q?", "reward_model": {"ground_truth": "1"}},
+            "fields 'prompt' and 'reward_model' don't hold a chat",
+        ),
+        ({"prompt": [{"content": "Q?"}], "reward_model": {"style": "1"}}, "fields 'prompt' and 'reward_model' don't"),
+        (
+            {"prompt": [{"content": "Q?"}], "reward_model": {"ground_truth": [1]}},
+            "field 'reward_model.ground_truth' is list, not a text",
+        ),
     ],
 )
 def test_malformed_records_name_file_and_row(tmp_path, record, expected):

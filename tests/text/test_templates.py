@@ -4,6 +4,7 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
+from slpo_jax.text.answers import completion_text, parse_completion
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import PromptConfig, coconut_template, codi_template, text_template
@@ -126,6 +127,20 @@ def test_text_is_the_question_and_what_is_written_after_it():
     assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
     before = problems.before_suffix([0], (len(prompt),))
     assert before.tokens[0, before.valid[0]].tolist() == prompt[:-1]
+
+
+@pytest.mark.parametrize(("answers", "style"), [("last_number", "codi"), ("boxed", "boxed")])
+def test_text_writes_what_its_answers_are_read_from(answers, style):
+    template = text_template(arithmetic_tokenizer(30), PromptConfig(answers=answers))
+    assert template.answer_style == style
+    written = [r"\boxed{", "8", "}"] if answers == "boxed" else ["####", "8"]
+    ids = template.suffix(["5 + 3 = 8"], "8")
+    assert _tokens(template, ids)[-1 - len(written) :] == [*written, "<eos>"]
+    text = completion_text(ids, token_bytes(template.tokenizer), template.eos_id)
+    assert parse_completion(text, template.answer_style) == "8"
+    assert template.answer_text(r"\frac{1}{2}") == (
+        r"\boxed{\frac{1}{2}}" if answers == "boxed" else r"#### \frac{1}{2}"
+    )
 
 
 def test_text_in_a_chat():

@@ -1,0 +1,124 @@
+"""Completions read and compared: numbers by their decimals, boxes by what they mean, in records, Acc and rewards."""
+
+import numpy as np
+import pytest
+from data_sets import write_jsonl
+from small_run import load_config
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Completions, Reader, accuracy, record_rows
+from slpo_jax.run.digests import settings_of
+from slpo_jax.run.experiment import assemble
+from slpo_jax.run.solver import Solution
+from slpo_jax.solve import describe
+from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import PromptConfig, text_template
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training.batches import make_batch
+
+SLOTS = 8
+WORDS = ("+", "-", "Tom", "####", r"\boxed{", "}")
+
+
+def _template(answers: str):
+    tokenizer = arithmetic_tokenizer(30)
+    template = text_template(tokenizer, PromptConfig(answers=answers))
+    tokenizer.add_tokens([word for word in WORDS if word not in tokenizer.get_vocab()])
+    return template
+
+
+def _tokens(template, texts):
+    """Rows of words; <eos> is written out where there is one."""
+    rows = np.full((len(texts), SLOTS), template.pad_id, np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        ids = template.tokenizer.convert_tokens_to_ids(text.split())
+        row[: len(ids)] = ids
+    return rows
+
+
+# Texts, what is read in them, and whether it is 7, the reference; None: no answer.
+READ = {
+    "auto": [
+        ("#### 7 <eos>", "7", True), ("7 Tom <eos>", None, False), ("#### 8 <eos>", "8", False), ("#### 7", None, False),
+    ],
+    "last_number": [("#### 7 Tom <eos>", "7", True), ("7 8 <eos>", "8", False), ("Tom <eos>", None, False)],
+    "boxed": [
+        (r"\boxed{ 3 + 4 } Tom 8 <eos>", "3 + 4", True), (r"\boxed{ 7 } <eos>", "7", True), ("7 <eos>", None, False),
+        (r"\boxed{ 7 } \boxed{ 8 } <eos>", "8", False), (r"\boxed{ 7 }", None, False),
+        (r"\boxed{ 7 <eos>", None, False),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answers", READ)
+def test_records_and_accuracy_go_by_what_answers_mean(answers):
+    template = _template(answers)
+    reader, texts = Reader(template), READ[answers]
+    tokens = _tokens(template, [text for text, _, _ in texts])
+    right = [hit for *_, hit in texts]
+    problems = encode_problems(template, [Problem("Tom ?", ("3 + 4 = 7",), "7")] * len(texts))
+    done = Completions(tokens, np.arange(len(texts)))
+    assert accuracy(reader, problems, done) == pytest.approx(np.mean(right))
+    assert accuracy(reader, problems, Completions(tokens[:1], np.arange(1))) == 1.0
+    rewards = reader.rewards(tokens, ["7"] * len(texts))
+    assert rewards.dtype == np.float32
+    assert rewards.tolist() == [float(hit) for hit in right]
+    twice = Completions(np.repeat(tokens, 2, axis=0)[::-1], np.arange(2 * len(texts)))
+    for index, row in enumerate(record_rows(reader, problems, done, {5: done, 9: twice}, samples=1)):
+        _, answer, hit = texts[index]
+        assert (row["reference"], row["answer"], row["correct"]) == ("7", answer, hit)
+        other = texts[::-1][index // 2]
+        assert [list(sample) for sample in row["samples"]] == [
+            ["seed", "completion", "answer", "latent_steps", "correct"]
+        ] * 2
+        assert [tuple(sample.values())[2:] for sample in row["samples"]] == [
+            (answer, index, hit), (other[1], index, other[2])
+        ]  # fmt: skip
+
+
+def test_a_reader_remembers_a_bounded_number(monkeypatch):
+    monkeypatch.setattr("slpo_jax.evaluation.evaluate._MOST_SEEN", 2)
+    template = _template("auto")
+    reader = Reader(template)
+    for number in range(5):
+        (tokens,) = _tokens(template, [f"#### {number} <eos>"])
+        assert reader.read(tokens)[2] == str(number)
+        assert len(reader._seen) <= 2
+
+
+def _text_config(answers: str):
+    config = load_config()
+    config.update(reasoner="text_gpt2", max_latents=0, stages=("imitate", "evaluate"))
+    config.gate.enabled = False
+    config.prompt.answers = answers
+    return config
+
+
+def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answers = ["2 - 1", "1 + 3", "2"]
+    records = [{"problem": f"Tom has {n} pens . How many now ?", "answer": text} for n, text in enumerate(answers)]
+    write_jsonl(tmp_path / "train.jsonl", records)
+    setup = assemble(_text_config("boxed"))
+    setup.config.data.update(train="train.jsonl", valid="")
+    assert setup.reads_on_host
+    assert [problem.answer for problem in setup.train.problems] == answers
+    batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), width=setup.reference_width)
+    assert batch.references.shape == (4, 0)
+    # Of a draw, the problem: number 3 is the first one's second.
+    tokens = _tokens(setup.template, [r"\boxed{ 1 } <eos>", r"\boxed{ 1 } <eos>", r"\boxed{ 2 } <eos>", "1 <eos>"])
+    assert setup.host_reward(tokens, np.array([3, 1, 2, 0])).tolist() == [1.0, 0.0, 1.0, 0.0]
+    with pytest.raises(UserError, match="'boxed'"):
+        setup.reward(tokens, batch.references)
+    solution = Solution("How many ?", None, "1", [])
+    solver = type("Solver", (), {"setup": setup})
+    assert r"answer    none: the text has nothing in a \boxed{}, or no end" in describe(solver, solution)
+
+
+def test_how_answers_are_read_is_part_of_an_evaluation():
+    found = {answers: settings_of(_text_config(answers)) for answers in READ}
+    assert found["boxed"]["prompt"]["answers"] == "boxed"
+    assert found["boxed"] != found["last_number"]
+    # What was evaluated before the key was there is still of the default.
+    assert found["auto"]["prompt"] == {"system": "", "instruction": "", "chat": "auto"}

@@ -1,0 +1,164 @@
+"""LaTeX answers: a table of pairs decided by hand; what is bad costs little, and what happens to a worker nothing."""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+
+import pytest
+
+from slpo_jax.errors import UserError
+from slpo_jax.text import answers, equivalence
+from slpo_jax.text.answers import are_readable, are_right, canonical_decimal, is_correct, last_boxed, parse_completion
+from slpo_jax.text.equivalence import are_equivalent
+
+# (answer, reference)
+RIGHT = [
+    (r"\frac{1}{2}", "0.5"), (r"\dfrac12", r"\frac{1}{2}"), ("1/2", r"\tfrac{1}{2}"),
+    (r"\frac{-3}{4}", r"-\frac{3}{4}"),
+    (r"2\sqrt{3}", r"\sqrt{12}"), (r"\sqrt3", r"\sqrt{3}"), (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"),
+    (r"\left(0,1\right]", "(0,1]"), (r"[0,+\infty)", r"[0,\infty)"),
+    (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"),
+    (r"1 \le x \le 2", r"1\leq x\leq 2"), ("[1,2]", r"1 \le x \le 2"),
+    ("5", r"5\text{ cm}"), (r"5\text{ cm}", "5"), (r"336^\circ", "336"), ("336", r"336^\circ"), (r"\$18", "18"),
+    (r"\text{Evelyn}", "Evelyn"), ("C", r"\text{(C)}"), (r"\text{even}", r"\text{ even}"),
+    ("10,000", "10000"), ("10{,}000", "10000"), ("1,450.50", "1450.5"), (r"50\%", "50"), ("0.5", r"50\%"),
+    (r"\{2,1\}", r"\{1,2\}"), ("2,1", "1,2"), (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+    ("1024", "2^{10}"), ("(x+1)^2", "x^2+2x+1"), ("q+p", "p+q"), ("-5i+6", "6-5i"), ("11.5", r"11\frac{1}{2}"),
+    ("x=5", "5"), ("y = 2x + 3", "y=2x+3"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ("27", "27.0"), ("072", "72"), ("-0", "0"), ("+5", "5"), ("2.01e-06", "0.00000201"), ("0.333333", r"\frac{1}{3}"),
+    ("1e3", "1000"), ("9" * 400, "9" * 400),
+]  # fmt: skip
+WRONG = [
+    (r"\frac{1}{2}", r"\frac{2}{3}"), ("-5", "5"), (r"\sqrt{3}", r"\sqrt{2}"), ("[0,1]", "(0,1]"), ("(2,1)", "(1,2)"),
+    (r"1 \le x \le 2", "[1,2]"),  # of an interval, an inequality is no answer
+    (r"\text{Bob}", r"\text{Evelyn}"), (r"\text{(B)}", "C"), ("(x+2)^2", "x^2+2x+1"), ("3.14", r"\pi"),
+    ("1,2,3", "1,2"),
+    (r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("27.5", "27"),
+    ("y=2x+4", "y=2x+3"),
+    ("45", "1,45"), ("0.33", r"\frac{1}{3}"), ("5.5e1", "5"), ("9" * 400, "9" * 399 + "8"), ("12", "21"), ("٧", "7"),
+    ("", "5"), (r"\frac{1", "1"), (r"\undefined{1}", "1"), ("9" * 600 + ".5", r"\frac{1}{2}"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Workers of the test's own, and nothing known."""
+    monkeypatch.setattr(equivalence, "_idle", deque())
+    monkeypatch.setattr(equivalence, "_known", {})
+    yield equivalence
+    equivalence._close()
+
+
+def test_pairs_by_hand():
+    found = are_right(*zip(*RIGHT, *WRONG, strict=True), "boxed")
+    expected = [True] * len(RIGHT) + [False] * len(WRONG)
+    wrong = [pair for pair, told, right in zip(RIGHT + WRONG, found, expected, strict=True) if told != right]
+    assert not wrong
+    assert are_right([None, "1"], ["1", "1"], "boxed") == [False, True]
+    assert is_correct(r"so \boxed{ \frac{4}{8} }.", "0.5", "boxed")
+    assert not is_correct(r"so \frac{4}{8}.", "0.5", "boxed")
+    assert not is_correct(None, "0.5", "boxed")
+
+
+@pytest.mark.parametrize("style", ["coconut", "codi"])
+def test_numbers_are_never_a_matter_of_latex(style, monkeypatch):
+    """Nor are whole numbers, which all agree on, in a box."""
+    monkeypatch.setattr(answers, "are_equivalent", lambda pairs: [pytest.fail("asked") for _ in pairs])
+    assert are_right(["1", "0.5", None, "1"], ["1", "0.50", "1", "2"], style) == [True, False, False, False]
+    wholes = ["1,000", "-7", "1e2", "+3", "007", "12345678901234567890123"]
+    decimals = ["1.50", "0.10"]
+    for text in [*wholes, *decimals]:
+        assert are_right([text], [canonical_decimal(text)], "boxed") == [True]
+    assert are_right(wholes, ["1001", "7", "200", "4", "8", "12345678901234567890124"], "boxed") == [False] * 6
+
+
+BOXED = {
+    r"\boxed{72}": "72",
+    r"$\boxed{ \frac{1}{2} }$, as $\frac{2}{4}$": r"\frac{1}{2}",
+    r"\boxed {7}": "7",
+    "\\boxed\n{7\n}": "7",
+    r"\boxed{1} or \boxed{2}.": "2",
+    r"\boxed{\boxed{5}}": "5",
+    r"\boxed{\text{a}^{2^{3}}} {}": r"\text{a}^{2^{3}}",
+    r"\boxed{\{1,2\}}": r"\{1,2\}",
+    r"\boxed{\left\{ x \right.}": r"\left\{ x \right.",
+    r"\boxed{1\}": None,
+    r"\boxed{1} and \boxed{2": None,
+    r"\boxed{}": None,
+    r"\boxed{ }": None,
+    r"\boxed 5": None,
+    r"\boxedx{5}": None,
+    "72": None,
+    "": None,
+    "\\boxed{" + "{" * 10_000: None,
+    "\\boxed{" + "{" * 10_000 + "}" * 10_001: "{" * 10_000 + "}" * 10_000,
+    "\\boxed{" * 10_000: None,
+}
+
+
+@pytest.mark.parametrize("text", BOXED, ids=lambda text: text[:20])
+def test_the_last_box_by_hand(text):
+    begun = time.process_time()
+    assert parse_completion(text, "boxed") == BOXED[text]
+    assert last_boxed(text) == (BOXED[text] or "")
+    assert time.process_time() - begun < 0.5
+
+
+def test_references_that_no_box_can_hold_or_nobody_can_read():
+    bad = ["", " ", "5}", "}{", r"\frac{1", "\\", "a}b{c", "x" * 501, r"\boxed{5}", r"\frac{\frac{1}{2}}{"]
+    good = [r"\frac{1}{2}", "27.0", r"\{1,2\}", r"\text{Evelyn}", "1e9", "9" * 501, r"336^\circ", r"(-\infty,2)"]
+    assert are_readable(bad) == [False] * len(bad)
+    assert are_readable(good) == [True] * len(good)
+
+
+def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, monkeypatch):
+    """Also in a thread, and in C, where no exception ends it."""
+    monkeypatch.setattr(equivalence, "_SECONDS", 0.4)
+    hard = [r"10^{10^{10}}"]
+    told: list[bool] = []
+    thread = threading.Thread(target=lambda: told.extend(are_equivalent([(text, "5") for text in hard])))
+    begun = time.monotonic()
+    thread.start()
+    thread.join(60)
+    assert told == [False]
+    assert time.monotonic() - begun < 30
+    odd = ["\ud800", "\0", "\n", "５", '"', "\\" * 99, "\u202e5", "0x5", "?!", "{{5}}"]
+    assert are_equivalent([(text, "5") for text in odd]) == [text == "{{5}}" for text in odd]
+    assert are_equivalent([("10/2", "5")]) == [True]
+
+
+def test_a_signal_to_all_leaves_the_verdicts_as_they_are():
+    assert are_equivalent([("10/2", "5")]) == [True]
+    worker = equivalence._idle[-1]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker._process.pid, number)
+    assert os.getsid(worker._process.pid) != os.getsid(0), "nor is Ctrl-C for it"
+    assert are_equivalent([("12/2", "6")]) == [True]
+    assert equivalence._idle[-1] is worker
+    worker._process.kill()
+    worker._process.wait()
+    assert are_equivalent([("14/2", "7")]) == [True], "one that died without being asked is replaced"
+
+
+def test_a_verdict_is_asked_for_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(equivalence, "_known", {})
+    monkeypatch.setattr(equivalence, "_judge", lambda pair: asked.append(pair) or pair[0] == "y")
+    assert are_equivalent([("x", "1"), ("y", "1"), ("x", "1")]) == [False, True, False]
+    assert are_equivalent([("y", "1"), ("y", "2")]) == [True, True]
+    assert sorted(asked) == [("x", "1"), ("y", "1"), ("y", "2")]
+    monkeypatch.setattr(equivalence, "_MOST_KNOWN", 3)
+    assert are_equivalent([("y", "1"), ("y", "3")]) == [True, True]
+    assert set(equivalence._known) == {("y", "1"), ("y", "3")}
+    assert are_equivalent([]) == []
+
+
+def test_without_the_package_it_is_one_line(fresh, monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UserError, match="pip install math-verify") as error:
+        are_equivalent([("x", "y")])
+    assert "\n" not in str(error.value)
