@@ -54,6 +54,14 @@ def canonical_decimal(text: str) -> str:
     return _compose(sign == "-", digits[:point], digits[point:])
 
 
+def canonical_number(text: str) -> str | None:
+    """`canonical_decimal`, None for what is no number."""
+    try:
+        return canonical_decimal(text)
+    except UserError:
+        return None
+
+
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
     r"""Read the answer that a completion gives: a number, or for "boxed" an expression in LaTeX.
 
@@ -129,7 +137,7 @@ def are_readable(references: Sequence[str]) -> list[bool]:
 
 def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
     """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
-    numbers = [(_number(answer), _number(reference)) for answer, reference in pairs]
+    numbers = [(canonical_number(answer), canonical_number(reference)) for answer, reference in pairs]
     settled = [_settled(answer, reference) for answer, reference in numbers]
     # Of an exponent or a leading +, say, only the grammar knows.
     asked = [
@@ -146,14 +154,6 @@ def _settled(answer: str | None, reference: str | None) -> bool | None:
     if answer is None or reference is None:
         return None
     return answer == reference or (None if "." in answer + reference else False)
-
-
-def _number(text: str) -> str | None:
-    """The canonical decimal of what is a number in this module's grammar."""
-    try:
-        return canonical_decimal(text)
-    except UserError:
-        return None
 
 
 def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -> bool:

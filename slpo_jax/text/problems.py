@@ -15,7 +15,7 @@ from absl import logging
 
 from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import are_readable, canonical_decimal
+from slpo_jax.text.answers import are_readable, canonical_decimal, canonical_number
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, no_such_file
 from slpo_jax.text.problem import Problem
@@ -100,7 +100,8 @@ def load_problems(
             together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
             train. openai/gsm8k's config is main, open-r1/DAPO-Math-17k-Processed's en, and opencompass/AIME2025 is
             both of its.
-        latex: answers stay as they are written, in LaTeX, to be compared as such (`answers.are_right`, style "boxed").
+        latex: answers that are no numbers stay as they are written, in LaTeX, to be compared as such
+            (`answers.are_right`, style "boxed").
     Returns:
         the problems in the order of the source.
     Raises:
@@ -149,7 +150,7 @@ def _raw_problems(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, RawPro
 
 def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], list[str]]:
     """The problems, and where and why others are none."""
-    answers = [raw.answer.strip() for _, raw in found]
+    answers = [canonical_number(raw.answer) or raw.answer.strip() for _, raw in found]
     problems: list[Problem] = []
     left_out: list[str] = []
     for (where, raw), answer, readable in zip(found, answers, are_readable(answers), strict=True):

@@ -40,7 +40,8 @@ def _tokens(template, texts):
 # Texts, what is read in them, and whether it is 7, the reference; None: no answer.
 READ = {
     "auto": [
-        ("#### 7 <eos>", "7", True), ("7 Tom <eos>", None, False), ("#### 8 <eos>", "8", False), ("#### 7", None, False),
+        ("#### 7 <eos>", "7", True), ("7 Tom <eos>", None, False), ("#### 8 <eos>", "8", False),
+        ("#### 7", None, False),
     ],
     "last_number": [("#### 7 Tom <eos>", "7", True), ("7 8 <eos>", "8", False), ("Tom <eos>", None, False)],
     "boxed": [

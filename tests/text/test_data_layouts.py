@@ -184,7 +184,7 @@ IN_LATEX = {
     "zwhe99/amc23": (
         [{"id": 0, "question": "Miles?", "answer": 27.0, "url": "https://artofproblemsolving.com"}],
         [Problem("Miles?", (), "27")],
-        [Problem("Miles?", (), "27.0")],
+        [Problem("Miles?", (), "27")],
     ),
     "open-r1/DAPO-Math-17k-Processed": (
         [{"prompt": "What is $30+4$?", "solution": "34", "source_prompt": _CHAT, "reward_model": _REWARD, **_REST}],
