@@ -40,15 +40,16 @@ def are_equivalent(pairs: Sequence[Pair]) -> list[bool]:
     Raises:
         UserError: math-verify isn't installed.
     """
-    new = [pair for pair in dict.fromkeys(pairs) if pair not in _known]
-    if len(_known) + len(new) > _MOST_KNOWN:
-        _known.clear()
-        new = list(dict.fromkeys(pairs))
+    found = {pair: _known[pair] for pair in pairs if pair in _known}
+    new = [pair for pair in dict.fromkeys(pairs) if pair not in found]
     if new:
         workers = min(_MOST_WORKERS, os.cpu_count() or 1, -(-len(new) // _PER_WORKER))
         with ThreadPoolExecutor(workers) as threads:
-            _known.update(zip(new, threads.map(_judge, new), strict=True))
-    return [_known[pair] for pair in pairs]
+            found.update(zip(new, threads.map(_judge, new), strict=True))
+        if len(_known) + len(new) > _MOST_KNOWN:
+            _known.clear()
+        _known.update((pair, found[pair]) for pair in new)
+    return [found[pair] for pair in pairs]
 
 
 class _Worker:
