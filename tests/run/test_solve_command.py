@@ -103,6 +103,8 @@ ERRORS = {
         "--reasoner: is codi_llama",
         "_gpt2",
     ),
+    "answers of its own": (["--checkpoint=WORK", "--answers=boxed", QUESTION], "--answers: coconut_gpt2", "text_llama"),
+    "answers in no known way": (["--checkpoint=WORK", "--answers=maths", QUESTION], "--answers=maths", "last_number"),
     "an unknown flag": (["--chekpoint=WORK", QUESTION], "chekpoint", "--help"),
     "a word for a number": (["--checkpoint=WORK", "--samples=many", QUESTION], "--samples=many", "--help"),
 }
