@@ -203,11 +203,6 @@ def check(config: ConfigDict) -> None:
         not (settings.cold_start.train_backbone and settings.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
-    need(
-        settings.prompt.answers != "boxed" or "rl" not in settings.stages,
-        "prompt.answers: boxed answers are compared on the host, which the stage rl can't do; use last_number, or take "
-        "rl out of config.stages",
-    )
     for stage in ("cold_start", "rl"):
         if stage in settings.stages:
             fill(OptimizerConfig, config[stage].optimizer, f"config.{stage}.optimizer", total_steps=config[stage].steps)

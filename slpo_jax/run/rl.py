@@ -40,7 +40,8 @@ def train_objective(experiment: Experiment, name: str) -> None:
     params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches)
+    host_reward = experiment.host_reward if experiment.reads_on_host else None
+    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward)
     step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)
     batch = prompted_batches(experiment, config, objective.needs_answers)
     if config.evaluate_every:

@@ -117,11 +117,6 @@ FLAGS = {
         "text_llama",
     ),
     "answers in no known way": (["--config.prompt.answers=math"], "config.prompt.answers: 'math'", "boxed"),
-    "rewards of boxed answers": (
-        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.prompt.answers=boxed"],
-        "config.prompt.answers: boxed answers",
-        "last_number",
-    ),
     "text with a gate": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],
         "config.gate.enabled: True",
