@@ -130,15 +130,19 @@ def test_an_objective_added_later_is_all_that_is_trained(work):
 
 
 def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
-    """CoT-SFT in words alone; then a block of mixtures before them, trained by its likelihood and by replay."""
+    """CoT-SFT in words alone; then a block of mixtures before them, trained by its likelihood and by replay.
+
+    Its answers stand in boxes, so that the rewards come from the host.
+    """
     folder = new_folder(tmp_path)
     done = run(
         "--config=small.py", "--workdir=work", "--config.stages=('imitate','rl','evaluate')", "--config.max_latents=2",
         "--config.reasoner=text_gpt2", "--config.gate.enabled=False", "--config.imitate.c_thought=0",
-        "--config.imitate.cot_steps=60",
-        "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=10",
+        "--config.imitate.cot_steps=100",
+        "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=12",
         "--config.rl.objectives=('exact','pathwise')", "--config.objective.pathwise.estimator=reward",
-        "--config.thinker.name=gumbel", "--config.dropout.rate=0.0", "--config.evaluate.temperature=1.0", folder=folder,
+        "--config.thinker.name=gumbel", "--config.dropout.rate=0.0", "--config.evaluate.temperature=1.0",
+        "--config.prompt.answers=boxed", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]
     for name in ("exact", "pathwise"):
@@ -157,5 +161,6 @@ def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
     words = found["imitate"]
     assert np.mean([record["correct"] for record in words]) > 0.5
     assert all(" = " in record["completion"] for record in words), "steps are written out"
-    drawn = [sample["completion"] for record in found["pathwise"] for sample in record["samples"]]
-    assert len(set(drawn)) > len(found["pathwise"])
+    assert all(record["answer"] in record["completion"].partition("boxed{")[2] for record in words if record["correct"])
+    drawn = [{sample["completion"] for sample in record["samples"]} for record in found["pathwise"]]
+    assert max(map(len, drawn)) > 1, "they are sampled"
