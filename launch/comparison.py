@@ -15,6 +15,9 @@ from slpo_jax.evaluation.drawing import Style, style_at
 from slpo_jax.evaluation.report import compare_runs
 
 Figures = dict[str, float]
+_UNITS = (
+    "Percent or percentage points; latent_steps and answer_tokens: how many; distinct_answers: of a problem's samples."
+)
 
 
 def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
@@ -84,7 +87,13 @@ def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str])
 
 def markdown(compared: Grid | Study, found: dict[str, Any]) -> str:
     """The tables: the rows themselves, and their differences from each baseline."""
-    lines = ["Percent or percentage points; latent_steps: latents."] if isinstance(compared, Grid) else []
+    lines = (
+        [
+            "Percent or percentage points; latent_steps and answer_tokens: how many; distinct_answers: of a problem's samples."
+        ]
+        if isinstance(compared, Grid)
+        else []
+    )
     head, rows = ["run", "seeds", *compared.metrics], _named(compared)
 
     def table(title: str, figures_of: Callable[[dict[str, Any]], dict[str, Figures]], cell: Callable[..., str]) -> None:

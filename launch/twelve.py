@@ -65,6 +65,7 @@ TWELVE_GRIDS = {
         tuple(_CELLS.values()),
         rows=("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", *TWELVE["COMPARED"]),
         minus=("cold_start", "imitate_control", "reference"),
+        metrics=("acc", "pass@1", "pass@8", "pass@16", "latent_steps", "distinct_answers"),
     ),
     # As "twelve", but as many seconds of training as SLPO has, instead of as many steps.
     "seconds": Grid(

@@ -132,8 +132,8 @@ def _differences(
     """One set: row -> metric -> [N] for each run, the first row minus the others' best (by mean); entries and draws."""
     rows = list(values[0])
     metrics = [key for key in values[0][rows[0]] if all(key in run[row] for run in values for row in rows)]
-    if b == BEST_FIXED:  # "best" has no meaning for a length
-        metrics = [key for key in metrics if "latent_steps" not in key]
+    if b == BEST_FIXED:  # "best" has no meaning for a length or a variety
+        metrics = [key for key in metrics if "latent_steps" not in key and key != "distinct_answers"]
     best = {m: max(rows[1:], key=lambda row: np.mean([run[row][m] for run in values])) for m in metrics}
     diff = np.stack([np.stack([run[rows[0]][m] - run[best[m]][m] for run in values]) for m in metrics], axis=-1)
     draws = bootstrap_draws(diff, n_boot, seed, stream)

@@ -127,6 +127,15 @@ def majority_correct(sample_answers: np.ndarray, sample_correct: np.ndarray, k: 
     return out
 
 
+def distinct_answers(sample_answers: np.ndarray) -> np.ndarray:
+    """How many different answers the samples of a problem and seed have; all that have none count as one: int [S, N].
+
+    Args:
+        sample_answers: [S, N, M].
+    """
+    return np.array([[len(set(answers)) for answers in of_seed] for of_seed in sample_answers])
+
+
 def difficulty(records: EvalRecords) -> np.ndarray | None:
     """d_i = 1 - mean correctness of all samples of problem i (paper, difficulty section): [N], None without samples."""
     return 1.0 - records.sample_correct.mean(axis=(0, 2)) if records.sample_correct.size else None
@@ -151,7 +160,8 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
 
     Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k of `pass_ks(M)`, mean over seeds; maj@k
-    from 8 votes on), pass@k_unbiased (all S*M samples pooled, k a power of two below S*M), sample_latent_steps.
+    from 8 votes on), pass@k_unbiased (all S*M samples pooled, k a power of two below S*M), sample_latent_steps and
+    distinct_answers (of the M samples, mean over seeds).
     """
     correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
     out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
@@ -163,6 +173,7 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     for k in pass_ks(per_seed):
         if k >= FEWEST_VOTES:
             out[f"maj@{k}"] = majority_correct(records.sample_answers, correct, k).mean(axis=0)
+    out["distinct_answers"] = distinct_answers(records.sample_answers).mean(axis=0)
     out["sample_latent_steps"] = records.sample_latent_steps.mean(axis=(0, 2))
     return out
 

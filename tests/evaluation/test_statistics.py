@@ -201,6 +201,12 @@ def test_difficulty_is_the_share_of_failing_samples():
     assert statistics.difficulty(records).tolist() == [0.75, 0.25]
 
 
+def test_distinct_answers_by_hand():
+    answers = [[["1", "1", "2"], [None, None, "1"]], [["3", "3", "3"], ["1", "2", "3"]]]
+    records = make_records([1, 1], [1, 2], [1, 2], np.zeros((2, 2, 3)), answers)
+    assert statistics.problem_values(records)["distinct_answers"].tolist() == [(2 + 1) / 2, (2 + 3) / 2]
+
+
 def test_summarise_by_hand():
     sample_correct = [[[1, 0], [0, 0], [1, 1]], [[0, 0], [0, 1], [1, 1]]]  # S=2, N=3, M=2
     lengths = [[[1, 2], [3, 3], [6, 6]], [[1, 2], [3, 3], [6, 6]]]
