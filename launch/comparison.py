@@ -87,13 +87,7 @@ def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str])
 
 def markdown(compared: Grid | Study, found: dict[str, Any]) -> str:
     """The tables: the rows themselves, and their differences from each baseline."""
-    lines = (
-        [
-            "Percent or percentage points; latent_steps and answer_tokens: how many; distinct_answers: of a problem's samples."
-        ]
-        if isinstance(compared, Grid)
-        else []
-    )
+    lines = [_UNITS] if isinstance(compared, Grid) else []
     head, rows = ["run", "seeds", *compared.metrics], _named(compared)
 
     def table(title: str, figures_of: Callable[[dict[str, Any]], dict[str, Figures]], cell: Callable[..., str]) -> None:
