@@ -1,23 +1,26 @@
 """Soft tokens in minutes: a tiny Llama that learns to write its steps, and goes on with one of the methods below.
 
 `--config=configs/soft_quickstart.py:METHOD` trains it from nothing on written solutions, and then with METHOD, eight
-soft tokens before the words (`grpo`: words alone; `cot`: no reinforcement learning). Every method has the same start,
-batches and rollouts; with `METHOD,tune` it is trained at every rate of `RATES` and evaluated on the validation problems
-alone: `CHOSEN` comes from there (`launch/reproduce.py soft_rates`, then `launch/rates.py soft_rates`).
+soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
+`cot`: no reinforcement learning). Every method has the same start, batches and rollouts; with `METHOD,tune` it is
+trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
+(`launch/reproduce.py soft_rates`, then `launch/rates.py soft_rates`).
 """
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
-SOFT_TOKENS = 8
+SOFT_TOKENS, WORDS = 8, 24
 RATES = (3e-5, 1e-4, 3e-4)
+GATES = 20  # times the model's rate, as HRPO trains its gates
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
     "cot": ("soft", {}, 0.0, "", {}),
     "grpo": ("soft", {}, 0.0, "grpo", {}),
     "soft_tokens": ("noisy_soft", {}, 0.0, "exact", {}),
     "lepo": ("gumbel", {}, 0.0, "grpo", {}),
+    "hrpo": ("hybrid", {}, 0.0, "grpo", {}),
     "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
 }
@@ -40,10 +43,10 @@ def get_config(method: str = "lepo"):
     config.tokenizer = "synthetic:30"
     config.model.update(n_layer=2, n_head=2, n_kv_head=1, n_embd=32, n_positions=96)
     config.gate.enabled = False
-    config.max_latents = 0 if method == "grpo" else SOFT_TOKENS
+    config.max_latents = {"grpo": 0, "hrpo": WORDS}.get(method, SOFT_TOKENS)
     config.min_latents = 1
     config.prompt_slots = (24,)
-    config.max_answer_tokens = 24
+    config.max_answer_tokens = WORDS
     config.cpu_devices = 2
     config.dropout.rate = dropout
     config.thinker.name = thinker
@@ -66,6 +69,8 @@ def get_config(method: str = "lepo"):
     if kind:
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)
+            if method == "hrpo":
+                config.objective[name].thinker_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
     config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=100, temperature=1.0)
     config.log_every = 20

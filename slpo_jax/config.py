@@ -22,7 +22,9 @@ A section is the dataclass that it fills, which has its keys, defaults and range
 The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error.
 """
 
+import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -147,16 +149,25 @@ def thinker_of(config: ConfigDict) -> dict[str, Any]:
     return {"name": name, name: config.thinker[name]}
 
 
-def make_thinker(config: ConfigDict) -> Any:
+def make_thinker(config: ConfigDict, token: Callable[[str], int]) -> Any:
     """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
 
+    Args:
+        token: the id of a text that is one token.
     Raises:
-        UserError: unknown, or a setting out of its range.
+        UserError: unknown, a setting out of its range, or a text that should be one token and is not.
     """
     name = config.thinker.name
     if name not in THINKERS:  # as a checkpoint's own config may say
         raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
-    return fill(THINKERS[name], config.thinker[name], f"config.thinker.{name}")
+    key = f"config.thinker.{name}"
+    settings: Any = fill(THINKERS[name], config.thinker[name], key)
+    if not getattr(settings, "end_text", ""):
+        return settings
+    try:
+        return dataclasses.replace(settings, end_id=token(settings.end_text))
+    except UserError as error:
+        raise UserError(f"{key}.end_text: {error}") from None
 
 
 def check(config: ConfigDict) -> None:

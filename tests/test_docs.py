@@ -20,6 +20,7 @@ from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, 
 from tiny import GATE, compiled
 
 from slpo_jax import config as configs
+from slpo_jax.checked import section
 from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training import rl
@@ -164,7 +165,7 @@ def test_methods_are_all_there():
     common = {field.name for field in dataclasses.fields(Objective)}
     for kinds, title, known in ((OBJECTIVES, "Objectives", common), (THINKERS, "Thinkers", set())):
         for name, settings in _table(title).items():
-            own = {field.name for field in dataclasses.fields(kinds[name])} - known
+            own = set(section(kinds[name])) - known
             assert set(re.findall(r"`(\w+)`", settings)) == own, name
     shared = re.search(r"^All have (.*?)\.$", METHODS.read_text(), re.MULTILINE | re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", shared)) == common

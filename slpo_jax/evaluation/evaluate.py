@@ -16,7 +16,7 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.rollout import NO_TOKEN, sample
 from slpo_jax.text.answers import are_right, completion_text, parse_completion
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
@@ -29,7 +29,7 @@ class Completions:
     """Rollouts of a problem set, in its order.
 
     Attributes:
-        tokens: int32 [N, A].
+        tokens: int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajectories.completions`.
         latent_steps: int32 [N].
         latents: float32 [N, T, D], or None if not asked for.
     """
@@ -74,7 +74,7 @@ class Evaluator:
             keys_N = noise.row_keys(key, index_N, sample_N)
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
             latents_NTD = policy.thinker.feed(params, out.actions).astype(jnp.float32) if keep_latents else None
-            return out.tokens, out.lengths, latents_NTD
+            return out.completions, out.lengths, latents_NTD
 
         self._programs[mode] = jax.jit(
             jax.shard_map(
@@ -198,8 +198,7 @@ class Reader:
 
     def _read(self, ids: list[int]) -> tuple[list[int], str, str | None]:
         eos = self._template.eos_id
-        if eos in ids:
-            ids = ids[: ids.index(eos) + 1]
+        ids = ids[: ids.index(eos) + 1] if eos in ids else [token for token in ids if token != NO_TOKEN]
         text = completion_text(ids, self._bytes, eos)
         if text is None:  # no eos within the budget: no answer, but the text is worth showing
             shown = completion_text([*ids, eos], self._bytes, eos) or ""

@@ -32,7 +32,8 @@ class EvalRecords:
         correct: [N] bool, the clean greedy rollout was right.
         latent_steps: [N] int, latents of the clean greedy rollout.
         problem_steps: [N] float, annotated steps of the problem, NaN where there are none.
-        answer_tokens: [N] int, tokens of the clean greedy rollout after its latents.
+        answer_tokens: [N] int, tokens of the clean greedy rollout's completion: those after its latents, and before
+            them those that a thought is written down as.
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.

@@ -183,7 +183,7 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k; answer_tokens, tokens of the clean rollout after its latents, with its `_se`;
+        pass@k; answer_tokens, tokens of the clean rollout's completion, with its `_se`;
         pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
         `difficulty`.
     """

@@ -36,8 +36,8 @@ def load_params(directory: Path, like: Any) -> Any:
             raise _damaged(path, _reason(error)) from None
         except (ValueError, KeyError) as error:
             raise UserError(
-                f"{path}: does not fit this config's model ({_reason(error)}); set config.gate and config.model as "
-                "they were"
+                f"{path}: does not fit this config's model ({_reason(error)}); set config.gate, config.model and "
+                "config.thinker as they were"
             ) from None
 
 

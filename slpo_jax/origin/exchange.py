@@ -76,6 +76,8 @@ def export_checkpoint(source: Path, target: Path) -> None:
     assert identity.tokenizer is not None
     template = recipe.template(identity.tokenizer(), None, description.tidy, PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
+    if "thinker" in params:
+        raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
     origin = Origin(recipe, description, template)
     card = model_card(source, description, target.name)
     export_reasoner(target, params, description, template.tokenizer, origin.tokens, card)

@@ -3,9 +3,12 @@
 `[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the action that is drawn for step t is fed at latent
 slot t, the end marker at the first answer slot, whose output is the first answer token. Without an end marker
 (`RolloutConfig.end_id` None) that comes out of the last latent, or of the prompt, and is fed at the first answer slot.
-All loops end when every row has ended.
+All loops end when every row has ended. Where a thought is written down (`Thinker.says`), so that it is a part of the
+completion, one that says eos ends its row: there is no answer.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +24,9 @@ from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.thinkers import Action
 
+NO_TOKEN = -1
+"""What follows a completion without eos, where there is room left."""
+
 
 @struct.dataclass
 class Trajectories:
@@ -29,9 +35,11 @@ class Trajectories:
     Attributes:
         actions: leaves [N, T, ..], the actions of steps 1 .. tau, zeros after.
         lengths: int [N], tau.
-        tokens: int [N, A], generated answer tokens up to and including eos, then pad.
+        tokens: int [N, A], generated answer tokens up to and including eos, then pad; all pad after a thought that
+            said eos itself.
         keys: typed keys [N], of all the noise in a row.
         behaviour: what an objective keeps of the policy that they were rolled out with, leaves [N, ..]; None: nothing.
+        said: int [N, T], the tokens that steps 1 .. tau are written down as; None where thought is silent.
     """
 
     actions: Action
@@ -39,6 +47,21 @@ class Trajectories:
     tokens: jax.Array
     keys: jax.Array
     behaviour: Any = None
+    said: jax.Array | None = None
+
+    @property
+    def completions(self) -> jax.Array:
+        """int [N, T + A]: what a rollout wrote, the thought's tokens and then the answer's, without a gap.
+
+        It ends with eos, or else with `NO_TOKEN`, so that one without eos has no pad that is eos. A silent thought has
+        no part in it: it is `tokens`, [N, A].
+        """
+        if self.said is None:
+            return self.tokens
+        written_NS, lengths_N1 = jnp.concatenate([self.said, self.tokens], axis=1), self.lengths[:, None]
+        slots_S = jnp.arange(written_NS.shape[1])[None]
+        source_NS = jnp.where(slots_S < lengths_N1, slots_S, slots_S - lengths_N1 + self.said.shape[1])
+        return jnp.take_along_axis(written_NS, source_NS, axis=1, mode="fill", fill_value=NO_TOKEN)
 
 
 @struct.dataclass
@@ -128,6 +151,22 @@ def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
     return jax.tree.map(lambda x: x[:, 0], policy.thinker.draw(params, hidden_ND[:, None], keys_N1))
 
 
+def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_id: int) -> jax.Array:
+    """bool [N]: whether a thought's last step is written down as eos, so that no answer follows."""
+    last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
+    return jnp.any(last_NT & (said_NT == eos_id), axis=1)
+
+
+def _is_last(policy: Policy, params, action_N1) -> jax.Array:
+    """bool [N]: whether a thought ends with this action, leaves [N, 1, ..], whatever the stopping rule says."""
+    thinker, found = policy.thinker, [jnp.bool_(False)]
+    if thinker.ends is not None:
+        found.append(thinker.ends(params, action_N1)[:, 0])
+    if thinker.says is not None:
+        found.append(thinker.says(params, action_N1)[:, 0] == policy.config.eos_id)
+    return functools.reduce(jnp.logical_or, found)
+
+
 def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought: _Thought) -> _Thought:
     """Decide whether step t is the last, feed its action (without noise if it is), and draw the next."""
     config, t = policy.config, thought.t
@@ -139,6 +178,7 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
         fires_N = rho_N >= rule
     else:
         fires_N = t >= rule
+    fires_N |= _is_last(policy, params, action_N1)
     stops_N = thought.active_N & (fires_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
     dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
@@ -228,11 +268,15 @@ def sample(
     """
     params = {**params, "reasoner": policy.reasoner.cast(params["reasoner"])}
     thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
-    before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N
+    before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
+    if policy.thinker.says is not None:
+        said_NT = policy.thinker.says(params, thought.actions)
+        goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_id)
+        real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
         policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND
     )
-    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N)
+    return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=said_NT)
 
 
 def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories) -> Replay:
@@ -245,7 +289,9 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
         `Replay`; its actions equal those of the trajectories.
     """
     keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
-    by_length = policy.having(stopping="length")
+    by_length = dataclasses.replace(
+        policy.having(stopping="length"), thinker=dataclasses.replace(policy.thinker, ends=None, says=None)
+    )
     thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N
     return Replay(thought.actions, prefix, thought.cache, before_N, thought.hidden_ND)

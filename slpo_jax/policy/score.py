@@ -15,7 +15,7 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Replay, Trajectories, encode_prompts
+from slpo_jax.policy.rollout import Replay, Trajectories, encode_prompts, said_eos
 from slpo_jax.policy.thinkers import Action
 
 
@@ -97,9 +97,12 @@ def capacities(policy: Policy, group: int) -> list[Capacity]:
 
 
 def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
-    """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens."""
-    steps_T = jnp.arange(1, policy.config.max_latents + 1)
-    return steps_T[None] <= trajectories.lengths[:, None], answer_mask(trajectories.tokens, policy.config.eos_id)
+    """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens of the answer."""
+    steps_T, eos_id = jnp.arange(1, policy.config.max_latents + 1), policy.config.eos_id
+    spoken_NA = answer_mask(trajectories.tokens, eos_id)
+    if trajectories.said is not None:
+        spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, eos_id)[:, None]
+    return steps_T[None] <= trajectories.lengths[:, None], spoken_NA
 
 
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
@@ -165,7 +168,7 @@ def score(
     else:
         tokens_BS = answers.packed(trajectories.tokens)
         log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
-    spoken_NA = answer_mask(trajectories.tokens, config.eos_id)
+    _, spoken_NA = used_slots(policy, trajectories)
     return Scores(drawn, log_probs, log_probs_NA, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
 

@@ -24,7 +24,7 @@ from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.policy.thinkers import OF_LATENTS, THINKERS
+from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
@@ -112,10 +112,13 @@ class Setup:
     def initial_params(self) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
         found: dict[str, Any] = {}
+        shapes = self.abstract_params()
         if self.origin.orbax is not None:
-            shapes = self.abstract_params()
-            found = load_params(self.origin.orbax, {name: shapes[name] for name in stored_params(self.origin.orbax)})
+            stored = stored_params(self.origin.orbax)
+            _check_thinker(self.config, stored, shapes)
+            found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
         elif self.origin.read is not None:
+            _check_thinker(self.config, {}, shapes)
             found = self.origin.read()
 
         def missing():
@@ -220,7 +223,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    thinker = make_thinker(config)(reasoner, gate)
+    thinker = make_thinker(config, template.token)(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
     table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
     return Setup(
@@ -257,6 +260,11 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
             f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
         )
+    if origin.recipe.kind != "text" and (name in OF_TEXT or config.thinker.get(name, {}).get("end_text")):
+        raise UserError(
+            f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
+            "latents; use text_gpt2, text_llama, or another thinker"
+        )
     asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
     if origin.recipe.kind != "text" and asked:
         raise UserError(
@@ -277,6 +285,22 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
             "number of latents, or train a gate with the cold_start stage"
+        )
+
+
+def _check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any]) -> None:
+    """Parameters of the thinker's own must be of this thinker, and be there or be trained."""
+    name = config.thinker.name
+    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get("thinker")) for tree in (shapes, stored))
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "
+            "set config.thinker as it was trained with"
+        )
+    if ours is not None and theirs is None and "rl" not in config.stages:
+        raise UserError(
+            f"config.thinker.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
+            "or use another thinker"
         )
 
 

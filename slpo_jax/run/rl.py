@@ -1,6 +1,9 @@
 """The stage rl: every objective of `config.rl.objectives`, each trained from the same start."""
 
 import dataclasses
+from typing import Any
+
+import optax
 
 from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
@@ -11,7 +14,7 @@ from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_ba
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import Objective
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from slpo_jax.training.state import init_state
 
 STAGE = "rl"
@@ -36,9 +39,9 @@ def train_objective(experiment: Experiment, name: str) -> None:
     objective = make_objective(experiment, name)
     policy = training_policy(experiment, objective)
     trained: tuple[str, ...] = ("reasoner", "gate") if policy.stops_itself else ("reasoner",)
-    optimizer = make_optimizer(optimizer_config(experiment, objective))
     params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
+    optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     host_reward = experiment.host_reward if experiment.reads_on_host else None
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward)
@@ -83,12 +86,29 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     config, gated = experiment.config.rl, experiment.config.gate.enabled
     stopping: Stopping = config.stopping if gated else "length"
     temperature = config.temperature if objective.temperature is None else objective.temperature
-    # Without a gate all latents are used; capacities that differ in those alone are one.
-    shares = config.capacities if gated else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
+    # Where thoughts don't end by themselves all latents are used; capacities that differ in those alone are one.
+    by_itself = gated or experiment.policy.thinker.ends is not None or experiment.policy.thinker.says is not None
+    shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
     policy = experiment.policy.having(
         stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
     )
     return dataclasses.replace(policy, capacities=tuple(map(tuple, shares)))
+
+
+def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:
+    """The objective's optimizer, in which the thinker's own parameters have rates of their own.
+
+    Args:
+        trained: the parameters that it changes, by their top-level names.
+    """
+    config, rates = optimizer_config(experiment, objective), dict(experiment.policy.thinker.rates)
+    optimizer, rate = make_optimizer(config), objective.thinker_learning_rate
+    if "thinker" not in trained or (rate is None and not rates):
+        return optimizer
+    own = 1.0 if rate is None else rate / config.learning_rate
+    factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
+    factors["thinker"] = {name: own * rates.get(name, 1.0) for name in trained["thinker"]}
+    return scaled(optimizer, factors)
 
 
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:

@@ -149,7 +149,7 @@ def solve(solver: Solver, question: str) -> Solution:
     for t in range(int(out.lengths[0])):
         nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
         latents.append(Latent(float(stop_T[t]) if setup.config.gate.enabled else None, nearest))
-    _, text, answer = setup.reader.read(np.asarray(out.tokens[0]))
+    _, text, answer = setup.reader.read(np.asarray(out.completions[0]))
     return Solution(question, answer, text, latents)
 
 
@@ -164,7 +164,7 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
     for rows, real in padded_chunks(samples, min(samples, ROWS)):
         many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
         out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
-        answers += [solver.setup.reader.read(tokens)[2] for tokens in np.asarray(out.tokens)[real]]
+        answers += [solver.setup.reader.read(tokens)[2] for tokens in np.asarray(out.completions)[real]]
     counts = Counter(answers).most_common()
     return Vote(counts, next((answer for answer, _ in counts if answer is not None), None))
 

@@ -115,6 +115,20 @@ class Template:
         end = [] if self.end_id is None else [self.end_id]
         return [*end, *(token for step in steps for token in step), *answer, self.eos_id]
 
+    def token(self, text: str) -> int:
+        """The id of a text that is one token.
+
+        Raises:
+            UserError: the tokenizer splits it, or doesn't know it.
+        """
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
+        if len(ids) != 1:
+            raise UserError(f"{text!r} is {len(ids)} tokens to this tokenizer ({pieces}); give a text that is one")
+        if ids[0] == self.tokenizer.unk_token_id != self.eos_id:
+            raise UserError(f"{text!r} is no token of this tokenizer; give a text that is one")
+        return ids[0]
+
     def distilled_position(self, ids: Ids, answer: str) -> int:
         """Where CODI's distillation compares hidden states: at the token just before the answer itself.
 

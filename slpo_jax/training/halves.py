@@ -22,7 +22,7 @@ from slpo_jax.training.sharding import Layout, gathered
 from slpo_jax.training.state import TrainState, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(tokens int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
+"""(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
 
 
 def make_rl_step(
@@ -50,11 +50,12 @@ def make_rl_step(
     on_device = reward if host_reward is None else None
     roll = make_rollout(policy, objective, on_device, group, layout, stream, micro_batches)
     improve = make_train_step(make_improvement(policy, objective), *how, updates=objective.updates_per_step)
+    written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     def step(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch)
         if host_reward is not None:
-            rewards_BG = rewards_from_host(host_reward, trajectories.tokens, batch.index, layout)
+            rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout)
         return improve(state, (batch, trajectories, rewards_BG))
 
     return step

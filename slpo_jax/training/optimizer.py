@@ -129,6 +129,23 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), descent)
 
 
+def scaled(optimizer: optax.GradientTransformation, factors: chex.ArrayTree) -> optax.GradientTransformation:
+    """The optimizer with learning rates of their own for some parameters.
+
+    Schedules, decoupled weight decay and whatever comes before the rate are in proportion to it, so that this is what
+    torch's parameter groups do; the gradient's norm is clipped over all of them together.
+
+    Args:
+        optimizer: from `make_optimizer`.
+        factors: of the learning rate, a tree that the parameters' begins with: a number for all parameters under it.
+    """
+
+    def scale(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
+        return jax.tree.map(lambda factor, part: jax.tree.map(lambda x: factor * x, part), factors, updates)
+
+    return optax.chain(optimizer, optax.stateless(scale))
+
+
 def _only_matrices_and_vectors(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same transformation, refusing on `init` parameters with more than two axes."""
 

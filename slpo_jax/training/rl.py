@@ -83,7 +83,7 @@ def roll_out(
     trajectories = sample(policy, params, batch.prompts, keys_N, rule)
     if reward is None:
         return trajectories, None
-    rewards_N = reward(trajectories.tokens, references).astype(jnp.float32)
+    rewards_N = reward(trajectories.completions, references).astype(jnp.float32)
     return trajectories, rewards_N.reshape(-1, group)
 
 
@@ -116,7 +116,13 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
             "solved": (high_B.sum(), prompts),
             "mixed": ((high_B > low_B).sum(), prompts),
             "latent_steps": (trajectories.lengths.sum(), rollouts),
-            "answer_tokens": (used_slots(policy, trajectories)[1].sum(), rollouts),
+            "answer_tokens": (written_tokens(policy, trajectories), rollouts),
         } | metrics
 
     return loss_fn
+
+
+def written_tokens(policy: Policy, trajectories: Trajectories) -> jax.Array:
+    """Tokens of all completions together: the answers', and where it is written down, the thoughts'."""
+    fed_NT, spoken_NA = used_slots(policy, trajectories)
+    return spoken_NA.sum() if trajectories.said is None else fed_NT.sum() + spoken_NA.sum()

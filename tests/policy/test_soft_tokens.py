@@ -10,6 +10,7 @@ from scipy import integrate, special, stats
 from tiny import (
     CONFIG,
     EOS,
+    GATE,
     PAD,
     REASONER,
     ROLLOUT,
@@ -20,9 +21,10 @@ from tiny import (
     policy_of,
     random_prompts,
     real_tokens,
+    take_rows,
 )
 
-from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
 from slpo_jax.policy.thinkers import THINKERS
@@ -191,6 +193,48 @@ def test_towards_zero_a_gumbel_mixture_is_a_sampled_token():
         log_p = special.log_softmax(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, row)))[-1]))
         token = int(drawn.actions["ids"][row, 0, weights[row].argmax()])
         assert float(scores.action_log_probs[row, 0]) == pytest.approx(log_p[token], rel=1e-4)
+
+
+def test_a_thought_ends_where_its_likeliest_token_is_the_end():
+    """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well."""
+    end, params, rows, steps = 0, both_params(), 12, 4
+    policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end)
+    prompts = take_rows(PROMPTS, np.arange(rows) % 3)
+
+    @compiled
+    def run(params):
+        made = sample(policy, params, prompts, keys_of(rows), steps)
+        again = replay(policy, params, prompts, made)
+        fed = policy.thinker.feed(params, made.actions)
+        return made.replace(keys=None), score(policy, params, prompts, made, None), fed, again.actions, again.before
+
+    made, scores, fed, again, before = jax.tree.map(np.asarray, run(params))
+    slow = SlowReasoner(params["reasoner"])
+    (e_end,) = slow.embed([end])
+    sigma = np.sqrt((slow.params["backbone"]["wte"] ** 2).mean())
+    for row, length in enumerate(made.lengths):
+        inputs = slow.embed(real_tokens(prompts, row))
+        for step in range(length):
+            logits = slow.logits(slow.hidden(inputs)[-1])
+            ends = logits.argmax() == end
+            assert ends == (step == length - 1 < steps - 1) or step == steps - 1
+            x = e_end if ends else fed[row, step]
+            np.testing.assert_allclose(fed[row, step], x, rtol=1e-6)
+            mean = special.softmax(logits / 0.5) @ slow.params["backbone"]["wte"]
+            expected = 0.0 if ends else stats.norm(mean, sigma).logpdf(x).sum()
+            assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, rel=1e-4)
+            inputs = np.concatenate([inputs, x[None]])
+        answer = []
+        while len(answer) < 2 and EOS not in answer:
+            answer.append(int(slow.logits(slow.hidden(inputs)[-1]).argmax()))
+            inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
+        assert made.tokens[row].tolist() == answer + [PAD] * (2 - len(answer))
+        assert made.said is None
+        np.testing.assert_allclose(again["of"][row, :length], made.actions["of"][row, :length], atol=1e-5)
+        assert before[row] == len(real_tokens(prompts, row)) + length
+    assert len(set(made.lengths)) > 2
+    assert {name for name in THINKERS if "end_id" in THINKERS[name].__dataclass_fields__ and
+            THINKERS[name](end_id=3)(REASONER, GATE).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["soft", "noisy_soft", "gumbel"])

@@ -164,7 +164,7 @@ def test_methods_of_soft_tokens_start_alike():
         check(config)
         assert config.imitate == configs["lepo"].imitate
         assert config.rl.optimizer == configs["lepo"].rl.optimizer
-        assert config.max_latents == (0 if name == "grpo" else module.SOFT_TOKENS)
+        assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(name, module.SOFT_TOKENS)
         assert config.rl.objectives == (name,) or (name == "cot" and "rl" not in config.stages)
         tuned = module.get_config(f"{name},tune")
         check(tuned)

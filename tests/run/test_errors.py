@@ -104,7 +104,7 @@ FLAGS = {
     "text with latents": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
         "config.max_latents: 3, but a text reasoner has no latents for config.thinker.name=latent",
-        "soft, noisy_soft, gumbel",
+        "soft, noisy_soft, gumbel, hybrid",
     ),
     "a prompt for a reasoner that has its own": (
         ["--config.prompt.instruction=Go"],

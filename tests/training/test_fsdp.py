@@ -12,7 +12,7 @@ from benchmarks.measure.compiled import collectives
 from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from slpo_jax.training.sharding import LARGEST, Layout, ShardingConfig
 from slpo_jax.training.state import init_optimizer, init_state, make_train_step
 
@@ -94,6 +94,8 @@ def test_optimizers_do_not_know_the_parts(name, fsdp):
     batch = rng.normal(size=(8, 16)).astype(np.float32), rng.normal(size=(8, 4)).astype(np.float32)
     first = {"reasoner": {"w": rng.normal(size=(16, 4)).astype(np.float32)}, "gate": {"scale": np.ones(4, np.float32)}}
     optimizer = make_optimizer(OptimizerConfig(name, 0.05, weight_decay=0.1, clip_norm=0.5))
+    if fsdp == 2:
+        optimizer = scaled(optimizer, {"reasoner": 1.0, "gate": {"scale": 0.5}})
     trained = ("reasoner", "gate")
     for each in (1, fsdp):
         layout = _layout(each)

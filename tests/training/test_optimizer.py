@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from slpo_jax.errors import UserError
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 
 STEPS = 20
 SHAPES = {
@@ -198,6 +198,22 @@ def test_adamw_is_torchs(decay_vectors):
 
     expected = _torch_path(build, params, gradients, 1.0, _rates(config))
     _assert_paths_equal(_run(make_optimizer(config), params, gradients), expected, params)
+
+
+def test_rates_of_their_own():
+    """Each part follows the equations at its own rate, with gradients that are clipped over all of them together."""
+    params, gradients = _problem(seed=3)
+    config = _config(weight_decay=0.1, schedule="cosine", total_steps=STEPS + 1)
+    factors = dict.fromkeys(params, 3.0) | {"bias": 10.0, "kernel": 0.5}
+    found = _run(scaled(make_optimizer(config), factors), params, gradients)
+    norms = [math.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in each.values())) for each in gradients]
+    expected: list[dict] = [{} for _ in gradients]
+    for name, factor in factors.items():
+        clipped = [{name: g[name] / max(1.0, norm)} for g, norm in zip(gradients, norms, strict=True)]
+        rates = [factor * rate for rate in _rates(config)]
+        own = _numpy_adafactor({name: params[name]}, clipped, rates, weight_decay=0.1)
+        expected = [each | one for each, one in zip(expected, own, strict=True)]
+    _assert_paths_equal(found, expected, params)
 
 
 def test_zero_gradient_moves_nothing():

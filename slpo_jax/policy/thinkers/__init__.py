@@ -6,16 +6,27 @@ from typing import Literal
 from slpo_jax.checked import check_fields
 from slpo_jax.policy.thinkers.additive import Additive
 from slpo_jax.policy.thinkers.gumbel import Gumbel
+from slpo_jax.policy.thinkers.hybrid import Hybrid
 from slpo_jax.policy.thinkers.latent import Latent
 from slpo_jax.policy.thinkers.noisy_soft import NoisySoft
 from slpo_jax.policy.thinkers.soft import Soft
 from slpo_jax.policy.thinkers.thinker import Action, Thinker
 
-THINKERS = {"latent": Latent, "additive": Additive, "soft": Soft, "noisy_soft": NoisySoft, "gumbel": Gumbel}
+THINKERS = {
+    "latent": Latent,
+    "additive": Additive,
+    "soft": Soft,
+    "noisy_soft": NoisySoft,
+    "gumbel": Gumbel,
+    "hybrid": Hybrid,
+}
 """By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
 
 OF_LATENTS = ("latent", "additive")
 """Those that feed the reasoner's own latents, which a text reasoner has none of."""
+
+OF_TEXT = ("hybrid",)
+"""Those that write, which a latent reasoner does only after its thought."""
 
 ThinkerConfig = dataclasses.make_dataclass(
     "ThinkerConfig",
@@ -25,4 +36,4 @@ ThinkerConfig = dataclasses.make_dataclass(
 )
 """The section `config.thinker`: the name of the one that is used, and the settings of each."""
 
-__all__ = ["OF_LATENTS", "THINKERS", "Action", "Thinker", "ThinkerConfig"]
+__all__ = ["OF_LATENTS", "OF_TEXT", "THINKERS", "Action", "Thinker", "ThinkerConfig"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from slpo_jax.checked import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.ending import ending_at
 from slpo_jax.policy.thinkers.mixture import Kept, log_softmax_of_kept, mixture
 from slpo_jax.policy.thinkers.thinker import Thinker
 
@@ -59,7 +60,7 @@ class Gumbel(Kept):
         def stop_logits(params, action, dropout=None):
             return gate.logits(params["gate"], feed(params, action), dropout)
 
-        return Thinker(lambda key: {}, draw, feed, stop_logits, log_prob)
+        return ending_at(Thinker(lambda key: {}, draw, feed, stop_logits, log_prob), self.end_id, reasoner)
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:

@@ -19,6 +19,8 @@ class Kept:
         top_k, top_p: see `sampling.most_likely`.
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
         most: then at most so many; 0 keeps all.
+        end_text: one token; where it is the likeliest, the thought ends (`ending.ending_at`). "" is none: T steps.
+        end_id: of `end_text`. No key of the section.
     """
 
     temperature: float = setting(0.6, above=0)
@@ -26,6 +28,8 @@ class Kept:
     top_p: float = setting(0.95, above=0, most=1)
     min_p: float = setting(0.001, least=0, most=1)
     most: int = setting(10, least=0, note="0 keeps all")
+    end_text: str = ""
+    end_id: int | None = setting(None, least=0, in_config=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

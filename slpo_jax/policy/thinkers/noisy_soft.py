@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from slpo_jax.checked import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.ending import ending_at
 from slpo_jax.policy.thinkers.mixture import Kept
 from slpo_jax.policy.thinkers.noise import gaussian_thinker
 from slpo_jax.policy.thinkers.thinker import Thinker
@@ -35,6 +36,7 @@ class NoisySoft(Kept):
             table_VD = reasoner.embed(params["reasoner"], jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
             return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
 
-        return gaussian_thinker(
+        noisy = gaussian_thinker(
             lambda params, hidden_BLD: self.mean(reasoner, params["reasoner"], hidden_BLD), sigma, gate
         )
+        return ending_at(noisy, self.end_id, reasoner)

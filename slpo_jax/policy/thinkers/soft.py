@@ -4,6 +4,7 @@ import dataclasses
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.ending import ending_at
 from slpo_jax.policy.thinkers.mixture import Kept
 from slpo_jax.policy.thinkers.thinker import Thinker
 
@@ -18,9 +19,10 @@ class Soft(Kept):
         def draw(params, hidden_BLD, keys_BL=None):
             return self.mean(reasoner, params["reasoner"], hidden_BLD)
 
-        return Thinker(
+        soft = Thinker(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, inputs_BLD: inputs_BLD,
             stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params["gate"], inputs_BLD, dropout),
         )
+        return ending_at(soft, self.end_id, reasoner)

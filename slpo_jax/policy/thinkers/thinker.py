@@ -26,6 +26,12 @@ class Thinker:
         stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
         log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
             the law is intractable, so that a surrogate or a replay has to stand in.
+        ends: (params, action) -> bool [B, L], whether the action is its thought's last, whatever the stopping rule
+            says; None where that alone decides.
+        says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
+            None where thought is silent. A step that says eos is its thought's last, and no answer follows.
+        rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
+            `Objective.thinker_learning_rate`; 1 for what is not there.
     """
 
     init: Callable[[jax.Array], Params]
@@ -33,3 +39,6 @@ class Thinker:
     feed: Callable[[Params, Action], jax.Array]
     stop_logits: Callable[..., jax.Array]
     log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
+    ends: Callable[[Params, Action], jax.Array] | None = None
+    says: Callable[[Params, Action], jax.Array] | None = None
+    rates: tuple[tuple[str, float], ...] = ()

@@ -26,6 +26,7 @@ class Objective(abc.ABC):
 
     Attributes:
         learning_rate: None is the stage's (`config.rl.optimizer`).
+        thinker_learning_rate: of parameters of the thinker's own, under the same schedule; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: "rloo", "grpo" or "pkpo", see `policy.advantage`.
         pass_k: k of "pkpo", below G.
@@ -37,6 +38,7 @@ class Objective(abc.ABC):
     """What a report calls it; "" is its name."""
 
     learning_rate: float | None = setting(None, above=0)
+    thinker_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
     advantage: Literal["rloo", "grpo", "pkpo"] = "rloo"
     pass_k: int = setting(4, least=1)

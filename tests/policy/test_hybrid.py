@@ -1,0 +1,254 @@
+"""Hybrid thoughts: their law, inputs, ends and completions by a slow loop, and their gradient by differences."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from tiny import (
+    CONFIG,
+    EOS,
+    PAD,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+    take_rows,
+)
+
+from slpo_jax.errors import UserError
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
+from slpo_jax.policy.score import score, used_slots
+from slpo_jax.policy.thinkers.hybrid import Hybrid, mixed
+from slpo_jax.training.objectives import OBJECTIVES
+
+T, A, V, D = 4, 3, CONFIG.vocab_size, CONFIG.n_embd
+ROWS, SHOWN, MARK, TOP_K, TEMPERATURE = 600, 15, 7, 6, 1.5
+PROMPTS = take_rows(random_prompts((5, 3, 7), 8), np.arange(ROWS) % 3)
+
+
+def _config(steps=T, slots=A, **changes):
+    changes = {"end_id": None, "stopping": "length", "dropout_rate": 0.0} | changes
+    return dataclasses.replace(ROLLOUT, max_latents=steps, answer_slots=slots, **changes)
+
+
+def _policy(steps=T, slots=A, **changes) -> Policy:
+    policy = policy_of(
+        _config(steps, slots, **changes), REASONER, "hybrid", temperature=TEMPERATURE, top_k=TOP_K, end_id=MARK
+    )
+    return dataclasses.replace(policy, layout="rows")
+
+
+def _params():
+    """Gates and a decay in which everything matters."""
+    rng = np.random.default_rng(1)
+    own = {name: {"kernel": rng.normal(size=(D, D)), "bias": rng.normal(size=D)} for name in ("recurrence", "input")}
+    own["decay"] = rng.uniform(-1, 4, size=D)
+    return both_params() | {"thinker": jax.tree.map(np.float32, own)}
+
+
+def _off(params):
+    """a = 1 and i = 0, so that the token alone is fed."""
+    own = params["thinker"]
+    shut = {**own["input"], "bias": np.full(D, -1e4)}
+    return params | {"thinker": {**own, "input": shut, "decay": np.full(D, 1e4)}}
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Rollouts, their scores, the gradient of all log-likelihoods, and greedy ones beside words alone."""
+
+    @compiled
+    def make(params, off):
+        policy = _policy()
+        drawn = sample(policy, params, PROMPTS, keys_of(ROWS), T)
+
+        def total(params):
+            scores = score(policy, params, PROMPTS, drawn, None)
+            used_NT, _ = used_slots(policy, drawn)
+            thought_N = jnp.sum(scores.action_log_probs, axis=1, where=used_NT)
+            return jnp.sum((thought_N + scores.answer_log_prob)[:SHOWN]), scores
+
+        few = take_rows(PROMPTS, range(6))
+        plain = policy_of(_config(0, T + A), REASONER, "soft")
+        greedy = [
+            sample(dataclasses.replace(each, config=dataclasses.replace(each.config, thinker_noise=False)),
+                   off, few, keys_of(6), each.config.max_latents)
+            for each in (_policy(), plain)
+        ]  # fmt: skip
+        completions = [each.completions for each in (drawn, *greedy)]
+        return drawn.replace(keys=None), jax.grad(total, has_aux=True)(params), completions
+
+    return jax.tree.map(np.asarray, make(_params(), _off(_params())))
+
+
+def _sigmoid_gates(own, e):
+    return [special.expit(e @ own[name]["kernel"] + own[name]["bias"]) for name in ("recurrence", "input")]
+
+
+def _fed(own, e, s):
+    r, i = _sigmoid_gates(own, e)
+    a = np.exp(-8 * np.log1p(np.exp(-np.asarray(own["decay"], np.float64))) * r)
+    return a * e + np.sqrt(1 - a**2 + 1e-8) * i * s
+
+
+def _law(logits):
+    """Weights [V] of the kept tokens."""
+    kept = np.argsort(-logits, kind="stable")[:TOP_K]
+    law = np.zeros(V)
+    law[kept] = special.softmax(logits[kept] / TEMPERATURE)
+    return law
+
+
+def _walk(slow, own, drawn, row, mixtures=None):
+    """Of a row, step by step: laws, mixtures s, and log-likelihoods of what it says, thought and answer."""
+    said, answer = drawn.said[row][: int(drawn.lengths[row])].tolist(), drawn.tokens[row]
+    inputs, laws, made, likelihoods = slow.embed(real_tokens(PROMPTS, row)), [], [], []
+    for step, token in enumerate(said):
+        logits = slow.logits(slow.hidden(inputs)[-1])
+        laws.append(_law(logits))
+        likelihoods.append(special.log_softmax(logits)[token])
+        s = laws[-1] @ slow.params["backbone"]["wte"] / np.linalg.norm(laws[-1])
+        made.append(s if mixtures is None else mixtures[step])
+        (e,) = slow.embed([token])
+        inputs = np.concatenate([inputs, [e if token == MARK else _fed(own, e, made[-1])]])
+    thought, spoken = sum(likelihoods), []
+    while said[-1] != EOS and len(spoken) < A and EOS not in spoken:
+        log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]))
+        spoken.append(int(answer[len(spoken)]))
+        likelihoods.append(log_p[spoken[-1]])
+        assert mixtures is not None or spoken[-1] == log_p.argmax()
+        inputs = np.concatenate([inputs, slow.embed(spoken[-1:])])
+    return said, spoken, laws, made, thought, sum(likelihoods) - thought
+
+
+def test_rollouts_are_the_slow_loop_s(made):
+    """Ends, completions, likelihoods; some end at the mark, some at eos in the thought, some at T."""
+    drawn, (_, scores), (completions, *_) = made
+    slow, own, ends = SlowReasoner(both_params()["reasoner"]), _params()["thinker"], set()
+    for row in range(SHOWN):
+        said, spoken, laws, _, thought, answer = _walk(slow, own, drawn, row)
+        assert not {MARK, EOS} & set(said[:-1])
+        assert len(said) == T or said[-1] in (MARK, EOS)
+        ends.add((said[-1], len(said) == T) if said[-1] in (MARK, EOS) else "T")
+        assert drawn.tokens[row].tolist() == spoken + [PAD] * (A - len(spoken))
+        written = completions[row].tolist()
+        assert written[: len(said) + len(spoken)] == said + spoken
+        assert EOS in said + spoken or set(written[len(said) + len(spoken) :]) <= {NO_TOKEN}
+        for step, (token, law) in enumerate(zip(said, laws, strict=True)):
+            kept = np.zeros(V)
+            kept[drawn.actions["ids"][row, step]] = drawn.actions["weights"][row, step]
+            np.testing.assert_allclose(kept, law, atol=1e-5)
+            assert law[token] > 0
+        found = scores.action_log_probs[row, : len(said)].sum()
+        assert (float(found), float(scores.answer_log_prob[row])) == pytest.approx((thought, answer), rel=1e-4)
+    assert {"T", (MARK, False), (EOS, False)} <= ends
+
+
+def test_tokens_are_drawn_by_their_law(made):
+    drawn, slow = made[0], SlowReasoner(both_params()["reasoner"])
+    law = _law(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, 0)))[-1]))
+    counts = np.bincount(drawn.said[::3, 0], minlength=V)
+    kept = law > 0
+    assert counts[~kept].sum() == 0
+    assert stats.chisquare(counts[kept], counts.sum() * law[kept]).pvalue > 1e-3
+
+
+def test_the_gradient_goes_through_the_gates_and_not_through_the_mixture(made):
+    """Along one direction of all gates and embeddings, by differences of the slow loop with s held."""
+    drawn, (gradient, _), _ = made
+    params, rng = jax.tree.map(lambda x: np.asarray(x, np.float64), _params()), np.random.default_rng(2)
+    own, backbone = params["thinker"], params["reasoner"]["backbone"]
+    slow = SlowReasoner(params["reasoner"])
+    held = [_walk(slow, own, drawn, row)[3] for row in range(SHOWN)]
+    gates = jax.tree.map(lambda x: rng.normal(size=x.shape), own)
+    table = rng.normal(size=backbone["wte"].shape)
+
+    def total(step, gates, table):
+        moved = jax.tree.map(lambda x, d: x + step * d, own, gates)
+        slow = SlowReasoner({"backbone": {**backbone, "wte": backbone["wte"] + step * table}})
+        return sum(sum(_walk(slow, moved, drawn, row, held[row])[4:]) for row in range(SHOWN))
+
+    still = jax.tree.map(np.zeros_like, gates)
+    for along in ((gates, 0 * table), (still, table)):
+        expected = (total(1e-5, *along) - total(-1e-5, *along)) / 2e-5
+        parts = (gradient["thinker"], gradient["reasoner"]["backbone"]["wte"])
+        found = sum(float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (parts, along)), strict=True))
+        assert found == pytest.approx(expected, rel=2e-3)
+        assert abs(expected) > 0.5
+
+
+def test_without_the_mixture_it_is_plain_decoding(made):
+    """Greedy, to the bit: T steps of thought and A tokens are the first T + A tokens of words alone, but for the mark.
+
+    After the mark there are A tokens, whatever was left of T.
+    """
+    hybrid, plain = (each.tolist() for each in made[2][1:])
+    for ours, theirs in zip(hybrid, plain, strict=True):
+        limit = A + (ours[:T].index(MARK) + 1 if MARK in ours[:T] else T)
+        assert _ended(ours[:limit]) == _ended(theirs[:limit])
+    assert len({tuple(row) for row in plain}) > 1
+
+
+def _ended(tokens):
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+def test_the_mixture_at_its_limits():
+    rng, params = np.random.default_rng(0), _params()["thinker"]
+    e, s = rng.normal(size=(2, 1, 9, D)).astype(np.float32)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    r, i = _sigmoid_gates(params, np.asarray(e, np.float64))
+    a = np.exp(-8 * np.log1p(np.exp(-np.asarray(params["decay"], np.float64))) * r)
+    mix = compiled(mixed)
+    np.testing.assert_allclose(mix(params, e, e), (a + np.sqrt(1 - a**2 + 1e-8) * i) * e, atol=1e-4)
+    closed = mix({**params, "decay": np.full(D, 1e3)}, e, s)
+    assert (np.linalg.norm(closed - e, axis=-1) <= 1.01e-4 * np.linalg.norm(s, axis=-1)).all()
+
+
+def test_at_the_start_it_is_nearly_the_token():
+    wide = dataclasses.replace(REASONER, config=dataclasses.replace(CONFIG, n_embd=256))
+    rng = np.random.default_rng(0)
+    e, s = 0.02 * rng.normal(size=(2, 1, 5, 256)).astype(np.float32)
+
+    @compiled
+    def start(e, s):
+        params = Hybrid()(wide, None).init(jax.random.key(0))
+        return params, mixed(params, e, s)
+
+    params, x = start(e, s)
+    u = np.exp(-8 * np.log1p(np.exp(-np.asarray(params["decay"], np.float64))))
+    assert stats.kstest(u, stats.uniform(0.99, 0.009).cdf).pvalue > 1e-3
+    away = np.linalg.norm(x - e, axis=-1)
+    assert (away <= 0.0051 * np.linalg.norm(e, axis=-1) + 0.0501 * np.linalg.norm(s, axis=-1)).all()
+    assert (away > 0.01 * np.linalg.norm(s, axis=-1)).all()
+
+
+def test_only_what_needs_a_smooth_thought_refuses_it():
+    OBJECTIVES["exact"]().check("config.objective.exact", _policy(), 4)
+    with pytest.raises(UserError, match=r"config\.objective\.pathwise: needs a thought that is differentiable"):
+        OBJECTIVES["pathwise"]().check("config.objective.pathwise", _policy(), 4)
+
+
+def test_slots_after_a_thought_that_said_eos_are_free():
+    """Its answer is no token at all, not even where pad is eos."""
+    policy = _policy(2, 3, pad_id=EOS)
+    said, lengths = np.array([[9, EOS], [EOS, 0], [9, 8]]), np.array([2, 1, 2])
+    tokens = np.array([[EOS] * 3, [EOS] * 3, [5, 6, 7]])
+
+    @compiled
+    def slots(said, lengths, tokens):
+        made = Trajectories(None, lengths, tokens, None, said=said)
+        return *used_slots(policy, made), made.completions
+
+    fed, spoken, completions = map(np.asarray, slots(said, lengths, tokens))
+    assert (fed.sum(axis=1).tolist(), spoken.sum(axis=1).tolist()) == ([2, 1, 2], [0, 0, 3])
+    assert completions.tolist() == [[9, *[EOS] * 4], [*[EOS] * 4, NO_TOKEN], [9, 8, 5, 6, 7]]

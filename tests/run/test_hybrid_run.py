@@ -1,0 +1,158 @@
+"""Thinkers that write, and have parameters of their own, in a run: rates, checkpoints, completions, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_run import load_config
+from tiny import compiled
+
+from slpo_jax.config import objective_of
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import save_params
+from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
+from slpo_jax.run import solver
+from slpo_jax.run.experiment import build
+from slpo_jax.run.rl import optimizer_of, training_policy
+from slpo_jax.text.verifier import encode_references
+from slpo_jax.training import rl
+from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.state import init_state
+
+T, A = 3, 4
+TEXT = {
+    "reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0,
+    "data.train": "synthetic:train", "data.eval.made": "synthetic:test", "evaluate.batch_size": 8,
+}  # fmt: skip
+HYBRID = TEXT | {"thinker.name": "hybrid", "objective.exact.thinker_learning_rate": 4e-3,
+                 "rl.optimizer.name": "adamw", "rl.capacities": ((0.5, 0.5), (0.8, 0.5), (1.0, 1.0))}  # fmt: skip
+
+
+def _built(folder, changes):
+    config = load_config()
+    del config.data.eval["real"]
+    config.update_from_flattened_dict(changes)
+    experiment = build(config, folder)
+    experiment.log.close()
+    return experiment
+
+
+def _refused(folder, changes) -> str:
+    with pytest.raises(UserError) as caught:
+        _built(folder, changes).initial_params()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """A run's setup, its parameters, and where they are saved, all of them and without the thinker's."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    experiment = _built(folder / "work", HYBRID)
+    params = experiment.initial_params()
+    for name, kept in (("saved", params), ("bare", {name: params[name] for name in ("reasoner", "gate")})):
+        save_params(folder / name, kept)
+        experiment.origin.write(folder / name / "reasoner")
+    return experiment, params, folder
+
+
+def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid, tmp_path):
+    """Adam's first step is the rate, whatever the gradient; the state comes back as it was."""
+    experiment, params, _ = hybrid
+    objective = objective_of(experiment.config, "exact")
+    policy = training_policy(experiment, objective)
+    objective.check("config.objective.exact", policy, 4)
+    assert len(policy.capacities) == 3  # thoughts differ in length
+    trained = {name: params[name] for name in ("reasoner", "thinker")}
+    optimizer = optimizer_of(experiment, objective, trained)
+    state = init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout)
+    gradient = jax.tree.map(jnp.ones_like, trained)
+    updates, opt_state = jax.jit(optimizer.update)(gradient, state.opt_state, trained)
+    sizes = {
+        jax.tree_util.keystr(path): -float(x.ravel()[0]) for path, x in jax.tree_util.tree_leaves_with_path(updates)
+    }
+    for path, size in sizes.items():
+        rate = 1e-3 if "reasoner" in path else 4e-2 if "decay" in path else 4e-3
+        assert size == pytest.approx(rate, rel=1e-4), path
+    assert len({round(size, 6) for size in sizes.values()}) == 3
+    state = state.replace(opt_state=opt_state, step=jnp.int32(1))
+    checkpoints = StageCheckpoints(tmp_path / "exact")
+    checkpoints.save(state)
+    checkpoints.wait()
+    again, _ = checkpoints.restore(init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout))
+    for ours, theirs in zip(*(jax.tree.leaves((each.params, each.opt_state)) for each in (again, state)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_a_thought_wrote_is_read(hybrid):
+    """Every number that a rollout says, in thought or after it, is in the text that is verified and recorded."""
+    experiment, params, _ = hybrid
+    problems, reader = experiment.test_set("made"), experiment.reader
+    done = experiment.evaluator.run(params, problems, "length", T, seed=0, limit=8)
+    assert done.tokens.shape == (8, T + A)
+    vocabulary = experiment.template.tokenizer.convert_ids_to_tokens
+    for tokens, steps in zip(done.tokens, done.latent_steps, strict=True):
+        ids, text, _ = reader.read(tokens)
+        eos = experiment.template.eos_id
+        assert ids == [token for token in tokens.tolist() if token >= 0] or (ids[-1] == eos and eos not in ids[:-1])
+        assert len(ids) >= steps
+        shown = [name for name in vocabulary(ids) if not name.startswith("<")]
+        assert text.split() == " ".join(shown).split()
+    assert reader.read(np.array([7, 8, NO_TOKEN, NO_TOKEN]))[0] == [7, 8]
+
+
+def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
+    """The number is in the thought; the answer is eos alone."""
+    experiment, params, _ = hybrid
+    ids = experiment.template.tokenizer.convert_tokens_to_ids
+    eos = experiment.template.eos_id
+    said, tokens = jnp.array([ids(["7", "####", "5"])]), jnp.array([[eos] * A])
+
+    def sampled(policy, params, prompts, keys_N, *rest):
+        return Trajectories({}, jnp.array([T]), tokens, keys_N, said=said)
+
+    monkeypatch.setattr(rl, "sample", sampled)
+    monkeypatch.setattr(solver, "_sample", sampled)
+    monkeypatch.setattr(solver, "_watch", lambda *_: [np.zeros((T, 1), int)] * 3)
+    batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
+    rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward, 1, key)[1])(
+        experiment.key
+    )
+    assert rewards.tolist() == [[1.0]]
+    asked = solver.Solver(experiment, params, "length", T)
+    assert solver.vote(asked, "How many now ?", 1).majority == "5"
+    found = solver.solve(asked, "How many now ?")
+    assert (found.answer, found.text.split()) == ("5", ["7", "####", "5"])
+
+
+def test_parameters_of_another_thinker_are_one_line(hybrid, tmp_path):
+    _, params, folder = hybrid
+    stored = {"init": str(folder / "saved"), "tokenizer": "synthetic:20"}
+    other = _refused(tmp_path / "a", TEXT | stored | {"thinker.name": "soft"})
+    assert other.startswith("config.thinker.name: ")
+    assert "parameters of another thinker than soft" in other
+    lacking = HYBRID | stored | {"init": str(folder / "bare")}
+    assert "comes without the parameters of hybrid" in _refused(tmp_path / "b", lacking | {"stages": ("evaluate",)})
+    found = _built(tmp_path / "c", lacking | {"stages": ("rl", "evaluate")}).initial_params()
+    np.testing.assert_array_equal(found["thinker"]["decay"], params["thinker"]["decay"])
+    with pytest.raises(UserError, match=r"saved: has parameters of a thinker's own"):
+        export_checkpoint(folder / "saved", tmp_path / "exported")
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins", "says"),
+    [
+        (TEXT | {"thinker.name": "soft", "thinker.soft.end_text": "how many"},
+         "config.thinker.soft.end_text: 'how many' is 2 tokens", "('<unk>', 'many'); give a text that is one"),
+        (TEXT | {"thinker.name": "gumbel", "thinker.gumbel.end_text": "zebra"},
+         "config.thinker.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
+        ({"thinker.name": "hybrid"}, "config.thinker.hybrid: ", "coconut_gpt2 thinks in latents; use text_gpt2"),
+        ({"thinker.name": "soft", "thinker.soft.end_text": "has"}, "config.thinker.soft: ", "end_text"),
+    ],
+)  # fmt: skip
+def test_what_can_t_be_is_one_line(changes, begins, says, tmp_path):
+    line = _refused(tmp_path / "work", changes)
+    assert line.startswith(begins)
+    assert says in line
