@@ -30,7 +30,7 @@ CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=
 NOISY = dataclasses.replace(CONFIG, dropout_sites=("attention", "mlp", "embedding"))
 REASONER = coconut(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
-ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_id=EOS, pad_id=PAD)
+ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_ids=(EOS,), pad_id=PAD)
 
 # Programs of the tests run for milliseconds; half of the time that XLA takes to optimise them is saved.
 FAST = {"xla_backend_optimization_level": 0}

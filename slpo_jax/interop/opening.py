@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
+GENERATION_FILE = "generation_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _TEXTS = ("*.json", "merges.txt", "*.jinja")
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -37,6 +38,7 @@ class Opened:
         description: what our exports say of themselves; None for others.
         gate: tensors of an export's stopping gate, empty without one.
         tokenizer: loads the checkpoint's or the base's tokenizer; None if neither has one.
+        generation: its generation_config.json, empty without one.
     """
 
     source: str
@@ -47,6 +49,7 @@ class Opened:
     description: Description | None
     gate: dict[str, Stored]
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
+    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def locate(source: str, key: str, weights: bool = True) -> Path:
@@ -124,6 +127,7 @@ def open_checkpoint(
         description=described,
         gate=gate,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
+        generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
     )
 
 

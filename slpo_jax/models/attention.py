@@ -46,6 +46,17 @@ def join(first: KVCache, second: KVCache) -> KVCache:
     )
 
 
+def grow(cache: KVCache, slots: int) -> KVCache:
+    """The cache with so many slots, of which those that it had not yet are zeros that nobody sees."""
+    more = slots - cache.slots
+
+    def longer(x_BGSD):
+        return jnp.pad(x_BGSD, ((0, 0), (0, 0), (0, more), (0, 0)))
+
+    keys, values = (jax.tree.map(longer, layers) for layers in (cache.keys, cache.values))
+    return KVCache(keys, values, jnp.pad(cache.valid, ((0, 0), (0, more))))
+
+
 def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
     """The layer's keys and values [B, G, S, Dh] with slots start .. start+L-1 replaced."""
     return (

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
-from slpo_jax.interop.description import Description, write_description
+from slpo_jax.interop.description import Description, end_tokens, write_description
 from slpo_jax.interop.opening import Opened
 from slpo_jax.interop.weights import (
     Weight,
@@ -132,6 +132,8 @@ def _ours(config: ConfigDict, recipe: Recipe, identity: Identity) -> Origin:
             f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {identity.orbax} "
             f"{description.model.vocab_size}; leave it out for the checkpoint's own"
         )
+    if not config.tokenizer:
+        template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)
     model = _at_run_time(config, recipe, description.model)
     return Origin(recipe, dataclasses.replace(description, model=model), template, orbax=identity.orbax)
 
@@ -156,6 +158,9 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
         _check_vocabulary(recipe, opened, stored_model.vocab_size, tokenizer)
         stored_model = dataclasses.replace(stored_model, vocab_size=layout.embedding.shape[0])
     template, is_base = _texts(recipe, opened, tokenizer, _prompt(config))
+    if recipe.kind == "text" and not config.tokenizer:
+        ends = end_tokens(source, opened.generation, opened.model)
+        template = _ended(template, ends, stored_model.vocab_size, source)
     weights = backbone_weights(stored_model)
     check_tree(weights, layout.model, source)
     refuse_leftovers(weights, layout.model, stored_model, source)
@@ -166,6 +171,8 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     description = Description(recipe.kind, model, projector, _is_tidy(opened))
     if opened.description:
         description = dataclasses.replace(opened.description, model=model)
+    if recipe.kind == "text":
+        description = dataclasses.replace(description, eos_ids=template.eos_ids)
 
     def read() -> dict[str, Any]:
         tree = grow(read_tree(weights, layout.model, source), rows, template.tokenizer)
@@ -174,6 +181,18 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
         return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
 
     return Origin(recipe, description, template, read, is_base=is_base)
+
+
+def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
+    """The template with all tokens that end what the model writes, its tokenizer's eos first.
+
+    Args:
+        eos_ids: as its files name them.
+        rows: of its vocabulary.
+    """
+    if max(eos_ids, default=0) >= rows:
+        raise UserError(f"{source}: eos_token_id {max(eos_ids)} is beyond its {rows} tokens; mend it")
+    return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)))
 
 
 def _check_vocabulary(recipe: Recipe, opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> None:

@@ -1,12 +1,44 @@
 """Generating the tokens of an answer, one by one, until every row has ended."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from slpo_jax.models.attention import KVCache
+from slpo_jax.models.attention import KVCache, grow
 from slpo_jax.policy import noise
+from slpo_jax.policy.ending import NO_STOP, is_end
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.sampling import draw_tokens
+
+FIRST_SLOTS = 128  # of a cache for answers, which is doubled when it is full
+
+
+@struct.dataclass
+class _Answers:
+    """The loop's state before a token is fed.
+
+    Attributes:
+        slot: where it goes, counted from the first answer slot.
+        token_N: what is fed.
+        stops_N: states of the stop strings' automaton; without any, all 0.
+    """
+
+    slot: jax.Array
+    token_N: jax.Array
+    ended_N: jax.Array
+    tokens_NA: jax.Array
+    stops_N: jax.Array
+    cache: KVCache
+
+
+def cache_sizes(answer_slots: int) -> list[int]:
+    """Answer slots that the cache has in turn, each about twice as many as before; one compiled program each."""
+    sizes = [FIRST_SLOTS]
+    while 3 * sizes[-1] < 2 * answer_slots:
+        sizes.append(2 * sizes[-1])
+    return [*sizes[:-1], answer_slots]
 
 
 def decode_answers(
@@ -15,49 +47,72 @@ def decode_answers(
     """Generate answers after the end marker, or after the thought where there is none.
 
     Args:
-        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on.
+        prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on, of which
+            it has the first of `cache_sizes`, or all.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
         real_N: bool, rows that speak at all; None is all.
         hidden_ND: of the last position before the answer, without an end marker.
     Returns:
-        int32 [N, A]: tokens up to and including eos, then pad.
+        int32 [N, A]: tokens up to and including the one that ended the answer, then pad.
     """
     reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
     rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
+    most, sizes = config.answer_slots - first, cache_sizes(config.answer_slots)
+    is_long = len(sizes) > 1  # shorter ones are drawn as they always were
 
-    def say(hidden_ND, slot, ended_N, tokens_NA):
+    def say(state: _Answers, hidden_ND, slot) -> _Answers:
         logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
         if config.banned_ids:
             logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
         drawing_N = noise.token_keys(keys_N, slot)
-        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
-        token_N = jnp.where(ended_N, config.pad_id, token_N)
-        tokens_NA = jax.lax.dynamic_update_slice_in_dim(tokens_NA, token_N[:, None], slot, axis=1)
-        return token_N, ended_N | (token_N == config.eos_id), tokens_NA
+        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p, in_blocks=is_long)
+        token_N = jnp.where(state.ended_N, config.pad_id, token_N)
+        tokens_NA = jax.lax.dynamic_update_slice_in_dim(state.tokens_NA, token_N[:, None], slot, axis=1)
+        ended_N, stops_N = state.ended_N | is_end(token_N, config.eos_ids), state.stops_N
+        if config.stops is not None:
+            stops_N, begins_N = config.stops.step(stops_N, token_N)
+            ended_N |= begins_N != NO_STOP
+        return dataclasses.replace(state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA, stops_N=stops_N)
 
-    def body(state):
-        slot, token_N, ended_N, tokens_NA, cache = state
+    def body(state: _Answers) -> _Answers:
+        slot = state.slot
         hidden_N1D, cache = reasoner.forward(
             params,
-            reasoner.embed(params, token_N[:, None]),
+            reasoner.embed(params, state.token_N[:, None]),
             (before_N + slot)[:, None],
-            ~ended_N[:, None],
+            ~state.ended_N[:, None],
             prefix=prefix,
-            cache=cache,
+            cache=state.cache,
             start=first_slot + slot,
             dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
         )
-        return slot + 1, *say(hidden_N1D[:, 0], slot + first if first else slot, ended_N, tokens_NA), cache
+        state = say(state, hidden_N1D[:, 0], slot + first if first else slot)
+        return dataclasses.replace(state, slot=slot + 1, cache=cache)
 
-    def goes_on(state):
-        slot, _, ended_N, _, _ = state
-        return (slot < config.answer_slots - first) & ~ended_N.all()
+    def within(slots):
+        return lambda state: (state.slot < min(slots, most)) & ~state.ended_N.all()
 
-    ended_N = jnp.zeros(rows, bool) if real_N is None else ~real_N
-    tokens_NA = jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32)
+    def fill(state: _Answers, sizes: list[int]) -> jax.Array:
+        """Go on in a cache of the first size, then in those of the others as long as there is something to say."""
+        size, *larger = sizes
+        state = jax.lax.while_loop(within(size), body, state)
+        if not larger:
+            return state.tokens_NA
+
+        def go_on(state):
+            return fill(dataclasses.replace(state, cache=grow(state.cache, first_slot + larger[0])), larger)
+
+        return jax.lax.cond(within(most)(state), go_on, lambda state: state.tokens_NA, state)
+
+    state = _Answers(
+        slot=jnp.int32(0),
+        token_N=jnp.full(rows, config.pad_id if config.end_id is None else config.end_id, jnp.int32),
+        ended_N=jnp.zeros(rows, bool) if real_N is None else ~real_N,
+        tokens_NA=jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
+        stops_N=jnp.zeros(rows, jnp.int32),
+        cache=cache,
+    )
     if config.end_id is None:
-        token_N, ended_N, tokens_NA = say(hidden_ND, jnp.int32(0), ended_N, tokens_NA)
-    else:
-        token_N = jnp.full(rows, config.end_id, jnp.int32)
-    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), token_N, ended_N, tokens_NA, cache))[3]
+        state = say(state, hidden_ND, jnp.int32(0))
+    return fill(state, sizes)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.ending import StopStrings
 from slpo_jax.policy.noise import DropoutWhere
 from slpo_jax.policy.thinkers import Thinker
 
@@ -19,7 +20,8 @@ class RolloutConfig:
         answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
         end_id: of the marker between thought and answer; None is none, and the first answer token comes out of the
             thought's last position.
-        eos_id, pad_id: token ids.
+        eos_ids: of the tokens that end an answer, each of them; the first stands for all where texts are read.
+        pad_id: of what follows the end.
         dropout_rate: p; 0 is without dropout.
         dropout_where: see `noise.DropoutWhere`.
         thinker_noise: whether the thinker draws with its own noise, where it has any.
@@ -28,12 +30,13 @@ class RolloutConfig:
         temperature: of the answer tokens; 0 is greedy.
         top_k, top_p: what is left to sample from, see `sampling.most_likely`.
         banned_ids: tokens that are never generated.
+        stops: texts that end an answer too, with the token that completes one; None is none.
     """
 
     max_latents: int
     answer_slots: int
     end_id: int | None
-    eos_id: int
+    eos_ids: tuple[int, ...]
     pad_id: int
     dropout_rate: float = 0.1
     dropout_where: DropoutWhere = "thought"
@@ -43,6 +46,7 @@ class RolloutConfig:
     top_k: int = 0
     top_p: float = 1.0
     banned_ids: tuple[int, ...] = ()
+    stops: StopStrings | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ completion, one that says eos ends its row: there is no answer.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from slpo_jax.models.attention import KVCache
 from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.decoding import decode_answers
+from slpo_jax.policy.decoding import cache_sizes, decode_answers
+from slpo_jax.policy.ending import is_end
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.thinkers import Action
@@ -35,8 +37,8 @@ class Trajectories:
     Attributes:
         actions: leaves [N, T, ..], the actions of steps 1 .. tau, zeros after.
         lengths: int [N], tau.
-        tokens: int [N, A], generated answer tokens up to and including eos, then pad; all pad after a thought that
-            said eos itself.
+        tokens: int [N, A], generated answer tokens up to and including the one that ended the answer, then pad; all pad
+            after a thought that said eos itself.
         keys: typed keys [N], of all the noise in a row.
         behaviour: what an objective keeps of the policy that they were rolled out with, leaves [N, ..]; None: nothing.
         said: int [N, T], the tokens that steps 1 .. tau are written down as; None where thought is silent.
@@ -151,10 +153,10 @@ def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
     return jax.tree.map(lambda x: x[:, 0], policy.thinker.draw(params, hidden_ND[:, None], keys_N1))
 
 
-def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_id: int) -> jax.Array:
+def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
     """bool [N]: whether a thought's last step is written down as eos, so that no answer follows."""
     last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
-    return jnp.any(last_NT & (said_NT == eos_id), axis=1)
+    return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)
 
 
 def _is_last(policy: Policy, params, action_N1) -> jax.Array:
@@ -163,7 +165,7 @@ def _is_last(policy: Policy, params, action_N1) -> jax.Array:
     if thinker.ends is not None:
         found.append(thinker.ends(params, action_N1)[:, 0])
     if thinker.says is not None:
-        found.append(thinker.says(params, action_N1)[:, 0] == policy.config.eos_id)
+        found.append(is_end(thinker.says(params, action_N1)[:, 0], policy.config.eos_ids))
     return functools.reduce(jnp.logical_or, found)
 
 
@@ -223,10 +225,11 @@ def think(
     active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
     if config.end_id is None and config.stopping == "length":
         active_N &= rule > 0  # words alone are a thought too
+    slots = config.answer_slots if differentiable else cache_sizes(config.answer_slots)[0]
     thought = _Thought(
         t=jnp.int32(1),
         action=first,
-        cache=policy.reasoner.empty_cache(rows, config.max_latents + config.answer_slots),
+        cache=policy.reasoner.empty_cache(rows, config.max_latents + slots),
         actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=active_N,
@@ -271,7 +274,7 @@ def sample(
     before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
     if policy.thinker.says is not None:
         said_NT = policy.thinker.says(params, thought.actions)
-        goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_id)
+        goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
         policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+BLOCK = 256  # tokens that are drawn from together: about the root of real vocabularies
+
 
 def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array | None]:
     """What is left of a law after truncation (top-p: Holtzman et al., 2020).
@@ -26,8 +28,24 @@ def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Arr
     return logits_NV, None
 
 
+def draw_from_blocks(key: jax.Array, logits_V: jax.Array) -> jax.Array:
+    """`jax.random.categorical` with other numbers: first a block of tokens, then one in it.
+
+    The law is the same, with as many random numbers as there are blocks and tokens in a block, not one for each token.
+    """
+    logits_KB = jnp.pad(logits_V, (0, -logits_V.size % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
+    block_key, token_key = jax.random.split(key)
+    block = jax.random.categorical(block_key, jax.nn.logsumexp(logits_KB, axis=1))
+    return block * BLOCK + jax.random.categorical(token_key, logits_KB[block])
+
+
 def draw_tokens(
-    keys_N: jax.Array, logits_NV: jax.Array, temperature: float, top_k: int = 0, top_p: float = 1.0
+    keys_N: jax.Array,
+    logits_NV: jax.Array,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    in_blocks: bool = False,
 ) -> jax.Array:
     """One token a row, int32 [N].
 
@@ -35,11 +53,13 @@ def draw_tokens(
         keys_N: typed keys, used once.
         temperature: 0 is greedy, whatever the others are.
         top_k, top_p: see `most_likely`.
+        in_blocks: with nothing to cut, draw as `draw_from_blocks` does.
     """
     if temperature == 0.0:
         return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
     kept_NM, ids_NM = most_likely(logits_NV / temperature, top_k, top_p)
-    drawn_N = jax.vmap(jax.random.categorical)(keys_N, kept_NM)
+    draw = draw_from_blocks if in_blocks and ids_NM is None else jax.random.categorical
+    drawn_N = jax.vmap(draw)(keys_N, kept_NM)
     if ids_NM is not None:
         drawn_N = jnp.take_along_axis(ids_NM, drawn_N[:, None], axis=1)[:, 0]
     return drawn_N.astype(jnp.int32)

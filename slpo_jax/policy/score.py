@@ -13,10 +13,14 @@ from flax import struct
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
+from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Replay, Trajectories, encode_prompts, said_eos
 from slpo_jax.policy.thinkers import Action
+
+LOGITS_OF_A_ROW = 2**23  # of an answer; 171 tokens of 49,152. Longer ones are scored in pieces
+LOGITS_AT_ONCE = 2**25  # of a piece: 128 MiB
 
 
 @struct.dataclass
@@ -27,7 +31,7 @@ class Scores:
         actions: z_1 .. z_T, leaves [N, T, ..]: what the thinker draws here; z_t comes from the prefix of steps < t.
         action_log_probs: float32 [N, T], of the trajectories' own actions; None where the thinker has no density
             or T is 0.
-        token_log_probs: float32 [N, A], of the answer's tokens, eos included; anything after them.
+        token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
     """
 
@@ -77,12 +81,6 @@ def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> Pa
     return jax.vmap(one)(jax.random.split(key, passes))
 
 
-def answer_mask(tokens_NA: jax.Array, eos_id: int) -> jax.Array:
-    """bool [N, A]: the generated tokens, up to and including eos."""
-    is_eos_NA = tokens_NA == eos_id
-    return jnp.cumsum(is_eos_NA, axis=1) - is_eos_NA == 0
-
-
 def full_capacity(policy: Policy, group: int) -> Capacity:
     """Slots for whatever a row's rollouts can be."""
     rollouts = policy.row_of(group)
@@ -98,10 +96,10 @@ def capacities(policy: Policy, group: int) -> list[Capacity]:
 
 def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, jax.Array]:
     """bool [N, T] and bool [N, A]: the latent slots that were fed, and the generated tokens of the answer."""
-    steps_T, eos_id = jnp.arange(1, policy.config.max_latents + 1), policy.config.eos_id
-    spoken_NA = answer_mask(trajectories.tokens, eos_id)
+    steps_T, config = jnp.arange(1, policy.config.max_latents + 1), policy.config
+    spoken_NA = answer_mask(trajectories.tokens, config.eos_ids, config.stops)
     if trajectories.said is not None:
-        spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, eos_id)[:, None]
+        spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, config.eos_ids)[:, None]
     return steps_T[None] <= trajectories.lengths[:, None], spoken_NA
 
 
@@ -167,7 +165,8 @@ def score(
         log_probs_NA = answer_log_probs(reasoner, params["reasoner"], before_NAD, trajectories.tokens)
     else:
         tokens_BS = answers.packed(trajectories.tokens)
-        log_probs_NA = answers.unpacked(answer_log_probs(reasoner, params["reasoner"], hidden_answers, tokens_BS))
+        log_probs_BS = token_log_probs(reasoner.logits(params["reasoner"], hidden_answers), tokens_BS)
+        log_probs_NA = answers.unpacked(log_probs_BS)
     _, spoken_NA = used_slots(policy, trajectories)
     return Scores(drawn, log_probs, log_probs_NA, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
 
@@ -250,9 +249,27 @@ def fed_tokens(tokens_NA: jax.Array, end_id: int | None) -> jax.Array:
     return jnp.concatenate([jnp.full_like(tokens_NA[:, :1], end_id), tokens_NA[:, :-1]], axis=1)
 
 
-def answer_log_probs(reasoner: Reasoner, params, hidden_BLD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-    """float32 [B, L]: log-probabilities of the given tokens after these hidden states; `params` are the reasoner's."""
-    return token_log_probs(reasoner.logits(params, hidden_BLD), tokens_BL)
+def answer_log_probs(reasoner: Reasoner, params, hidden_NAD: jax.Array, tokens_NA: jax.Array) -> jax.Array:
+    """Log-probabilities of the given tokens after these hidden states.
+
+    Of long answers only `LOGITS_AT_ONCE` logits are there at a time, and are made again in the backward pass.
+
+    Args:
+        params: the reasoner's.
+    Returns:
+        float32 [N, A].
+    """
+    vocabulary = reasoner.config.vocab_size
+    if tokens_NA.shape[1] * vocabulary <= LOGITS_OF_A_ROW:
+        return token_log_probs(reasoner.logits(params, hidden_NAD), tokens_NA)
+
+    def one(position):
+        hidden_D, token = position
+        return token_log_probs(reasoner.logits(params, hidden_D[None, None]), token[None, None])[0, 0]
+
+    positions = hidden_NAD.reshape(-1, hidden_NAD.shape[-1]), tokens_NA.reshape(-1)
+    log_probs = jax.lax.map(jax.checkpoint(one), positions, batch_size=max(1, LOGITS_AT_ONCE // vocabulary))
+    return log_probs.reshape(tokens_NA.shape)
 
 
 def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
@@ -269,12 +286,12 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     Args:
         params: {"reasoner": ..., "gate": ...}.
         replayed: of these trajectories.
-        tokens_NA: int, answers up to and including eos, then anything; not always the trajectories' own.
+        tokens_NA: int, answers up to and including their end, then anything; not always the trajectories' own.
     Returns:
         float32 [N], sums over the answer's tokens.
     """
     reasoner, config = policy.reasoner, policy.config
-    spoken_NA, slots_A = answer_mask(tokens_NA, config.eos_id), jnp.arange(tokens_NA.shape[1])
+    spoken_NA, slots_A = answer_mask(tokens_NA, config.eos_ids, config.stops), jnp.arange(tokens_NA.shape[1])
     dropout = noise.answer_dropout(trajectories.keys, slots_A, config.dropout_rate, config.dropout_where)
     hidden_NAD, _ = reasoner.forward(
         params["reasoner"],

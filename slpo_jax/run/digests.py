@@ -108,8 +108,9 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
     """What else the results of an evaluation depend on, by key; nothing that changes its speed alone."""
     evaluate = config.evaluate
     found = {key: config[key] for key in _MATTER} | {"thinker": thinker_of(config)}
-    # Without the default, so that evaluations that are older than the key stay current.
-    found["prompt"] = {key: value for key, value in config.prompt.items() if (key, value) != ("answers", "auto")}
+    # Without some defaults, so that evaluations that are older than these keys stay current.
+    defaults = {"answers": "auto", "stop": ()}
+    found["prompt"] = {key: value for key, value in config.prompt.items() if defaults.get(key) != value}
     found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
     return plain(found) | {
         "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,

@@ -25,13 +25,13 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
+from slpo_jax.run.reading import make_reading
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import without
 from slpo_jax.text.problems import Role, load_problems
 from slpo_jax.text.synthetic import SyntheticConfig
 from slpo_jax.text.templates import PromptConfig, Template
-from slpo_jax.text.tokenizer import token_bytes
-from slpo_jax.text.verifier import byte_table, reference_width, verify
+from slpo_jax.text.verifier import reference_width
 from slpo_jax.training.loop import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.sharding import Layout, ShardingConfig
@@ -213,9 +213,6 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     """
     origin = open_origin(config, identity)
     template, model = origin.template, origin.description.model
-    # Names may be missing at the end of a vocabulary that was padded.
-    pieces = [*token_bytes(template.tokenizer)]
-    pieces += [b""] * (model.vocab_size - len(pieces))
     _check_usable(config, origin, workdir)
     _resolve(config, model, origin)
     if jax.default_backend() != "cpu":
@@ -225,7 +222,18 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     thinker = make_thinker(config, template.token)(reasoner, gate)
     prompt_slots = _fitting_slots(config, model.n_positions)
-    table, eos_id, style = byte_table(pieces), template.eos_id, template.answer_style
+    stops, reward = make_reading(template, model.vocab_size)
+    rollouts = RolloutConfig(
+        max_latents=config.max_latents,
+        answer_slots=config.max_answer_tokens,
+        end_id=template.end_id,
+        eos_ids=template.eos_ids,
+        pad_id=template.pad_id,
+        dropout_rate=config.dropout.rate,
+        dropout_where=config.dropout.where,
+        banned_ids=template.banned_ids,
+        stops=stops,
+    )
     return Setup(
         config=config,
         mesh=device_mesh(fsdp=config.sharding.fsdp),
@@ -233,22 +241,8 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         origin=origin,
         prompt_slots=prompt_slots,
         gate=gate,
-        policy=Policy(
-            reasoner,
-            thinker,
-            RolloutConfig(
-                max_latents=config.max_latents,
-                answer_slots=config.max_answer_tokens,
-                end_id=template.end_id,
-                eos_id=eos_id,
-                pad_id=template.pad_id,
-                dropout_rate=config.dropout.rate,
-                dropout_where=config.dropout.where,
-                banned_ids=template.banned_ids,
-            ),
-            layout="rows" if template.end_id is None else "packed",
-        ),
-        reward=lambda tokens, references: verify(table, tokens, references, eos_id, style),
+        policy=Policy(reasoner, thinker, rollouts, layout="rows" if template.end_id is None else "packed"),
+        reward=reward,
     )
 
 
@@ -264,6 +258,11 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
         raise UserError(
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             "latents; use text_gpt2, text_llama, or another thinker"
+        )
+    if name in OF_TEXT and config.max_latents and config.prompt.stop:
+        raise UserError(
+            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
+            f"{name} writes in its thought too; leave it out"
         )
     asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
     if origin.recipe.kind != "text" and asked:

@@ -4,9 +4,10 @@ One grammar of numbers serves rewards, evaluation and reports. `slpo_jax.text.ve
 inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are read on the host alone.
 """
 
+import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from slpo_jax.errors import UserError
@@ -160,7 +161,7 @@ def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -
     """Tell whether a completion's answer is the reference.
 
     Args:
-        text: the completion, or None for one that didn't end within its budget (`completion_text`), which is wrong.
+        text: the completion, or None for one that didn't end within its budget (`Completion.text`), which is wrong.
         reference_canonical: the reference as `canonical_decimal` writes it; for "boxed", LaTeX.
         style: how to read the completion, see `parse_completion`.
     Returns:
@@ -169,23 +170,47 @@ def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -
     return text is not None and are_right([parse_completion(text, style)], [reference_canonical], style)[0]
 
 
-def completion_text(token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_id: int) -> str | None:
-    """Write out the tokens before the first end-of-text token.
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What generated tokens say.
+
+    Attributes:
+        tokens: how many there are, the one that ended it included.
+        written: the text as far as it came, with U+FFFD for bytes that aren't UTF-8, without end token or stop string.
+        ended: whether an end token or a stop string came within the budget.
+    """
+
+    tokens: int
+    written: str
+    ended: bool
+
+    @property
+    def text(self) -> str | None:
+        """What `is_correct` reads."""
+        return self.written if self.ended else None
+
+
+def read_completion(
+    token_ids: Iterable[int], token_bytes: Sequence[bytes], eos_ids: Collection[int], stop: Sequence[str] = ()
+) -> Completion:
+    """Write out the tokens before the first end token, or the text before the first stop string in it.
 
     Args:
         token_ids: generated ids. Ids outside the table, which a padded vocabulary can produce, write nothing.
         token_bytes: the bytes of each token; b"" for special tokens.
-        eos_id: id of the end-of-text token.
-    Returns:
-        the text, with U+FFFD for bytes that aren't UTF-8, or None if the end-of-text token is missing.
+        eos_ids: ids of the end tokens.
+        stop: the stop strings. The token that completes one is the last; of several, the one that begins first counts.
     """
-    pieces: list[bytes] = []
-    for token_id in token_ids:
-        if token_id == eos_id:
-            return b"".join(pieces).decode("utf-8", "replace")
+    written, texts, count = b"", [text.encode() for text in stop], 0
+    for count, token_id in enumerate(token_ids, 1):
+        if token_id in eos_ids:
+            return Completion(count, written.decode("utf-8", "replace"), True)
         if 0 <= token_id < len(token_bytes):
-            pieces.append(token_bytes[token_id])
-    return None
+            written += token_bytes[token_id]
+        begins = [place for text in texts if (place := written.find(text)) >= 0]
+        if begins:
+            return Completion(count, written[: min(begins)].decode("utf-8", "replace"), True)
+    return Completion(count, written.decode("utf-8", "replace"), False)
 
 
 def _compose(negative: bool, whole: str, fraction: str) -> str:

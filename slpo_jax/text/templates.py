@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
-from slpo_jax.checked import check_fields
+from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import AnswerStyle
 from slpo_jax.text.tokenizer import (
@@ -39,15 +39,20 @@ class PromptConfig:
         chat: whether in the tokenizer's chat template: where it has one ("auto"), "always" or "never".
         answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
             number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX.
+        stop: texts of which the first ends the completion, as an end token does: the token with which it is written
+            out is the last, and the completion's text is what comes before it.
     """
 
     system: str = ""
     instruction: str = ""
     chat: Literal["auto", "always", "never"] = "auto"
     answers: Literal["auto", "last_number", "boxed"] = "auto"
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not all(self.stop):
+            raise FieldError(self, "stop", "an empty text would end every completion before it begins; take it out")
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Template:
         answer_text: canonical answer (or LaTeX) -> text, before eos.
         banned_ids: ids that are never generated.
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
+        more_eos_ids: of further tokens that end an answer, which no suffix has.
+        stop: texts that end one, see `PromptConfig`.
     """
 
     answer_style: AnswerStyle
@@ -81,6 +88,13 @@ class Template:
     answer_text: Callable[[str], str]
     banned_ids: tuple[int, ...] = ()
     bare: bool = False
+    more_eos_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All tokens that end an answer."""
+        return self.eos_id, *self.more_eos_ids
 
     def prompt(self, question: str) -> Ids:
         """ids(question text) + [start]."""
@@ -244,6 +258,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         step_text=lambda step, first: step + "\n",
         answer_text=lambda answer: f"{before}{answer}{after}",
         bare=chat,
+        stop=prompt.stop,
     )
 
 

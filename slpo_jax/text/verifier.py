@@ -101,7 +101,7 @@ def encode_references(canonicals: Sequence[str], width: int) -> np.ndarray:
 def verify(
     table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array, style: AnswerStyle
 ) -> jax.Array:
-    """Tell which completions give their reference's number: `is_correct(completion_text(...), ...)`, row by row.
+    """Tell which completions give their reference's number: `is_correct(read_completion(...).text, ...)`, row by row.
 
     Args:
         table: the vocabulary's `byte_table`. Ids outside it write nothing.

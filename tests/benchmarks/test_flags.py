@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import floor, geometry, gradients, memory, passk, recovery, step, versus
+from benchmarks import floor, generate, geometry, gradients, memory, passk, recovery, step, versus
 
 EVERY = [
     (["--shapes", "llama"], "--shapes"),  # memory has no such flag at all
@@ -43,6 +43,11 @@ OWN = {
         (["--pairs", "0"], "--pairs: 0"),
         (["--what", "all"], "--what"),
     ],
+    generate: [
+        (["--rows", "8", "0"], "--rows: 0"),
+        (["--samples", "0"], "--samples: 0"),
+        (["--caches", "offloaded"], "--caches"),
+    ],
     floor: [(["--prompts", "0"], "--prompts: 0"), (["--steps", "3"], "--steps")],
     gradients: [
         (["--seed", "-1"], "--seed: -1"),
@@ -54,7 +59,7 @@ OWN = {
 }
 
 _CHECKPOINTS = [".", ".", "--config", "configs/quickstart.py"]
-REQUIRED = {versus: ["."], gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
+REQUIRED = {versus: ["."], generate: ["problems.json"], gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_xla_counts_a_scoring_pass_as_we_do():
     config = GPT2Config(vocab_size=300, n_positions=64, n_embd=128, n_layer=4, n_head=4)
     reasoner, rows = coconut(config), 4
     layout = Layout(prompt_slots=8, latent_slots=5, answer_slots=4, group=2, passes=1)
-    policy = policy_of(RolloutConfig(5, 4, end_id=7, eos_id=8, pad_id=9, dropout_rate=0.0), reasoner)
+    policy = policy_of(RolloutConfig(5, 4, end_id=7, eos_ids=(8,), pad_id=9, dropout_rate=0.0), reasoner)
     params = jax.eval_shape(reasoner.init, jax.random.key(0))
     prompts = Prompts(jnp.zeros((2, 8), jnp.int32), jnp.ones((2, 8), bool))
     tokens, keys = jnp.zeros((rows, 4), jnp.int32), jax.random.split(jax.random.key(0), rows)

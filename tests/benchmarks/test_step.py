@@ -72,7 +72,7 @@ def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
     assert rewards.shape == (PROMPTS, 2)
     assert (rewards[:, 0] == 1).all()  # whatever the answers are
     answers = np.asarray(trajectories.tokens)
-    eos = workload.parts.policy.config.eos_id
+    eos = workload.parts.policy.config.eos_ids[0]
     assert (np.argmax(answers == eos, axis=1) == ANSWER - 1).all()  # where eos is forced, and nowhere before
 
     loss = candidate.surrogate(params, batch, trajectories, rewards, key)
@@ -133,7 +133,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
     torch.measure(workload, 0)
     sampled = torch.witness.sampled
     assert sampled.lengths.tolist() == torch.lengths.tolist()
-    eos = workload.parts.policy.config.eos_id
+    eos = workload.parts.policy.config.eos_ids[0]
     assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 

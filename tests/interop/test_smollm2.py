@@ -96,27 +96,45 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
     _assert_close(alone, expected[1])
 
 
-def test_greedy_texts_are_transformers_generate(theirs):
-    """Questions in the chat template, by the product's own rollout; texts that end and texts that don't."""
+def _answers(theirs, stop=(), more_eos_ids=()):
+    """Questions in the chat template, by the product's own rollout and by `generate`: two [10, NEW], and the ends."""
     model, tokenizer = theirs
     config = default_config()
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=NEW)
     config.gate.enabled = False
-    config.prompt.instruction = "Answer in a few words."
+    config.prompt.update(instruction="Answer in a few words.", stop=stop)
     setup = assemble(config)
     params, rows = setup.origin.read(), setup.template.prompts(PROMPTS)
     asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
     assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
-    policy = setup.policy.without_noise().having(stopping="length")
+    eos_ids = (setup.template.eos_id, *more_eos_ids)
+    policy = setup.policy.without_noise().having(stopping="length", eos_ids=eos_ids)
     keys = noise.row_keys(jax.random.key(0), np.arange(len(rows)))
     found = jax.jit(functools.partial(sample, policy, rule=0))(params, _padded(rows), keys).tokens
-    batch, eos = _padded(rows), setup.template.eos_id
-    assert eos == tokenizer.eos_token_id
+    batch = _padded(rows)
+    assert eos_ids[0] == tokenizer.eos_token_id
     with torch.no_grad():
         expected = model.generate(
             input_ids=torch.tensor(batch.tokens, dtype=torch.long),
             attention_mask=torch.tensor(batch.valid, dtype=torch.long), max_new_tokens=NEW, do_sample=False,
-            eos_token_id=eos, pad_token_id=setup.template.pad_id,
+            eos_token_id=list(eos_ids), pad_token_id=setup.template.pad_id,
+            **({"stop_strings": list(stop), "tokenizer": tokenizer} if stop else {}),
         )[:, batch.tokens.shape[1] :].numpy()  # fmt: skip
+    return np.asarray(found)[:, : expected.shape[1]], expected, eos_ids, setup
+
+
+def test_greedy_texts_are_transformers_generate(theirs):
+    """Texts that end and texts that don't."""
+    found, expected, (eos,), _ = _answers(theirs)
     np.testing.assert_array_equal(found, expected)
-    assert 0 < (expected == eos).any(axis=1).sum() < len(rows)
+    assert 0 < (expected == eos).any(axis=1).sum() < len(PROMPTS)
+
+
+def test_stop_strings_and_several_eos_are_transformers_generate(theirs):
+    """A stop string of one token, one that begins and ends inside tokens, and one of two; and what is read of them."""
+    comma = theirs[1].convert_tokens_to_ids(",")
+    found, expected, _, setup = _answers(theirs, (" left", "e capit", "sea is"), (comma,))
+    np.testing.assert_array_equal(found, expected)
+    texts = {setup.reader.read(row)[1] for row in found}
+    assert {"Paris is th", "The ", "Tom has 3 x 10 = 30 pens", "1. First"} <= texts
+    assert 0 < (expected == comma).any(axis=1).sum() < len(PROMPTS)

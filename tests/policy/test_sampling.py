@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import compiled
 
-from slpo_jax.policy import noise
+from slpo_jax.policy import noise, sampling
 from slpo_jax.policy.sampling import draw_tokens, most_likely
 
 DRAWS, SIGMAS = 20_000, 4.5
@@ -49,6 +49,21 @@ def test_nothing_to_cut_is_the_untruncated_draw(keys):
     expected = jax.vmap(jax.random.categorical)(keys, logits / 0.5)
     np.testing.assert_array_equal(draw(keys, logits, 0.5, 0, 1.0), expected)
     np.testing.assert_array_equal(draw(keys, logits, 0.5, len(LOGITS), 1.0), expected)
+
+
+def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
+    """Two blocks of which one is not full; a third has nothing that may be drawn."""
+    monkeypatch.setattr(sampling, "BLOCK", 4)
+    logits = np.concatenate([LOGITS, np.full(6, -np.inf, np.float32)])
+    logits[1] = -np.inf
+    tokens = compiled(draw_tokens, static=("temperature", "in_blocks"))(
+        keys, jnp.broadcast_to(logits, (DRAWS, len(logits))), temperature=0.5, in_blocks=True
+    )
+    weights = np.exp(logits.astype(np.float64) / 0.5)
+    law, counts = weights / weights.sum(), np.bincount(tokens, minlength=len(logits))
+    assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
+    plain = jax.vmap(jax.random.categorical)(keys, jnp.broadcast_to(logits / 0.5, (DRAWS, len(logits))))
+    assert (plain != tokens).any()
 
 
 def test_no_temperature_is_greedy_whatever_is_cut(keys):

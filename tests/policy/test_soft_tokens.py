@@ -89,8 +89,8 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
 def test_a_block_of_the_likeliest_tokens_is_plain_decoding():
     """One token of weight 1 is that token: T of them and A - T tokens are the A tokens of T = 0."""
     params, slots = both_params(), ROLLOUT.answer_slots
-    soft = policy_of(_config(answer_slots=slots - STEPS, eos_id=-1), REASONER, "soft", **HARD)
-    plain = policy_of(_config(0, eos_id=-1), REASONER, "soft")
+    soft = policy_of(_config(answer_slots=slots - STEPS, eos_ids=(-1,)), REASONER, "soft", **HARD)
+    plain = policy_of(_config(0, eos_ids=(-1,)), REASONER, "soft")
     block, tokens = compiled(
         lambda params: [
             sample(policy, params, PROMPTS, keys_of(3), policy.config.max_latents) for policy in (soft, plain)

@@ -31,7 +31,8 @@ from tiny import (
 
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
-from slpo_jax.policy.score import PassKeys, answer_mask, pass_keys, score, token_log_probs
+from slpo_jax.policy.ending import answer_mask
+from slpo_jax.policy.score import PassKeys, pass_keys, score, token_log_probs
 from slpo_jax.policy.surrogate import gaussian_log_prob, moments
 
 GROUP, PASSES, T, D = 2, 3, ROLLOUT.max_latents, CONFIG.n_embd
@@ -295,9 +296,9 @@ def test_moments_by_hand_and_in_float32():
 def test_answer_mask_ends_with_the_first_eos():
     tokens = jnp.array([[1, 2, EOS, PAD], [EOS, EOS, 1, 2], [1, 2, 3, 4]])
     expected = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
-    np.testing.assert_array_equal(answer_mask(tokens, EOS), np.array(expected, bool))
+    np.testing.assert_array_equal(answer_mask(tokens, (EOS,)), np.array(expected, bool))
     padded_with_eos = jnp.array([[1, EOS, EOS, EOS]])
-    np.testing.assert_array_equal(answer_mask(padded_with_eos, EOS), [[True, True, False, False]])
+    np.testing.assert_array_equal(answer_mask(padded_with_eos, (EOS,)), [[True, True, False, False]])
 
 
 def test_token_log_probs_against_scipy():

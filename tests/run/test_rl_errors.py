@@ -14,7 +14,7 @@ CASES = {
     "an unknown objective": (
         {"rl.objectives": ("slpp",)},
         "config.rl.objectives: 'slpp' is unknown",
-        "use one of answer_only, exact, pathwise, slpo",
+        "use one of answer_only, exact, grpo, pathwise, slpo",
     ),
     "no objective": ({"rl.objectives": ()}, "config.rl.objectives: ()", "at least one"),
     "an objective twice": (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_decimal, completion_text, is_correct, parse_completion
+from slpo_jax.text.answers import canonical_decimal, is_correct, parse_completion, read_completion
 
 CANONICAL = {
     "72": "72",
@@ -176,10 +176,10 @@ def test_unknown_style_is_an_error():
         parse_completion("72", "latex")
 
 
-def test_completion_text_stops_at_the_first_eos():
+def test_a_completion_stops_at_the_first_eos():
     token_bytes = [b"7", b"2", b"ignored", "é".encode()[:1], b""]
-    assert completion_text([0, 4, 1, 2, 0, 2], token_bytes, eos_id=2) == "72"
-    assert completion_text([2], token_bytes, eos_id=2) == ""
-    assert completion_text([0, 3, 1, 2], token_bytes, eos_id=2) == "7\ufffd2"
-    assert completion_text([-1, 0, 99, 2], token_bytes, eos_id=2) == "7"
-    assert completion_text([0, 1], token_bytes, eos_id=2) is None
+    assert read_completion([0, 4, 1, 2, 0, 2], token_bytes, eos_ids=(2,)).text == "72"
+    assert read_completion([2], token_bytes, eos_ids=(2,)).text == ""
+    assert read_completion([0, 3, 1, 2], token_bytes, eos_ids=(2,)).text == "7\ufffd2"
+    assert read_completion([-1, 0, 99, 2], token_bytes, eos_ids=(2,)).text == "7"
+    assert read_completion([0, 1], token_bytes, eos_ids=(2,)).text is None

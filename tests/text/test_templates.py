@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import completion_text, parse_completion
+from slpo_jax.text.answers import parse_completion, read_completion
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import PromptConfig, coconut_template, codi_template, text_template
@@ -136,7 +136,7 @@ def test_text_writes_what_its_answers_are_read_from(answers, style):
     written = [r"\boxed{", "8", "}"] if answers == "boxed" else ["####", "8"]
     ids = template.suffix(["5 + 3 = 8"], "8")
     assert _tokens(template, ids)[-1 - len(written) :] == [*written, "<eos>"]
-    text = completion_text(ids, token_bytes(template.tokenizer), template.eos_id)
+    text = read_completion(ids, token_bytes(template.tokenizer), template.eos_ids).text
     assert parse_completion(text, template.answer_style) == "8"
     assert template.answer_text(r"\frac{1}{2}") == (
         r"\boxed{\frac{1}{2}}" if answers == "boxed" else r"#### \frac{1}{2}"

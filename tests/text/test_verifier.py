@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_decimal, completion_text, is_correct, parse_completion
+from slpo_jax.text.answers import canonical_decimal, is_correct, parse_completion, read_completion
 from slpo_jax.text.verifier import ByteTable, byte_table, encode_references, reference_width, verify
 
 STYLES = ("coconut", "codi")
@@ -103,7 +103,7 @@ def test_ids_outside_the_table_write_nothing(style):
     token_bytes = [b"7", b"2", b"5", b""]
     rows = [[-2, 0, 9, 1, 3], [0, -2, 1, 3, 0], [0, -3, 3, 3, 3], [9, 3, 3, 3, 3]]
     found = jitted_verify(byte_table(token_bytes), np.array(rows, np.int32), encode_references(["72"] * 4, 2), 3, style)
-    expected = [is_correct(completion_text(row, token_bytes, 3), "72", style) for row in rows]
+    expected = [is_correct(read_completion(row, token_bytes, (3,)).text, "72", style) for row in rows]
     assert found.tolist() == expected == [True, True, False, False]
 
 
@@ -189,7 +189,7 @@ def test_agrees_with_the_host_on_adversarial_tokens(texts, canonicals, rng):
     encoded = encode_references(references + ["0"] * (BATCH - len(rows)), 512)
     for style in STYLES:
         expected = [
-            is_correct(completion_text(row, vocabulary, 0), reference, style)
+            is_correct(read_completion(row, vocabulary, (0,)).text, reference, style)
             for row, reference in zip(rows, references, strict=True)
         ]
         assert jitted_verify(table, tokens, encoded, 0, style).tolist()[: len(rows)] == expected

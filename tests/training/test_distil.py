@@ -32,7 +32,7 @@ HIDDEN = 9
 
 def _rollout(template, latents: int, **changes) -> RolloutConfig:
     t = template
-    return RolloutConfig(latents, 8, t.end_id, t.eos_id, t.pad_id, dropout_rate=0.0, **changes)
+    return RolloutConfig(latents, 8, t.end_id, t.eos_ids, t.pad_id, dropout_rate=0.0, **changes)
 
 
 @pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])

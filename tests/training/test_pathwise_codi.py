@@ -13,9 +13,10 @@ from tiny_llama import LLAMA, random_tree
 
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
+from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.score import answer_mask, fed_tokens
+from slpo_jax.policy.score import fed_tokens
 from slpo_jax.training.objectives import OBJECTIVES
 
 CODI = codi(LLAMA, 24)
@@ -40,7 +41,7 @@ def _weighted_answers(tokens, params):
         ],
         axis=1,
     )
-    spoken = answer_mask(tokens, CONFIG.eos_id)
+    spoken = answer_mask(tokens, CONFIG.eos_ids)
     valid = jnp.concatenate([prompts.valid, steps[None] <= LENGTHS[:, None], spoken], axis=1)
     dropout = noise.followed_by(
         noise.prompt_dropout(KEYS, prompts.valid, CONFIG.dropout_rate, "thought"),
