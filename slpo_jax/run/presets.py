@@ -127,3 +127,69 @@ def smollm2(config: ConfigDict, folder: str) -> None:
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
     config.evaluate.update(batch_size=64, samples=8, seeds=1)
     config.checkpoint_every = 100
+
+
+# By method: the thinker, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
+# rate published for Llama-3.2-3B. Settings of thinkers are the papers' by default.
+SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
+    "cot": ("soft", 0, 0.0, "", {}, 1e-6),
+    "latent": ("soft", None, 0.0, "", {}, 1e-6),
+    "grpo": ("soft", 0, 0.0, "grpo", {}, 1e-6),
+    "lepo": ("gumbel", None, 0.0, "grpo", {}, 1e-6),
+    "soft_tokens": ("noisy_soft", None, 0.0, "exact", {}, 6e-6),
+    "hrpo": ("hybrid", 256, 0.0, "grpo", {"thinker_learning_rate": 1e-4}, 5e-6),
+    "slpo": ("soft", None, 0.1, "slpo", {"passes": 2, "scored_latents": 8, "advantage": "grpo"}, 1e-6),
+    "pathwise": ("gumbel", None, 0.0, "pathwise", {"estimator": "reward", "advantage": "grpo"}, 1e-6),
+}
+
+
+def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
+    """An instruct model as it is, and one of the methods of the paper's tables 3 and 4 (docs/papers.md).
+
+    Args:
+        method: a name in `SOFT_METHODS`; "cot" and "latent" are evaluated alone.
+        block: T of those that think in a block.
+    Raises:
+        UserError: unknown method.
+    """
+    if method not in SOFT_METHODS:
+        raise UserError(f"--config: no method {method!r}; give one of {', '.join(SOFT_METHODS)}, as FILE:METHOD")
+    thinker, most, dropout, kind, settings, rate = SOFT_METHODS[method]
+    config.reasoner = "text_llama"
+    config.gate.enabled = False
+    config.min_latents = 1
+    config.max_latents = block if most is None else most
+    config.thinker.name = thinker
+    config.dropout.rate = dropout
+    config.stages = ("rl", "evaluate") if kind else ("evaluate",)
+    sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
+    config.rl.update(group=8, capacities=((1.0, 0.5), (1.0, 1.0)), **sampled)
+    if kind:
+        objective_variant(config, method, kind, learning_rate=rate, **settings)
+        config.rl.objectives = (method,)
+    config.evaluate.update(samples=32, seeds=1, temperature=1.0 if config.max_latents else 0.6, top_k=30, top_p=0.95)
+
+
+def soft_llama(config: ConfigDict, method: str, model: str) -> None:
+    """A method on Llama-3.2's instruct models: DAPO-Math to train on, the paper's four sets, answers in boxes.
+
+    Args:
+        model: hub id.
+    """
+    soft_method(config, method)
+    config.init = model
+    config.model.update(remat=True, scan_layers=True)
+    asked = r"Please reason step by step, and put your final answer within \boxed{}."
+    config.prompt.update(system=asked, instruction=asked, answers="boxed")
+    config.prompt_slots = (128, 256, 512)
+    config.max_answer_tokens = 2048
+    config.data.train = "open-r1/DAPO-Math-17k-Processed"
+    for name, source in {
+        "gsm8k": "openai/gsm8k", "math500": "HuggingFaceH4/MATH-500", "aime25": "opencompass/AIME2025",
+        "amc23": "zwhe99/amc23",
+    }.items():  # fmt: skip
+        config.data.eval[name] = source
+    # An epoch of some 14,000 problems.
+    config.rl.update(batch_size=32, micro_batches=8, steps=440)
+    config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)
+    config.evaluate.update(batch_size=256)

@@ -9,6 +9,7 @@ from slpo_jax.checked import fill
 from slpo_jax.config import check, default_config
 from slpo_jax.errors import UserError
 from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.run.presets import SOFT_METHODS
 from slpo_jax.training.optimizer import OptimizerConfig
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
@@ -118,7 +119,7 @@ def test_published_imitation(name):
 
 
 def test_smollm2_s_are_one_run_of_two_reasoners():
-    coconut, codi = (_load(path) for path in FILES if path.stem.endswith("smollm2"))
+    coconut, codi = (_load(path) for path in FILES if path.stem in ("coconut_smollm2", "codi_smollm2"))
     assert (coconut.reasoner, codi.reasoner) == ("coconut_llama", "codi_llama")
     for key in ("init", "data", "max_latents", "rl", "objective", "cold_start"):
         assert coconut[key] == codi[key]
@@ -154,6 +155,28 @@ def test_cells_of_the_twelve_settings(reasoner, tune):
     else:
         assert set(config.data.eval) == {"same", "large", "template"}
         assert names == set(module.COMPARED)
+
+
+@pytest.mark.parametrize("name", ["soft_llama1b", "soft_llama3b", "soft_smollm2"])
+def test_methods_of_the_paper_s_second_half(name):
+    """What METHODS' sources publish: the block of 32, rates, K = 2 and 8 scored latents, sampling."""
+    (path,) = (path for path in FILES if path.stem == name)
+    found = {}
+    for method in SOFT_METHODS:
+        config = found[method] = _load(path, method)
+        check(config)
+        assert config.reasoner == "text_llama"
+        assert ("rl" in config.stages) == (method not in ("cot", "latent"))
+    rates = {
+        method: config.objective[method].learning_rate for method, config in found.items() if "rl" in config.stages
+    }
+    assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6}
+    assert [found[method].max_latents for method in ("cot", "grpo", "latent", "lepo", "slpo")] == [0, 0, 32, 32, 32]
+    assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
+    assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}
+    assert (found["grpo"].rl.temperature, found["grpo"].rl.top_k, found["grpo"].rl.top_p) == (1.0, 30, 0.95)
+    with pytest.raises(UserError, match="no method 'luck'; give one of cot, latent, "):
+        _load(path, "luck")
 
 
 def test_methods_of_soft_tokens_start_alike():

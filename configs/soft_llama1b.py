@@ -1,0 +1,16 @@
+"""The paper's tables 3 and 4 on Llama-3.2-1B-Instruct: `--config=configs/soft_llama1b.py:METHOD`.
+
+METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo or pathwise (`run/presets.py`).
+The 1B's settings are not published; they are the 3B's.
+Model and data are hub ids, from its cache where there is no network; local directories of the same layout do as well
+(`--config.init=DIR`, `--config.data.train=DIR`).
+"""
+
+from slpo_jax.config import default_config
+from slpo_jax.run.presets import soft_llama
+
+
+def get_config(method: str = "slpo"):
+    config = default_config()
+    soft_llama(config, method, "meta-llama/Llama-3.2-1B-Instruct")
+    return config
