@@ -38,6 +38,7 @@ class Grid:
         minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
         metrics: of the report.
         folder: under runs/, shared with grids that have some of the same runs; "": the grid's name.
+        over_training: logged metrics of which a picture shows how they went while the rows were trained.
     """
 
     config: str
@@ -47,6 +48,7 @@ class Grid:
     seeds: tuple[int, ...] = (0, 1, 2)
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
     folder: str = ""
+    over_training: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """`python launch/reproduce.py NAME [--workdir=DIR] [--seeds=0,1,2] [--only=LABEL,..] [--limit=N]`.
 
 Every run of a grid in `launch/grids.py`, in `DIR/LABEL/seed_S`, and their comparison: `DIR/LABEL/report.md` over the
-seeds, and `DIR/NAME.md`, `.json` and `.png` over the labels, from whatever runs are finished. Run again, it goes on
-where it was; a run that is finished is not run again. Others of its runs (--seeds, --only) may go on beside it.
+seeds, and `DIR/NAME.md`, `.json` and `.png` over the labels, from whatever runs are finished (of some grids also
+`DIR/NAME_training.png`, how they went). Run again, it goes on where it was; a run that is finished is not run again.
+Others of its runs (--seeds, --only) may go on beside it.
 
 Or a study in there: a benchmark of the checkpoints that a grid's runs left, in `DIR/LABEL/seed_S/NAME.md` and `.json`.
 """
@@ -18,6 +19,7 @@ from comparison import compare, draw, markdown
 from grid import Grid, Study
 from grids import GRIDS, STUDIES
 from jobs import plan, run_all
+from over_training import draw_curves
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
@@ -65,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     write_text(root / f"{flags.name}.json", json.dumps(found, indent=1) + "\n")
     write_text(root / f"{flags.name}.md", text)
     draw(compared, found, root / f"{flags.name}.png")
+    if isinstance(compared, Grid) and compared.over_training:
+        draw_curves(compared, root, compared.over_training, root / f"{flags.name}_training.png")
     print(text)
     return 0
 

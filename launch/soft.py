@@ -24,7 +24,7 @@ SOFT_GRIDS = {
         seeds=(100,),
         metrics=_METRICS,
     ),
-    # Tables 3 and 4: each method beside chain of thought, which may come after soft tokens too ("_latent").
+    # Tables 3 and 4, figure 5: each method beside chain of thought, which may come after soft tokens too ("_latent").
     "soft": Grid(
         _CONFIG,
         (
@@ -38,5 +38,6 @@ SOFT_GRIDS = {
         rows=("imitate", "imitate_fixed_tmax", *_TRAINED, "checkpoint"),
         minus=("imitate",),
         metrics=_METRICS,
+        over_training=("answer_tokens", "reward"),  # figure 5, and what came with it
     ),
 }  # fmt: skip

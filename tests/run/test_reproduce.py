@@ -8,6 +8,7 @@ import types
 
 import comparison
 import jobs
+import over_training
 import pytest
 import rates
 import reproduce
@@ -310,6 +311,24 @@ def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
 def _line(acc, pass_8):
     values = {"acc": acc, "pass@1": 0.01, "pass@8": pass_8, "pass@16": -0.02}
     return {"differences": {"cold_start": {name: {"value": value} for name, value in values.items()}}}
+
+
+def test_curves_over_training_are_those_of_the_rows_that_are_compared(tmp_path):
+    grid = tiny_grid(tmp_path, runs=(Run("a", rows=("one",)), Run("b", rows=("two",))), over_training=("length",))
+    rows = [("imitate", 1, 9.0), ("one", 1, 3.0), ("one", 2, 5.0), ("two", 1, 8.0)]
+    for seed, more, finished in ((0, 0.0, True), (1, 2.0, True), (2, 50.0, False)):
+        folder = tmp_path / "a" / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"stage": stage, "step": step, "length": x + more}) for stage, step, x in rows]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        if finished:
+            (folder / jobs.DONE).write_text("{}")
+    found = over_training.curves(grid, tmp_path, "length")
+    assert found == {"a": {1: [3.0, 5.0], 2: [5.0, 7.0]}}
+    over_training.draw_curves(grid, tmp_path, ("length", "reward"), tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 5000
+    over_training.draw_curves(grid, tmp_path, ("reward",), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_rates_are_the_best_by_the_mean_of_four_figures():
