@@ -20,6 +20,7 @@ def make_reading(template: Template, vocabulary: int) -> tuple[StopStrings | Non
     # Names may be missing at the end of a vocabulary that was padded.
     pieces = [*token_bytes(template.tokenizer)]
     pieces += [b""] * (vocabulary - len(pieces))
+    pieces.append(b"")  # which is what -1, no token, finds
     stops, style = None, template.answer_style
     cut_pieces: list[bytes] = []
     if template.stop:

@@ -19,7 +19,7 @@ def stop_tables(stop: Sequence[str], token_bytes: Sequence[bytes]) -> tuple[dict
 
     Args:
         stop: the texts, each of at least one character.
-        token_bytes: the bytes of each of the V token ids.
+        token_bytes: the bytes of each of the V token ids; the last is b"" where -1 stands for no token.
     Returns:
         its fields, and the bytes of the ids V, V + 1, .. that it writes for tokens that are cut.
     Raises:

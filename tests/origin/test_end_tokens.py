@@ -77,25 +77,27 @@ def test_a_reward_reads_what_is_before_a_stop_string(published):
     """For any end token, and cut inside a token; a stop string alone is an end within the budget."""
     _say(published, "generation_config.json", [2, 5])
     config = _config(published)
-    config.prompt.stop = ("How", "y Tom")
+    config.prompt.stop = ("How", "y Tom", "####")
     setup = assemble(config)
     ids = setup.template.tokenizer.get_vocab()
+    assert ids["####"] == setup.reasoner.config.vocab_size - 1, "where -1, which is no token, must not be looked up"
     rows = [
-        ["####", "7", "<eos>", "8", "8"],
-        ["####", "7", "How", "8", "8"],
-        ["####", "7", "8", "8", "8"],
-        ["####", "7", "8", "8", "How"],
-        ["####", "8", "<eos>", "8", "8"],
+        ["7", "<eos>", "8", "8", "8"],
+        ["7", "How", "8", "8", "8"],
+        ["7", "8", "8", "8", "8"],
+        ["7", "8", "8", "8", "How"],
+        ["8", "<eos>", "8", "8", "8"],
     ]
     tokens = np.array([[ids[word] for word in row] for row in rows])
-    tokens = np.concatenate([tokens, [[ids["####"], ids["7"], 5, 1, 1]]]).astype(np.int32)
+    tokens = np.concatenate([tokens, [[ids["7"], 5, 1, 1, 1], [ids["7"], -1, -1, -1, -1]]]).astype(np.int32)
     reference = np.zeros((len(tokens), 2), np.uint8)
     reference[:, 0] = ord("7")
-    assert np.asarray(compiled(setup.reward)(tokens, reference)).tolist() == [True, True, False, False, False, True]
+    right = compiled(setup.reward)(tokens, reference)
+    assert np.asarray(right).tolist() == [True, True, False, False, False, True, False]
     read = [setup.reader.read(row)[1:] for row in tokens]
-    assert [answer for _, answer in read] == ["7", "7", None, None, "8", "7"]
-    assert [len(setup.reader.read(row)[0]) for row in tokens] == [3, 3, 5, 5, 3, 3]
-    assert read[1][0] == " #### 7 "
+    assert [answer for _, answer in read] == ["7", "7", None, None, "8", "7", None]
+    assert [len(setup.reader.read(row)[0]) for row in tokens] == [2, 2, 5, 5, 2, 2, 1]
+    assert read[1][0] == " 7 "
 
 
 @pytest.mark.parametrize(
