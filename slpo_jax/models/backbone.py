@@ -1,6 +1,7 @@
 """What the backbones share: the walk of one forward pass through pre-norm blocks, its masks, its cache and the head."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import chex
@@ -44,6 +45,15 @@ class Context:
         positions = self.mask_BLS.shape[1] if self.packing is None else self.packing.source_BS.shape[1]
         chex.assert_axis_dimension(noise.active_BL, 1, positions)
         return dataclasses.replace(context, dropout=jax.tree.map(context.going_on, noise))
+
+    def of_layer(self, layer: int) -> "Context":
+        """The context of a block that stands for this layer, with the layer's keys and values alone."""
+
+        def own(cache: KVCache | None) -> KVCache | None:
+            return cache and KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
+
+        first = layer * len(SITES)
+        return dataclasses.replace(self, prefix=own(self.prefix), cache=own(self.cache), first_site=first)
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
         """[B, L, ..] -> what belongs to the positions that go on after attention."""
@@ -100,9 +110,21 @@ class Block(nn.Module):
 
 
 def make_blocks(block: type[Block], config, name: str) -> list[Block]:
-    """The layers, called name_0, name_1, ..; recomputed in the backward pass if `config.remat`."""
-    made = nn.remat(block) if config.remat else block
-    return [made(config, layer, name=f"{name}_{layer}") for layer in range(config.n_layer)]
+    """The layers, called name_0, name_1, .."""
+    return [block(config, layer, name=f"{name}_{layer}") for layer in range(config.n_layer)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Context):
+    """A block whose layer is the context's, recomputed in the backward pass if `config.remat`.
+
+    jax traces and lowers it once for all layers and passes of the same shapes.
+    """
+
+    def run(params, x_BLD, context):
+        return block(config, 0, parent=None).apply({"params": params}, x_BLD, context)
+
+    return (jax.checkpoint(run) if config.remat else run)(params, x_BLD, context)
 
 
 class Backbone(nn.Module):
@@ -223,7 +245,11 @@ class Backbone(nn.Module):
             keep_level(x_BLD)
             if last and block is self.blocks[-1]:
                 context = context.only_last(last)
-            x_BLD, kv = block(x_BLD, context)
+            if self.is_initializing():
+                x_BLD, kv = block(x_BLD, context)
+            else:
+                here = context.of_layer(block.layer)
+                x_BLD, kv = run_block(self.block_type, c, block.variables["params"], x_BLD, here)
             layers.append(kv)
         hidden_BLD = self.final_norm(x_BLD)
         keep_level(hidden_BLD)

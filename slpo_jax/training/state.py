@@ -46,12 +46,15 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     def gradients(trained, frozen, batch, key):
         specs = layout.specs(trained), layout.specs(frozen)
 
+        @jax.jit  # micro-batches ask for its shapes first, and are not to trace it twice
+        def of_batch(trained, frozen, batch, key):
+            return jax.grad(lambda p: loss_fn({**frozen, **p}, batch, key), has_aux=True)(trained)
+
         def local(trained, frozen, batch, key):
             trained, frozen = gathered((trained, frozen), specs)
 
             def one(batch):
-                grads, sums = jax.grad(lambda p: loss_fn({**frozen, **p}, batch, key), has_aux=True)(trained)
-                return grads, sums
+                return of_batch(trained, frozen, batch, key)
 
             if micro_batches == 1:
                 grads, sums = one(batch)
