@@ -118,6 +118,8 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
     assert metrics["solved"] == pytest.approx((rewards.max(axis=1) > 0).mean())
     assert metrics["mixed"] == pytest.approx(np.mean([0 < row.mean() < 1 for row in rewards]))
     assert metrics["latent_steps"] == pytest.approx(trajectories.lengths.mean())
+    spoken = [rollout.spoken for rollout in rollouts_of(prompted_batch().prompts, trajectories)]
+    assert metrics["answer_tokens"] == np.mean([len(tokens) for tokens in spoken])
     squares = sum(float((g**2).sum()) for g in jax.tree.leaves(first_step.gradient))
     assert metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=1e-5)
     assert 0 < metrics["mixed"] <= metrics["solved"] < 1
@@ -147,6 +149,7 @@ def test_metrics_are_what_they_were(first_step):
         "solved": 0.75,
         "mixed": 0.5,
         "latent_steps": 3.66667,
+        "answer_tokens": 6.0,
         "latent_log_likelihood": -60.0908,
         "answer_log_likelihood": -19.1902,
         "stop_log_likelihood": -0.841495,
