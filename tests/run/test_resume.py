@@ -1,5 +1,6 @@
 """A run that was interrupted, anywhere and in any way, ends as one that was not."""
 
+import functools
 import os
 import signal
 
@@ -16,6 +17,7 @@ from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl, validated
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.training import halves
+from slpo_jax.training.optimizer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by evaluation
@@ -23,6 +25,21 @@ BUMPY = (0.1, 0.5, 0.4, 0.7, 0.6, 0.7, 0.2, 0.3)  # validation accuracies, by ev
 
 class Crash(Exception):
     """Stands for a kill: nothing is cleaned up."""
+
+
+@functools.cache
+def _update_of(optimizer):
+    """(state, trained part of its parameters, a number) -> the state after an update by gradients of this number."""
+
+    @jax.jit
+    def update(state, part, number):
+        grads = jax.tree.map(lambda p: jnp.full_like(p, number), part)
+        updates, opt_state = optimizer.update(grads, state.opt_state, part)
+        params = {**state.params, **optax.apply_updates(part, updates)}
+        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+        return state, optax.tree.norm(params)
+
+    return update
 
 
 def _step_without_a_model(record):
@@ -38,12 +55,9 @@ def _step_without_a_model(record):
                 record["what"]()
             data = float(np.sum(np.asarray(batch.index) * np.arange(1, len(batch.index) + 1)))
             part = {name: state.params[name] for name in trained}
-            key = float(jax.random.key_data(state.key).astype(jnp.float32).sum())
-            grads = jax.tree.map(lambda p: jnp.full_like(p, np.sin(data + now[1] + key)), part)
-            updates, opt_state = optimizer.update(grads, state.opt_state, part)
-            params = {**state.params, **optax.apply_updates(part, updates)}
-            metrics = {"loss": jnp.float32(data), "width": optax.tree.norm(params)}
-            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+            key = float(np.asarray(jax.random.key_data(state.key)).astype(np.float32).sum())
+            state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now[1] + key)))
+            return state, {"loss": jnp.float32(data), "width": width}
 
         return step
 
@@ -59,11 +73,13 @@ def _accuracy(experiment, params, stopping, rule):
 def record():
     """Stages without models. `steps`: the (stream, step) taken; at the (stream, step) `at`, `what` happens."""
     record = {"steps": [], "at": None, "what": lambda: None}
-    # A vector a part is all that these steps need; eager updates of a whole model would take seconds.
+    # A vector a part is all that these steps need.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
         for stage in (imitate, cold_start, halves):
             patch.setattr(stage, "make_train_step", _step_without_a_model(record))
+        for stage in (imitate, cold_start, rl):
+            patch.setattr(stage, "make_optimizer", functools.cache(make_optimizer))  # `_update_of` compiles once of each
         patch.setattr(validated, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
