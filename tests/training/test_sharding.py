@@ -67,20 +67,15 @@ def test_trajectories_and_rewards_do_not_know_the_devices(sampled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["rl", "imitate", "cold_start"])
-def test_steps_do_not_know_devices_and_micro_batches(stage):
-    """Of imitation and the cold start, parameters are in parts over the two devices as well."""
-    batches, fsdp = [batch_of(stage)] * 3, 1 if stage == "rl" else 2
-    whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices=2, micro_batches=2, fsdp=fsdp)
+@pytest.mark.parametrize(
+    ("stage", "devices", "micro_batches", "fsdp"), [("rl", 2, 2, 2), ("imitate", 4, 1, 2), ("cold_start", 2, 2, 1)]
+)
+def test_steps_do_not_know_devices_and_micro_batches(stage, devices, micro_batches, fsdp):
+    """Nor parameters in parts, on 1 x 2 devices and 2 x 2; 1 x 4 take the steps of 4 x 1 in test_hosts.py."""
+    batches = [batch_of(stage)] * 3
+    whole, cut = take_steps(stage, batches), take_steps(stage, batches, devices, micro_batches, fsdp)
     assert difference(whole.params, small_params()) > 0.05
     _same_steps(cut, whole)
-
-
-@pytest.mark.slow
-def test_steps_do_not_know_the_mesh():
-    """2 x 2 devices take the steps of one; 1 x 4 take those of 4 x 1, in test_hosts.py, over two processes."""
-    batches = [batch_of("rl")] * 3
-    _same_steps(take_steps("rl", batches, devices=4, fsdp=2), take_steps("rl", batches))
 
 
 def _same_steps(cut: Taken, whole: Taken) -> None:
@@ -93,8 +88,8 @@ def _same_steps(cut: Taken, whole: Taken) -> None:
 
 @pytest.mark.slow
 def test_loops_wait_for_nobody():
-    """Parameters are gathered before the rollout, and gradients scattered after the backward pass."""
-    layout, program = sharded_step("rl", 4, 1, 2)
+    """Parameters are gathered before micro-batches' rollouts, and gradients scattered after their backward passes."""
+    layout, program = sharded_step("rl", 2, 2, 2)
     found = collectives(program)
     assert {each.kind for each in found} >= {"all-gather", "all-reduce"}
     assert not [each for each in found if each.in_loop]
