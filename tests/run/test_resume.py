@@ -79,7 +79,7 @@ def record():
         for stage in (imitate, cold_start, halves):
             patch.setattr(stage, "make_train_step", _step_without_a_model(record))
         for stage in (imitate, cold_start, rl):
-            patch.setattr(stage, "make_optimizer", functools.cache(make_optimizer))  # `_update_of` compiles once of each
+            patch.setattr(stage, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
         patch.setattr(validated, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
