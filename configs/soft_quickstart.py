@@ -12,7 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 SOFT_TOKENS, WORDS = 8, 24
-RATES = (3e-5, 1e-4, 3e-4)
+RATES = (1e-5, 3e-5, 1e-4)
 GATES = 20  # times the model's rate, as HRPO trains its gates
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
@@ -65,7 +65,7 @@ def get_config(method: str = "lepo"):
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=200, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
+    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 3e-5)}
     if kind:
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)
@@ -73,6 +73,7 @@ def get_config(method: str = "lepo"):
                 config.objective[name].thinker_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
     config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=100, temperature=1.0)
+    config.evaluate.dropout = 0.0  # of every method, so that all are compared under one law
     config.log_every = 20
     config.checkpoint_every = 500
     return config

@@ -17,6 +17,7 @@ class EvaluateConfig:
             each is compiled.
         samples: k of Pass@k, rollouts under noise for each problem and seed; 0 is Acc alone.
         seeds: of Pass@k, for its standard error.
+        dropout: rate of it in these rollouts; None is config.dropout.rate.
         temperature: of the answers in these rollouts, which are greedy in Acc; 0 is greedy here too.
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
@@ -33,6 +34,7 @@ class EvaluateConfig:
     prompt_multiple: int = setting(32, least=1)
     samples: int = setting(16, least=0, note="0 is Acc alone")
     seeds: int = setting(3, least=1)
+    dropout: float | None = setting(None, least=0, below=1, note="None is config.dropout.rate")
     temperature: float = setting(0.0, least=0)
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(1.0, above=0, most=1)

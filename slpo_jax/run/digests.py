@@ -111,6 +111,8 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
     # Without some defaults, so that evaluations that are older than these keys stay current.
     defaults = {"answers": "auto", "stop": ()}
     found["prompt"] = {key: value for key, value in config.prompt.items() if defaults.get(key) != value}
+    if evaluate.dropout is not None:
+        found["dropout"] = config.dropout.to_dict() | {"rate": evaluate.dropout}
     found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
     return plain(found) | {
         "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,

@@ -148,7 +148,8 @@ class Setup:
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
         sampling = {name: evaluate[name] for name in ("temperature", "top_k", "top_p")}
-        policy = self.policy.having(answer_slots=answer_slots, **sampling)
+        rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
+        policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 

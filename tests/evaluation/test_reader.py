@@ -123,3 +123,17 @@ def test_how_answers_are_read_is_part_of_an_evaluation():
     assert found["boxed"] != found["last_number"]
     # What was evaluated before the key was there is still of the default.
     assert found["auto"]["prompt"] == {"system": "", "instruction": "", "chat": "auto"}
+
+
+def test_rollouts_are_evaluated_under_a_noise_of_their_own():
+    """A rate given for evaluation is that of its rollouts, and stands in what their results depend on."""
+    found = {}
+    for rate in (None, 0.1, 0.0):
+        config = _text_config("auto")
+        config.dropout.rate, config.evaluate.dropout = 0.1, rate
+        found[rate] = settings_of(config)
+        setup = assemble(config)
+        assert setup.evaluator.policy.config.dropout_rate == (0.1 if rate is None else rate)
+        assert setup.policy.config.dropout_rate == 0.1
+    assert found[None] == found[0.1]
+    assert found[0.0]["dropout"]["rate"] == 0.0
