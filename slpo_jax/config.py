@@ -194,7 +194,7 @@ def check(config: ConfigDict) -> None:
     )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(
-        "imitate" not in settings.stages or own == 0 or not settings.reasoner.startswith("text"),
+        "imitate" not in settings.stages or settings.imitate.c_thought == 0 or not settings.reasoner.startswith("text"),
         f"imitate.c_thought: {settings.imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; "
         "set it to 0",
     )

@@ -35,10 +35,27 @@ def load_params(directory: Path, like: Any) -> Any:
         except (OSError, json.JSONDecodeError) as error:
             raise _damaged(path, _reason(error)) from None
         except (ValueError, KeyError) as error:
+            what = _difference(stored_params(directory), like) or _reason(error)
             raise UserError(
-                f"{path}: does not fit this config's model ({_reason(error)}); set config.gate, config.model and "
-                "config.thinker as they were"
+                f"{path}: does not fit this config's model ({what}); set config.gate, config.model and config.thinker "
+                "as they were"
             ) from None
+
+
+def _difference(stored: Any, like: Any) -> str:
+    """The first parameter in which two trees differ, in words; "" where they don't."""
+    theirs, ours = (
+        {jax.tree_util.keystr(at, simple=True, separator="/"): x.shape for at, x in jax.tree.leaves_with_path(tree)}
+        for tree in (stored, like)
+    )
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name not in theirs:
+            return f"it lacks {name}"
+        if name not in ours:
+            return f"it has {name} too"
+        if ours[name] != theirs[name]:
+            return f"{name} is {theirs[name]} there, {ours[name]} here"
+    return ""
 
 
 def _damaged(path: Path, problem: str) -> UserError:

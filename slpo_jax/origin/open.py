@@ -128,9 +128,11 @@ def _ours(config: ConfigDict, recipe: Recipe, identity: Identity) -> Origin:
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
     template = recipe.template(tokenizer, None, description.tidy, _prompt(config))
     if len(tokenizer) > description.model.vocab_size:
+        answers = config.prompt.answers
+        asked = "" if answers == "auto" else f" and those of config.prompt.answers={answers}"
         raise UserError(
-            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's, {identity.orbax} "
-            f"{description.model.vocab_size}; leave it out for the checkpoint's own"
+            f"config.tokenizer: has {len(tokenizer)} tokens with the reasoner's{asked}, {identity.orbax} "
+            f"{description.model.vocab_size}; leave out what the checkpoint was not trained with"
         )
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)

@@ -260,7 +260,12 @@ def _check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             "latents; use text_gpt2, text_llama, or another thinker"
         )
-    if name in OF_TEXT and config.max_latents and config.prompt.stop:
+    if name in OF_TEXT and not config.max_latents:
+        raise UserError(
+            f"config.max_latents: 0, but config.thinker.name={name} writes in its thought alone; give at least 1, or "
+            "another thinker"
+        )
+    if name in OF_TEXT and config.prompt.stop:
         raise UserError(
             f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
             f"{name} writes in its thought too; leave it out"

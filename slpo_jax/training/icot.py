@@ -60,8 +60,9 @@ class Internalization:
         begin, total = cot_steps + self.gone * self.rise, cot_steps + final_steps
         if begin >= total:
             raise UserError(
-                f"config.imitate.final_steps: {final_steps}, but iCoT drops the last token after {self.gone} x "
-                f"{self.rise}; give more, or raise config.imitate.icot.tokens_per_epoch"
+                f"config.imitate.final_steps: {final_steps}, but iCoT drops the last token after "
+                f"{self.gone * self.rise} steps ({self.gone} tokens, {self.rise} steps each); give more, or raise "
+                "config.imitate.icot.tokens_per_epoch"
             )
         plan = [
             Phase("cot", 0, cot_steps, 0, 0, 0),

@@ -53,7 +53,7 @@ class OptimizerConfig:
         most = self.total_steps if self.schedule == "constant" else self.total_steps - 1
         if self.warmup_steps > most:
             remedy = f"a {self.schedule} schedule of {self.total_steps} steps in all has room for {most}: lower it, or "
-            raise FieldError(self, "warmup_steps", remedy + "give the stage more steps")
+            raise FieldError(self, "warmup_steps", remedy + "give that more steps (where it begins anew, its phase)")
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:

@@ -232,10 +232,13 @@ def test_at_the_start_it_is_nearly_the_token():
     assert (away > 0.01 * np.linalg.norm(s, axis=-1)).all()
 
 
-def test_only_what_needs_a_smooth_thought_refuses_it():
-    OBJECTIVES["exact"]().check("config.objective.exact", _policy(), 4)
-    with pytest.raises(UserError, match=r"config\.objective\.pathwise: needs a thought that is differentiable"):
-        OBJECTIVES["pathwise"]().check("config.objective.pathwise", _policy(), 4)
+def test_only_objectives_with_a_likelihood_of_tokens_take_it():
+    for name, kind in OBJECTIVES.items():
+        if name in ("exact", "grpo"):
+            kind().check(f"config.objective.{name}", _policy(), 4)
+            continue
+        with pytest.raises(UserError, match=rf"config\.objective\.{name}: is for thoughts in vectors.* grpo or exact"):
+            kind().check(f"config.objective.{name}", _policy(), 4)
 
 
 def test_slots_after_a_thought_that_said_eos_are_free():

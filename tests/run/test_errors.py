@@ -101,6 +101,17 @@ FLAGS = {
     ),
     "the gate off, and trained": (["--config.gate.enabled=False"], "config.gate.enabled", "config.stages"),
     "the latents of the last stage": (["--config.imitate.c_thought=4"], "config.imitate.c_thought: 4", "max_latents"),
+    "text that is imitated with latents": (
+        [
+            "--config.reasoner=text_gpt2",
+            "--config.gate.enabled=False",
+            "--config.thinker.name=soft",
+            "--config.imitate.max_latent_stage=0",
+            "--config.imitate.c_thought=1",
+        ],
+        "config.imitate.c_thought: 1 latents a step",
+        "set it to 0",
+    ),
     "text with latents": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
         "config.max_latents: 3, but a text reasoner has no latents for config.thinker.name=latent",

@@ -149,6 +149,7 @@ def test_parameters_of_another_thinker_are_one_line(hybrid, tmp_path):
         (TEXT | {"thinker.name": "gumbel", "thinker.gumbel.end_text": "zebra"},
          "config.thinker.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
         ({"thinker.name": "hybrid"}, "config.thinker.hybrid: ", "coconut_gpt2 thinks in latents; use text_gpt2"),
+        (TEXT | {"thinker.name": "hybrid", "max_latents": 0}, "config.max_latents: 0, but", "give at least 1"),
         ({"thinker.name": "soft", "thinker.soft.end_text": "has"}, "config.thinker.soft: ", "end_text"),
     ],
 )  # fmt: skip

@@ -134,7 +134,7 @@ def test_rows_say_what_is_imitated(tmp_path, reasoner, label, changes):
 
 def test_too_few_steps_for_the_answer_alone(fake, tmp_path):
     with pytest.raises(
-        UserError, match=r"^config\.imitate\.final_steps: 18, but iCoT drops the last token after 6 x 3;"
+        UserError, match=r"^config\.imitate\.final_steps: 18, but iCoT drops the last token after 18 steps"
     ):
         _run(_config(final_steps=18), tmp_path)
     assert fake["steps"] == []

@@ -56,8 +56,15 @@ def test_the_newest_checkpoint_counts(tmp_path):
     )
 
 
-@pytest.mark.parametrize("other", [_state(width=4), _state(layers=2), _state(layers=0)])
-def test_a_checkpoint_of_another_model(tmp_path, other):
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (_state(width=4), "reasoner/h_0 is (2, 3) there, (2, 4) here"),
+        (_state(layers=2), "it lacks reasoner/h_1"),
+        (_state(layers=0), "it has reasoner/h_0 too"),
+    ],
+)
+def test_a_checkpoint_of_another_model(tmp_path, other, what):
     keeper = StageCheckpoints(tmp_path)
     keeper.save(_state())
     keeper.close()
@@ -65,7 +72,7 @@ def test_a_checkpoint_of_another_model(tmp_path, other):
         load_params(tmp_path, other.params)
     message = str(raised.value)
     assert str(tmp_path) in message
-    assert "config.model" in message
+    assert f"({what}); set config.gate, config.model" in message
     assert "\n" not in message
 
 

@@ -214,7 +214,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
 
 def test_one_line_for_what_can_not_be():
     with pytest.raises(
-        UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 18 x 3;"
+        UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 54 steps"
     ):
         WAY.phases(10, 0, 54, 0, 0, "published", 0)
     with pytest.raises(FieldError, match=r"c_thought: 1 is not valid; iCoT .*: set it to 0"):

@@ -19,6 +19,8 @@ class Exact(Objective):
         latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
     """
 
+    of_written_thoughts = True
+
     latent_weight: float = setting(1.0, least=0)
     answer_weight: float = setting(1.0, least=0)
 
@@ -27,7 +29,8 @@ class Exact(Objective):
         if policy.thinker.log_prob is None:
             raise UserError(
                 f"{key}: needs a thought with a likelihood, and that of config.thinker.name is intractable; use "
-                "config.thinker.name=additive, or another objective (slpo, pathwise)"
+                "config.thinker.name=additive (of a text reasoner noisy_soft, gumbel or hybrid), or another objective "
+                "(slpo, pathwise)"
             )
         if policy.config.dropout_rate:
             raise UserError(

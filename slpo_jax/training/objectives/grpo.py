@@ -44,6 +44,7 @@ class Grpo(Objective):
     """
 
     label = "GRPO"
+    of_written_thoughts = True
 
     advantage: Literal["rloo", "grpo", "pkpo"] = "grpo"
     updates: int = setting(1, least=1)

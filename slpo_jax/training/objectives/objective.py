@@ -36,6 +36,8 @@ class Objective(abc.ABC):
 
     label: ClassVar[str] = ""
     """What a report calls it; "" is its name."""
+    of_written_thoughts: ClassVar[bool] = False
+    """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
 
     learning_rate: float | None = setting(None, above=0)
     thinker_learning_rate: float | None = setting(None, above=0)
@@ -88,6 +90,11 @@ class Objective(abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
+        if policy.config.max_latents and policy.thinker.says is not None and not self.of_written_thoughts:
+            raise UserError(
+                f"{key}: is for thoughts in vectors, and those of config.thinker.name are sampled tokens; use the "
+                "objective grpo or exact, or another thinker"
+            )
         if self.advantage == "pkpo" and self.pass_k >= group:
             raise UserError(
                 f"{key}.pass_k: {self.pass_k} is not below config.rl.group ({group}), so that nothing is left for "

@@ -55,11 +55,6 @@ class Pathwise(Objective):
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
-        if policy.config.max_latents and policy.thinker.says is not None:
-            raise UserError(
-                f"{key}: needs a thought that is differentiable in its noise, and that of config.thinker.name is of "
-                "sampled tokens; use the objective exact, or another thinker"
-            )
         if self.estimator == "reward" and policy.config.temperature != 1.0:
             raise UserError(
                 f"{key}.temperature: answers at {policy.config.temperature} are not sampled from the policy, which "
