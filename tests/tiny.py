@@ -32,6 +32,8 @@ REASONER = coconut(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
 ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_ids=(EOS,), pad_id=PAD)
 
+MOST = 16  # positions of a prompt, latents or answer slots of a row
+
 # Programs of the tests run for milliseconds; half of the time that XLA takes to optimise them is saved.
 FAST = {"xla_backend_optimization_level": 0}
 # XLA's defaults on a CPU. Its older generators (conftest.py) round one expression in two ways in two programs.
@@ -161,15 +163,10 @@ class SlowReasoner:
         assert config.tied
         self.config = config
         self.params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-        self.factors = {}
+        self.factors = {}  # of the positions of one row (0, 1, 2, .. from the first real token), by site
 
     def embed(self, tokens) -> np.ndarray:
         return self.params["backbone"]["wte"][np.asarray(tokens, int)]
-
-    def set_noise(self, dropout: Dropout | None):
-        """Fix the masks of the positions of one row (0, 1, 2, .. from the first real token)."""
-        factors = dropout_factors(dropout, self.config.n_embd, self.config.n_layer)
-        self.factors = jax.tree.map(np.asarray, factors)
 
     def hidden(self, inputs_LD) -> np.ndarray:
         """Hidden states [L, D] after the final norm of a fresh full forward."""
@@ -194,24 +191,33 @@ class SlowReasoner:
         return tokens + [PAD] * (config.answer_slots - len(tokens))
 
 
-def slow_noise(prompt_key, key, prompt: int, length: int, config: RolloutConfig) -> Dropout | None:
-    """The noise of one unpadded row: `prompt` positions, tau latents, end marker and answer.
-
-    Where dropout is on is decided here, apart from the package.
-    """
-    rate, where = config.dropout_rate, config.dropout_where
-    if rate == 0.0:
-        return None
-    steps, slots = jnp.arange(1, length + 1), jnp.arange(config.answer_slots)
+def _all_factors(prompt_key, key, rate):
     parts = (
-        noise.prompt_dropout(prompt_key[None], jnp.ones((1, prompt), bool), rate, "thought"),
-        noise.latent_dropout(key[None], steps, jnp.ones((1, length), bool), rate, "all"),
-        noise.answer_dropout(key[None], slots, rate, "all"),
+        noise.prompt_dropout(prompt_key[None], jnp.ones((1, MOST), bool), rate, "thought"),
+        noise.latent_dropout(key[None], jnp.arange(1, MOST + 1), jnp.ones((1, MOST), bool), rate, "all"),
+        noise.answer_dropout(key[None], jnp.arange(MOST), rate, "all"),
     )
-    on = {
-        "thought": [1] * prompt + [1] * (length - 1) + [0] + [0] * config.answer_slots,
-        "latents": [0] * prompt + [1] * (length - 1) + [0] + [0] * config.answer_slots,
-        "all": [1] * (prompt + length + config.answer_slots),
-    }[where]
     keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
-    return Dropout(keys, jnp.asarray(on, bool)[None], rate)
+    return dropout_factors(Dropout(keys, jnp.ones(keys.shape, bool), rate), CONFIG.n_embd, CONFIG.n_layer)
+
+
+_every_factor = compiled(_all_factors, static=("rate",))
+
+
+def slow_factors(prompt_key, key, prompt: int, length: int, config: RolloutConfig) -> dict[int, np.ndarray]:
+    """What each site multiplies the positions of one unpadded row with, [L, D] by site: the noise of the row.
+
+    `prompt` positions, tau latents, end marker and answer. Where dropout is on is decided here, apart from the package.
+    """
+    rate, where, slots = config.dropout_rate, config.dropout_where, config.answer_slots
+    if rate == 0.0:
+        return {}
+    assert max(prompt, length, slots) <= MOST
+    on = {
+        "thought": [1] * prompt + [1] * (length - 1) + [0] + [0] * slots,
+        "latents": [0] * prompt + [1] * (length - 1) + [0] + [0] * slots,
+        "all": [1] * (prompt + length + slots),
+    }[where]
+    kept = np.r_[MOST - prompt : MOST + length, 2 * MOST : 2 * MOST + slots]
+    factors = jax.tree.map(np.asarray, _every_factor(prompt_key, key, rate=rate))
+    return {site: np.where(np.array(on, bool)[:, None], each[kept], 1) for site, each in factors.items()}

@@ -13,7 +13,7 @@ from tiny import EOS, PAD, REASONER, SlowReasoner, compiled, policy_of
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import answer_after_replay, pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.rl import make_loss, roll_out
+from slpo_jax.training.rl import make_improvement, roll_out
 
 CONFIG = dataclasses.replace(ROLLOUT, max_latents=0, stopping="length")
 POLICY = policy_of(CONFIG)
@@ -74,19 +74,20 @@ EVERY = {
 
 
 @pytest.fixture(scope="module")
-def losses():
-    """Of whole steps, with their gradients, by objective; and `exact`'s, whose policy has no dropout."""
+def losses(made):
+    """Of the rollouts, with their gradients, by objective; and `exact`'s of its own, whose policy has no dropout."""
     clean = policy_of(dataclasses.replace(CONFIG, dropout_rate=0.0), REASONER, "additive")
 
-    def of(params, policy, objective):
-        return jax.value_and_grad(make_loss(policy, objective, rigged_reward, GROUP), has_aux=True)(params, BATCH, KEY)
+    def of(params, policy, objective, rolled):
+        return jax.value_and_grad(make_improvement(policy, objective), has_aux=True)(params, (BATCH, *rolled), KEY)
 
     @compiled
-    def every(params):
-        found = {name: of(params, POLICY, objective) for name, objective in EVERY.items()}
-        return found | {"exact": of(params, clean, OBJECTIVES["exact"]())}
+    def every(params, rolled):
+        found = {name: of(params, POLICY, objective, rolled) for name, objective in EVERY.items()}
+        again = roll_out(clean, params, BATCH, rigged_reward, GROUP, KEY)
+        return found | {"exact": of(params, clean, OBJECTIVES["exact"](), again)}
 
-    return every(small_params())
+    return every(small_params(), made[:2])
 
 
 @pytest.mark.parametrize("name", [*EVERY, "exact"])

@@ -23,7 +23,7 @@ from tiny import (
     real_tokens,
     rollout,
     run_rollout,
-    slow_noise,
+    slow_factors,
     take_rows,
 )
 
@@ -97,7 +97,7 @@ def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     np.testing.assert_array_equal(result.lengths, THOUGHTS)
     for row, length in enumerate(THOUGHTS):
         prompt = real_tokens(prompts, row)
-        slow.set_noise(slow_noise(keys[row], keys[row], len(prompt), int(length), config))
+        slow.factors = slow_factors(keys[row], keys[row], len(prompt), int(length), config)
         latents = slow.think(prompt, length)
         np.testing.assert_allclose(result.actions[row, :length], latents, rtol=0, atol=1e-4)
         assert not np.any(result.actions[row, length:])
@@ -110,7 +110,7 @@ def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
 def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, slow):
     config, threshold = _clean(BY_THRESHOLD), 0.5
     result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=threshold)
-    slow.set_noise(None)
+    slow.factors = {}
     for row in range(ROWS):
         latents = slow.think(real_tokens(prompts, row), T)
         above = _stop_probabilities(params, latents) >= threshold
@@ -127,11 +127,9 @@ def test_a_probability_equal_to_the_threshold_stops(params, prompts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stopping", "rate"), [("length", 0.0), ("sample", 0.1)])
-def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
-    config = dataclasses.replace(ROLLOUT, stopping=stopping, dropout_rate=rate)
-    keys = keys_of(ROWS)
-    rule = jnp.asarray(THOUGHTS)
+def test_a_row_does_not_know_its_company(params, prompts):
+    """With stops that are drawn; with lengths that are given, each row is the slow loop's, which knows no other."""
+    keys, config, rule = keys_of(ROWS), ROLLOUT, jnp.asarray(THOUGHTS)
     together = run_rollout(params, prompts, keys, config=config, stop_rule=rule)
 
     order = np.array([3, 0, 5, 4, 1, 2])
@@ -148,7 +146,7 @@ def test_a_row_does_not_know_its_company(params, prompts, stopping, rate):
 
     larger = dataclasses.replace(config, max_latents=T + 3, answer_slots=ROLLOUT.answer_slots + 2)
     roomy = run_rollout(params, prompts, keys, config=larger, stop_rule=rule)
-    free = np.flatnonzero((np.asarray(together.lengths) < T) | (stopping == "length"))  # the others were stopped at T
+    free = np.flatnonzero(np.asarray(together.lengths) < T)  # the others were stopped at T
     assert len(free) >= 3
     _assert_same_rows(*(jax.tree.map(lambda x: x[free], result) for result in (roomy, together)))
 
@@ -175,7 +173,7 @@ def test_no_latents_at_all(params, prompts, slow):
     result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=np.zeros(ROWS, np.int32))
     assert result.actions.shape == (ROWS, 0, CONFIG.n_embd)
     assert not np.any(result.lengths)
-    slow.set_noise(None)
+    slow.factors = {}
     for row in range(ROWS):
         prompt = real_tokens(prompts, row)
         np.testing.assert_array_equal(result.tokens[row], slow.answer(prompt, slow.think(prompt, 0), config))
@@ -188,7 +186,7 @@ def test_sampled_answers(params, prompts, slow):
     config = dataclasses.replace(_clean(BY_LENGTH), temperature=2.0, answer_slots=1)
     many, rule = take_rows(prompts, [2] * rows), np.full(rows, 2, np.int32)
     result = run_rollout(params, many, keys_of(rows), config=config, stop_rule=rule)
-    slow.set_noise(None)
+    slow.factors = {}
     prompt = real_tokens(prompts, 2)
     inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 2), slow.embed([config.end_id])])
     law = special.softmax(slow.logits(slow.hidden(inputs)[-1:])[0].astype(np.float64) / 2)
@@ -201,9 +199,9 @@ def test_sampled_answers(params, prompts, slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["thought", "all"])
-def test_replay_is_the_rollout_s(params, prompts, where):
-    config = dataclasses.replace(BY_LENGTH, dropout_where=where)
+def test_replay_is_the_rollout_s(params, prompts):
+    """With noise everywhere; with the default's, and with the thinker's own, in test_objectives.py."""
+    config = dataclasses.replace(BY_LENGTH, dropout_where="all")
     keys = keys_of(ROWS, seed=3)
     result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     config = dataclasses.replace(config, stopping="sample")

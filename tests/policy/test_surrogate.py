@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_gpt2 import dropout_factors, plain_hidden
+from plain_gpt2 import plain_hidden
 from scipy import special, stats
 from tiny import (
     CONFIG,
@@ -25,7 +25,7 @@ from tiny import (
     random_prompts,
     real_tokens,
     run_rollout,
-    slow_noise,
+    slow_factors,
     take_rows,
 )
 
@@ -93,7 +93,7 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
     """z_1 .. z_tau, each from a forward of its own, and the answer's log-probability, of one trajectory."""
     prompt, tau = real_tokens(prompts, row // GROUP), int(trajectories.lengths[row])
     latents = np.asarray(trajectories.actions[row, :tau])
-    slow.set_noise(slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, config))
+    slow.factors = slow_factors(prompt_keys[row // GROUP], keys[row], len(prompt), tau, config)
     prefixes = [np.concatenate([slow.embed(prompt), latents[:t]]) for t in range(tau)]
     z = np.stack([slow.hidden(prefix)[-1] for prefix in prefixes])
     tokens = np.asarray(trajectories.tokens[row])
@@ -144,8 +144,7 @@ def test_one_pass_s_gradient_is_the_slow_loop_s(params, prompts, trajectories):
     prompt, tau = real_tokens(prompts, row // GROUP), int(trajectories.lengths[row])
     tokens = np.asarray(trajectories.tokens[row])
     spoken = tokens[: (tokens == EOS).argmax() + 1]
-    dropout = slow_noise(prompt_keys[row // GROUP], keys[row], len(prompt), tau, ROLLOUT)
-    factors = dropout_factors(dropout, D, CONFIG.n_layer)
+    factors = slow_factors(prompt_keys[row // GROUP], keys[row], len(prompt), tau, ROLLOUT)
 
     def slow_value(params):
         wte, latents = params["backbone"]["wte"], trajectories.actions[row, :tau]

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_gpt2 import dropout_factors
 from scipy import special
 from slow_policy import as_float64, assert_is_gradient
 from small_steps import (
@@ -18,7 +17,7 @@ from small_steps import (
     small_params,
     take_steps,
 )
-from tiny import SlowReasoner, compiled, real_tokens, slow_noise
+from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
@@ -159,8 +158,7 @@ def _factors(batch, key, latents_B):
         used = int(batch.suffix.weights[row].sum())
         layout = IMITATION.having(dropout_where="all", answer_slots=used).config
         row_key = jax.random.fold_in(key, batch.index[row])
-        noise = slow_noise(row_key, row_key, prompt, latents_B[row], layout)
-        found.append(dropout_factors(noise, CONFIG.n_embd, CONFIG.n_layer))
+        found.append(slow_factors(row_key, row_key, prompt, int(latents_B[row]), layout))
     return found
 
 
@@ -172,7 +170,7 @@ def _slow_loss(params, batch, factors_B, latents_B, thoughts_B=None):
     """
     reasoner, total, count, thoughts = SlowReasoner(params["reasoner"]), 0.0, 0, []
     for row, factors in enumerate(factors_B):
-        reasoner.factors = jax.tree.map(np.asarray, factors)
+        reasoner.factors = factors
         prompt, used = real_tokens(batch.prompts, row), int(batch.suffix.weights[row].sum())
         fed, targets = batch.suffix.tokens[row, :used], batch.suffix.targets[row, :used]
         thoughts.append(reasoner.think(prompt, latents_B[row]) if thoughts_B is None else thoughts_B[row])
@@ -193,7 +191,7 @@ def step_key():
 def test_loss_and_gradient_are_the_slow_loop_s(step_key):
     batch = imitation_batch()
     taken = take_steps("imitate", [batch])
-    factors = compiled(_factors, batch, static=("latents_B",))(step_key, latents_B=tuple(batch.latents.tolist()))
+    factors = _factors(batch, step_key, batch.latents)
     params = as_float64(small_params())
     loss, thoughts = _slow_loss(params, batch, factors, batch.latents)
     assert taken.metrics[0]["loss"] == pytest.approx(loss, rel=1e-4)
@@ -216,7 +214,7 @@ def test_loss_without_latents_is_the_slow_loop_s(step_key):
     loss_fn = imitate.make_loss(IMITATION.having(max_latents=0))
     none = np.zeros(len(batch.index), np.int32)
     total, sums = compiled(loss_fn)(small_params(), batch.replace(latents=none), step_key)
-    factors = compiled(_factors, batch, static=("latents_B",))(step_key, latents_B=tuple(none.tolist()))
+    factors = _factors(batch, step_key, none)
     expected, _ = _slow_loss(as_float64(small_params()), batch, factors, none)
     assert float(total / sums["loss"][1]) == pytest.approx(expected, rel=1e-4)
     assert float(sums["loss"][1]) == batch.suffix.weights.sum()

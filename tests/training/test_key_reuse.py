@@ -12,6 +12,7 @@ from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss
 
+POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
 ADDITIVE = dataclasses.replace(
     POLICY, thinker=THINKERS["additive"]()(REASONER, GATE), config=dataclasses.replace(ROLLOUT, thinker_noise=True)
 )
