@@ -89,7 +89,10 @@ def _child(argv: list[str], folder: str, output: str) -> None:
     sys.argv = argv
     from slpo_jax import main
 
-    main.run()
+    try:
+        main.run()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves without: the processes of one run would not part together
 
 
 @functools.cache
@@ -108,15 +111,20 @@ class Finished:
     stderr: str
 
 
+def start(*arguments: str, folder: Path, output: str = "output"):
+    """`python -m slpo_jax.main ARGUMENTS` in a folder, in the background; see `Finished` for OUTPUT.stdout, .stderr."""
+    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), str(folder / output)))
+    process.start()
+    return process
+
+
 def run(*arguments: str, folder: Path) -> Finished:
     """`python -m slpo_jax.main ARGUMENTS` in a folder."""
-    output = str(folder / "output")
-    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output))
-    process.start()
+    process = start(*arguments, folder=folder)
     process.join(_PATIENCE)
     if process.exitcode is None:
         process.kill()
-    texts = [Path(f"{output}.{name}").read_text() for name in ("stdout", "stderr")]
+    texts = [(folder / f"output.{name}").read_text() for name in ("stdout", "stderr")]
     return Finished(process.exitcode, *texts)
 
 

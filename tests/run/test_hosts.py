@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from same_run import checkpoint_of, rows_of, texts_of
-from small_run import ROOT, new_folder
+from small_run import ROOT, new_folder, start
+
+from slpo_jax.io.hosts import local_flags
 
 pytestmark = pytest.mark.slow
 SHORT = [
@@ -28,34 +29,36 @@ FSDP = 4
 EXACT = ("reward", "latent_steps", "solved", "mixed", "accuracy")
 
 
-def _start(folder: Path, name: str, workdir: str, devices: int, *flags: str, **environment: str) -> subprocess.Popen:
-    """The script in the background, its output in a file of the name."""
-    command = ["bash", str(ROOT / "launch" / "one_machine.sh"), f"--config={folder / 'small.py'}", *SHORT]
-    command += [f"--workdir={folder / workdir}", f"--config.cpu_devices={devices}", *flags]
+def _flags(folder: Path, workdir: str, devices: int) -> list[str]:
     sources = {"train": "train.jsonl", "valid": "valid.txt", "eval.real": "real.json"}
-    command += [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
-    with (folder / f"{name}.log").open("a") as log:
-        variables = os.environ | environment | {"PYTHON": sys.executable}
-        return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
+    data = [f"--config.data.{key}={folder / file}" for key, file in sources.items()]
+    where = [f"--config={folder / 'small.py'}", f"--workdir={folder / workdir}"]
+    return [*where, *SHORT, *data, f"--config.cpu_devices={devices}"]
 
 
-def _start_two(folder: Path, workdir: str) -> list[subprocess.Popen]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    others = {"COORDINATOR": f"localhost:{port}", "PROCESSES": "2"}
-    parts = f"--config.sharding.fsdp={FSDP}"
-    return [_start(folder, f"{workdir}_{index}", workdir, 2, parts, PROCESS=str(index), **others) for index in (0, 1)]
+def _start_two(folder: Path, name: str) -> list:
+    """Their output is in NAME_0 and NAME_1."""
+    flags = [*_flags(folder, "two", 2), f"--config.sharding.fsdp={FSDP}"]
+    return [
+        start(*flags, *joined, folder=folder, output=f"{name}_{index}") for index, joined in enumerate(local_flags(2))
+    ]
 
 
-def _wait_for(path: Path, stage: str, step: int, processes: list[subprocess.Popen]) -> None:
+def _wait_for(path: Path, stage: str, step: int, processes: list) -> None:
     """Until the stage has logged the step."""
     for _ in range(4000):
         if path.exists() and f'"step": {step}, "stage": "{stage}"' in path.read_text():
             return
-        assert all(process.poll() is None for process in processes)
+        assert all(process.exitcode is None for process in processes)
         time.sleep(0.05)
     raise TimeoutError(stage)
+
+
+def _wait(processes: list) -> list[int]:
+    """How they end."""
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
 
 
 def _determined(path: str, leaf):
@@ -78,8 +81,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    process = _start(folder, "alone", "alone", 4)
-    assert process.wait() == 0, (folder / "alone.log").read_text()
+    """By the script that starts it on a machine."""
+    command = ["bash", str(ROOT / "launch" / "one_machine.sh"), *_flags(folder, "alone", 4)]
+    done = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return folder / "alone"
 
 
@@ -87,18 +92,16 @@ def alone(folder):
 def together(folder):
     """Stopped by a signal to one of them, killed, and started again each time."""
     work = folder / "two"
-    first = _start_two(folder, "two")
+    first = _start_two(folder, "first")
     _wait_for(work / "metrics.jsonl", "imitate", 2, first)
-    first[1].send_signal(signal.SIGTERM)
-    stopped = [process.wait() for process in first]
-    second = _start_two(folder, "two")
+    os.kill(first[1].pid, signal.SIGTERM)
+    stopped = _wait(first)
+    second = _start_two(folder, "second")
     _wait_for(work / "metrics.jsonl", "slpo", 9, second)
     for process in second:
         process.kill()
-        process.wait()
-    third = _start_two(folder, "two")
-    status = [process.wait() for process in third]
-    assert status == [0, 0], (folder / "two_0.log").read_text()
+    _wait(second)
+    assert _wait(_start_two(folder, "third")) == [0, 0], (folder / "third_0.stderr").read_text()
     return work, stopped
 
 
@@ -106,7 +109,8 @@ def test_a_signal_to_one_stops_all_and_nothing_is_lost(together, folder):
     """By the status of a terminated program, after one and the same step; the rest is the next test's."""
     _, stopped = together
     assert stopped == [128 + signal.SIGTERM] * 2
-    assert re.search(r"imitate: interrupted at step \d+; the same command goes on", (folder / "two_0.log").read_text())
+    said = (folder / "first_0.stdout").read_text() + (folder / "first_0.stderr").read_text()
+    assert re.search(r"imitate: interrupted at step \d+; the same command goes on", said)
     rows = [(row["stage"], row["step"], *sorted(row)) for row in rows_of(folder / "two")]
     assert len(rows) == len(set(rows))
 
