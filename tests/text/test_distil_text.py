@@ -77,10 +77,10 @@ def test_phases():
             cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
             max_latents=8,
         )  # fmt: skip
-        return [dataclasses.astuple(phase) for phase in WAY.phases(**(settings | changes))]
+        return WAY.phases(**(settings | changes))
 
-    assert plan() == [("cot", 0, 10, 0, 0, 0), ("codi", 10, 30, None, 6, 6)]
-    assert plan(cot_steps=0, final_latents="random") == [("codi", 0, 20, None, None, 8)]
+    assert plan() == [imitate.Phase("cot", 0, 10, 0, 0, 0), imitate.Phase("codi", 10, 30, None, 6, 6)]
+    assert plan(cot_steps=0, final_latents="random") == [imitate.Phase("codi", 0, 20, None, None, 8)]
     assert plan(cot_steps=0, final_steps=0) == []
 
 
