@@ -80,7 +80,7 @@ def write_problems(folder: Path) -> None:
     (folder / "real.json").write_text(json.dumps(records))
 
 
-def _child(argv: list[str], folder: str, output: str) -> None:
+def _child(argv: list[str], folder: str, output: str, figures: bool) -> None:
     """The command in a forked process, its output in two files."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -88,7 +88,10 @@ def _child(argv: list[str], folder: str, output: str) -> None:
     os.chdir(folder)
     sys.argv = argv
     from slpo_jax import main
+    from slpo_jax.evaluation import report
 
+    if not figures:
+        report._draw = lambda *_: []
     try:
         main.run()
     finally:
@@ -111,16 +114,22 @@ class Finished:
     stderr: str
 
 
-def start(*arguments: str, folder: Path, output: str = "output"):
-    """`python -m slpo_jax.main ARGUMENTS` in a folder, in the background; see `Finished` for OUTPUT.stdout, .stderr."""
-    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), str(folder / output)))
+def start(*arguments: str, folder: Path, output: str = "output", figures: bool = False):
+    """`python -m slpo_jax.main ARGUMENTS` in a folder, in the background.
+
+    Args:
+        output: what it says is in the folder's OUTPUT.stdout and OUTPUT.stderr.
+        figures: whether the report has its figures, which take a second.
+    """
+    output = str(folder / output)
+    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output, figures))
     process.start()
     return process
 
 
-def run(*arguments: str, folder: Path) -> Finished:
-    """`python -m slpo_jax.main ARGUMENTS` in a folder."""
-    process = start(*arguments, folder=folder)
+def run(*arguments: str, folder: Path, figures: bool = False) -> Finished:
+    """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`."""
+    process = start(*arguments, folder=folder, figures=figures)
     process.join(_PATIENCE)
     if process.exitcode is None:
         process.kill()

@@ -165,7 +165,7 @@ def test_nothing_is_compiled_twice(work):
 
 def test_again_changes_nothing(work, tmp_path):
     before, rows = texts_of(work), rows_of(work, timing=True)
-    done = run(*COMMAND, folder=work.parent)
+    done = run(*COMMAND, folder=work.parent, figures=True)
     assert done.status == 0, done.stderr
     assert done.stdout == "report: work/report.md\n"
     assert texts_of(work) == before
