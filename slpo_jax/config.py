@@ -5,7 +5,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.model               models/shapes.py          ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
     config.thinker             policy/thinkers/          ThinkerConfig
-    config.prompt              text/templates.py         PromptConfig
+    config.prompt              text/chat.py              PromptConfig
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
@@ -39,8 +39,8 @@ from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
+from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
-from slpo_jax.text.templates import PromptConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.imitate import ImitateConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective

@@ -18,7 +18,7 @@ from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.recipes import REASONERS
-from slpo_jax.text.templates import PromptConfig
+from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
 

@@ -25,7 +25,8 @@ from slpo_jax.interop.weights import (
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.recipes import REASONERS, Recipe
-from slpo_jax.text.templates import PromptConfig, Template
+from slpo_jax.text.chat import PromptConfig
+from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BackboneConfig, Reasoner, coconut, codi
-from slpo_jax.text.templates import PromptConfig, Template, coconut_template, codi_template, text_template
+from slpo_jax.text.chat import PromptConfig, text_template
+from slpo_jax.text.templates import Template, coconut_template, codi_template
 from slpo_jax.training import imitate
 from slpo_jax.training.distil import Distillation
 from slpo_jax.training.imitate import Imitation

@@ -11,16 +11,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.packing import Packing, most_used, pack
-from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import answer_log_probs, fed_tokens, one_later, token_log_probs
 from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.rollout import Replay, Trajectories, encode_prompts, said_eos
+from slpo_jax.policy.rollout import Trajectories, encode_prompts, said_eos
 from slpo_jax.policy.thinkers import Action
-
-LOGITS_OF_A_ROW = 2**23  # of an answer; 171 tokens of 49,152. Longer ones are scored in pieces
-LOGITS_AT_ONCE = 2**25  # of a piece: 128 MiB
 
 
 @struct.dataclass
@@ -161,7 +158,7 @@ def score(
     if config.end_id is None:
         hidden_latents = thoughts.unpacked(hidden_BSD[:, : capacity.latents])
         last_ND = _last(jnp.repeat(first_BD, group, axis=0), hidden_latents, trajectories.lengths)
-        before_NAD = _one_later(last_ND, answers.unpacked(hidden_answers))
+        before_NAD = one_later(last_ND, answers.unpacked(hidden_answers))
         log_probs_NA = answer_log_probs(reasoner, params["reasoner"], before_NAD, trajectories.tokens)
     else:
         tokens_BS = answers.packed(trajectories.tokens)
@@ -175,11 +172,6 @@ def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> j
     """[N, D]: hidden states of the thoughts' last positions: of latent tau, or of the prompt where that is 0."""
     found_NTD = jnp.concatenate([first_ND[:, None], hidden_NTD], axis=1)
     return jnp.take_along_axis(found_NTD, lengths_N[:, None, None], axis=1)[:, 0]
-
-
-def _one_later(first_ND: jax.Array, hidden_NAD: jax.Array) -> jax.Array:
-    """[N, A, D]: of slot a, what came out of the slot before."""
-    return jnp.concatenate([first_ND[:, None], hidden_NAD[:, :-1]], axis=1)
 
 
 def _first_and_later(tree):
@@ -237,73 +229,3 @@ def _side_by_side(
             ),
         },
     )
-
-
-def fed_tokens(tokens_NA: jax.Array, end_id: int | None) -> jax.Array:
-    """int [N, A]: what is fed so that the answer `tokens_NA` comes out: the end marker, then all but its last token.
-
-    Without a marker the answer itself: what follows its last token is not looked at.
-    """
-    if end_id is None:
-        return tokens_NA
-    return jnp.concatenate([jnp.full_like(tokens_NA[:, :1], end_id), tokens_NA[:, :-1]], axis=1)
-
-
-def answer_log_probs(reasoner: Reasoner, params, hidden_NAD: jax.Array, tokens_NA: jax.Array) -> jax.Array:
-    """Log-probabilities of the given tokens after these hidden states.
-
-    Of long answers only `LOGITS_AT_ONCE` logits are there at a time, and are made again in the backward pass.
-
-    Args:
-        params: the reasoner's.
-    Returns:
-        float32 [N, A].
-    """
-    vocabulary = reasoner.config.vocab_size
-    if tokens_NA.shape[1] * vocabulary <= LOGITS_OF_A_ROW:
-        return token_log_probs(reasoner.logits(params, hidden_NAD), tokens_NA)
-
-    def one(position):
-        hidden_D, token = position
-        return token_log_probs(reasoner.logits(params, hidden_D[None, None]), token[None, None])[0, 0]
-
-    positions = hidden_NAD.reshape(-1, hidden_NAD.shape[-1]), tokens_NA.reshape(-1)
-    log_probs = jax.lax.map(jax.checkpoint(one), positions, batch_size=max(1, LOGITS_AT_ONCE // vocabulary))
-    return log_probs.reshape(tokens_NA.shape)
-
-
-def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-    """float32 [B, L]: log softmax(logits) at the given tokens."""
-    chosen_BL = jnp.take_along_axis(logits_BLV, tokens_BL[..., None], axis=-1)[..., 0]
-    return chosen_BL - jax.nn.logsumexp(logits_BLV, axis=-1)
-
-
-def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: Trajectories, tokens_NA) -> jax.Array:
-    """log pi(answer | prompt, replayed thought): the gradient goes through the thought too.
-
-    The answer attends to the very keys and values that the rollout's own answer did.
-
-    Args:
-        params: {"reasoner": ..., "gate": ...}.
-        replayed: of these trajectories.
-        tokens_NA: int, answers up to and including their end, then anything; not always the trajectories' own.
-    Returns:
-        float32 [N], sums over the answer's tokens.
-    """
-    reasoner, config = policy.reasoner, policy.config
-    spoken_NA, slots_A = answer_mask(tokens_NA, config.eos_ids, config.stops), jnp.arange(tokens_NA.shape[1])
-    dropout = noise.answer_dropout(trajectories.keys, slots_A, config.dropout_rate, config.dropout_where)
-    hidden_NAD, _ = reasoner.forward(
-        params["reasoner"],
-        reasoner.embed(params["reasoner"], fed_tokens(tokens_NA, config.end_id)),
-        replayed.before[:, None] + slots_A[None],
-        spoken_NA,
-        prefix=replayed.prefix,
-        cache=replayed.cache,
-        start=config.max_latents,
-        dropout=dropout,
-    )
-    if replayed.hidden is not None:
-        hidden_NAD = _one_later(replayed.hidden, hidden_NAD)
-    log_probs_NA = answer_log_probs(reasoner, params["reasoner"], hidden_NAD, tokens_NA)
-    return jnp.sum(log_probs_NA, axis=1, where=spoken_NA)

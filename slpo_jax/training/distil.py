@@ -20,8 +20,8 @@ from flax import struct
 
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training import imitate

@@ -16,10 +16,10 @@ from flax import struct
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import think
-from slpo_jax.policy.score import token_log_probs
 from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training.optimizer import OptimizerConfig

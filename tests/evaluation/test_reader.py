@@ -12,8 +12,8 @@ from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import Solution
 from slpo_jax.solve import describe
 from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import PromptConfig, text_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.batches import make_batch
 

@@ -21,8 +21,9 @@ from tiny import (
     real_tokens,
 )
 
+from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay, sample
-from slpo_jax.policy.score import answer_after_replay, pass_keys, score
+from slpo_jax.policy.score import pass_keys, score
 
 LENGTHS, GROUP = (3, 7), 2
 PROMPTS = random_prompts(LENGTHS, 8)

@@ -10,8 +10,9 @@ from slow_policy import as_float64, assert_is_gradient, factors_of, leave_one_ou
 from small_steps import GROUP, PROMPTS, ROLLOUT, prompted_batch, rigged_reward, small_params
 from tiny import EOS, PAD, REASONER, SlowReasoner, compiled, policy_of
 
+from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay
-from slpo_jax.policy.score import answer_after_replay, pass_keys, score
+from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_improvement, roll_out
 

@@ -6,8 +6,9 @@ from tokenizers import processors
 from slpo_jax.errors import UserError
 from slpo_jax.text.answers import parse_completion, read_completion
 from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import PromptConfig, coconut_template, codi_template, text_template
+from slpo_jax.text.templates import coconut_template, codi_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer, token_bytes
 
 QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"

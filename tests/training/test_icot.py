@@ -15,8 +15,9 @@ from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.text.batches import batch_indices, encode_problems
+from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import PromptConfig, coconut_template, text_template
+from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training import imitate
 from slpo_jax.training.icot import Internalization, internalization

@@ -14,8 +14,9 @@ from slow_policy import as_float64, assert_is_gradient, factors_of, normal_log_p
 from small_steps import GROUP, REASONER, ROLLOUT, prompted_batch, rigged_reward, small_params
 from tiny import USUAL, SlowReasoner, compiled
 
+from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay
-from slpo_jax.policy.score import answer_after_replay, pass_keys, score
+from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives import answer_only as answer_only_module
 from slpo_jax.training.objectives import pathwise as pathwise_module

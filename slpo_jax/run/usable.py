@@ -1,0 +1,103 @@
+"""Whether what a config asks for can be done with what it starts from."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.origin.open import Origin
+from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.text.chat import PromptConfig
+
+
+def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
+    """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
+    name = config.thinker.name
+    if origin.recipe.kind == "text" and config.max_latents and name in OF_LATENTS:
+        raise UserError(
+            f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
+            f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
+        )
+    if origin.recipe.kind != "text" and (name in OF_TEXT or config.thinker.get(name, {}).get("end_text")):
+        raise UserError(
+            f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
+            "latents; use text_gpt2, text_llama, or another thinker"
+        )
+    if name in OF_TEXT and not config.max_latents:
+        raise UserError(
+            f"config.max_latents: 0, but config.thinker.name={name} writes in its thought alone; give at least 1, or "
+            "another thinker"
+        )
+    if name in OF_TEXT and config.prompt.stop:
+        raise UserError(
+            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
+            f"{name} writes in its thought too; leave it out"
+        )
+    asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
+    if origin.recipe.kind != "text" and asked:
+        raise UserError(
+            f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
+            "text_gpt2, text_llama"
+        )
+    if origin.recipe.kind == "text" and config.gate.enabled:
+        raise UserError("config.gate.enabled: True, but a text reasoner has no gate; set it to False")
+    finished = workdir.finished_stages() if workdir else []
+    if origin.is_base and "imitate" not in {*config.stages, *finished}:
+        lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
+        raise UserError(
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet ({lacking}); put imitate into "
+            "config.stages, or give a reasoner's checkpoint"
+        )
+    trains = set(config.stages) != {"evaluate"} or bool(finished)
+    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
+        raise UserError(
+            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
+            "number of latents, or train a gate with the cold_start stage"
+        )
+
+
+def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any]) -> None:
+    """Parameters of the thinker's own must be of this thinker, and be there or be trained."""
+    name = config.thinker.name
+    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get("thinker")) for tree in (shapes, stored))
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "
+            "set config.thinker as it was trained with"
+        )
+    if ours is not None and theirs is None and "rl" not in config.stages:
+        raise UserError(
+            f"config.thinker.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
+            "or use another thinker"
+        )
+
+
+def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
+    """The buckets, cut to what the model's positions leave for prompts."""
+    others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
+    if others >= positions and config.init:
+        raise UserError(
+            f"config.max_latents: {config.max_latents} latents and {others - config.max_latents} answer tokens leave a "
+            f"prompt none of the {positions} positions of {config.init}; lower it or config.max_answer_tokens"
+        )
+    if not config.init and max(config.prompt_slots) + others > positions:
+        raise UserError(
+            f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of "
+            "prompt, latents and answer; raise it or lower config.prompt_slots"
+        )
+    return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
+
+
+def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
+    """Fail before the first step, not at the one that draws the problem."""
+    used = config.evaluate.limit if key.startswith("config.data.eval") else 0
+    lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
+    if max(lengths) > most:
+        raise UserError(
+            f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
+            f"{most} of config.prompt_slots; add a larger bucket there or drop the problem"
+        )

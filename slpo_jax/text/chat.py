@@ -1,0 +1,107 @@
+"""How a language model is asked in its own words, without markers: `config.prompt` and the template that it makes."""
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from slpo_jax.checked import FieldError, check_fields
+from slpo_jax.errors import UserError
+from slpo_jax.text.answers import AnswerStyle
+from slpo_jax.text.templates import Template, line
+from slpo_jax.text.tokenizer import TEXT_ANSWER, add_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# By `PromptConfig.answers`.
+TEXT_STYLES: dict[str, AnswerStyle] = {"auto": "coconut", "last_number": "codi", "boxed": "boxed"}
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    r"""The section `config.prompt`: what a text reasoner is asked a question with, and how its answer is read.
+
+    Attributes:
+        system: comes before the question, in a chat as the system's message.
+        instruction: comes after the question, on a line of its own.
+        chat: whether in the tokenizer's chat template: where it has one ("auto"), "always" or "never".
+        answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
+            number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX.
+        stop: texts of which the first ends the completion, as an end token does: the token with which it is written
+            out is the last, and the completion's text is what comes before it.
+    """
+
+    system: str = ""
+    instruction: str = ""
+    chat: Literal["auto", "always", "never"] = "auto"
+    answers: Literal["auto", "last_number", "boxed"] = "auto"
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not all(self.stop):
+            raise FieldError(self, "stop", "an empty text would end every completion before it begins; take it out")
+
+
+def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> Template:
+    r"""A language model's own: the question in its chat template, or question + line break | steps + "#### 72" + eos.
+
+    Where answers are read from a box, "\boxed{72}" takes the place of "#### 72".
+
+    Args:
+        tokenizer: gets no tokens but, a word-level one, the answer's mark.
+        prompt: what the question is asked with.
+    Raises:
+        UserError: a chat template is asked for that the tokenizer lacks or can't use, or it has no eos token.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    style = TEXT_STYLES[prompt.answers]
+    before, after = (r"\boxed{", "}") if style == "boxed" else (f"{TEXT_ANSWER} ", "")
+    add_words(tokenizer, f"{before} {after}", apart=style != "boxed")
+    chat = prompt.chat == "always" or (prompt.chat == "auto" and tokenizer.chat_template is not None)
+    if chat:
+        _check_chat(tokenizer, prompt)
+    return Template(
+        answer_style=style,
+        start_id=None,
+        end_id=None,
+        latent_id=None,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer,
+        question_text=functools.partial(_chat if chat else _asked, tokenizer, prompt),
+        step_text=lambda step, first: step + "\n",
+        answer_text=lambda answer: f"{before}{answer}{after}",
+        bare=chat,
+        stop=prompt.stop,
+    )
+
+
+def _asked(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+    return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
+
+
+def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+    asked = "\n".join(part for part in (question, prompt.instruction) if part)
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    messages.append({"role": "user", "content": asked})
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _check_chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> None:
+    if tokenizer.chat_template is None:
+        raise UserError(
+            'config.prompt.chat: is "always", but the tokenizer has no chat template, as a base model\'s; set it to '
+            '"never", or give the instruct model\'s tokenizer'
+        )
+    try:
+        _chat(tokenizer, prompt, "?")
+    except Exception as error:  # templates are programs, which raise what they like
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"config.prompt: the tokenizer's chat template can't take it ({reason}); change config.prompt.system, or "
+            'set config.prompt.chat to "never"'
+        ) from None
