@@ -58,6 +58,7 @@ class SyntheticConfig:
             range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
         puzzle_share: share of problems in the second template.
         long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
+        written_share: share of training problems whose steps are written; of the others there is the answer alone.
         seed: seed of all sets.
     """
 
@@ -69,6 +70,7 @@ class SyntheticConfig:
     small_share: float = setting(0.8, least=0, most=1)
     puzzle_share: float = setting(0.2, least=0, most=1)
     long_puzzle_share: float = setting(0.1, least=0, most=1)
+    written_share: float = setting(1.0, least=0, most=1)
     seed: int = setting(0, least=0)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,9 @@ def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
         value = steps[-1].value
     tell = _puzzle if puzzle else _story
     question = tell(_pick(person, tuple(_PEOPLE)), _pick(thing, _OBJECTS), start, steps)
-    return Problem(question, tuple(step.text for step in steps), str(value))
+    # By the question alone, so that the problems are the same ones at every share.
+    written = name != "train" or zlib.crc32(question.encode()) < config.written_share * 2**32
+    return Problem(question, tuple(step.text for step in steps if written), str(value))
 
 
 def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -> _Step:

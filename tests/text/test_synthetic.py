@@ -41,6 +41,17 @@ def _solve(question: str) -> tuple[list[int], list[int], list[str]]:
     return operands, values, operators
 
 
+def test_a_share_of_the_training_solutions_is_the_answer_alone():
+    full, half = (synthetic_problems("train", replace(SMALL, written_share=share)) for share in (1.0, 0.5))
+    assert [(a.question, a.answer) for a in half] == [(b.question, b.answer) for b in full]
+    assert {(a.steps == b.steps) or a.steps == () for a, b in zip(half, full, strict=True)} == {True}
+    assert all(b.steps for b in full)
+    assert abs(sum(bool(a.steps) for a in half) / len(half) - 0.5) < 0.04  # four standard errors
+    assert not any(a.steps for a in synthetic_problems("train", replace(SMALL, written_share=0.0)))
+    held_out = [synthetic_problems("test", replace(SMALL, written_share=share)) for share in (1.0, 0.0)]
+    assert held_out[0] == held_out[1]
+
+
 @pytest.mark.parametrize("config", [SMALL, LARGE, SyntheticConfig(6, 2, 300, 40, 40)])
 @pytest.mark.parametrize("name", NAMES)
 def test_question_steps_and_answer_tell_the_same(name, config):
