@@ -1,6 +1,9 @@
 """Soft tokens in minutes: a tiny Llama that learns to write its steps, and goes on with one of the methods below.
 
-`--config=configs/soft_quickstart.py:METHOD` trains it from nothing on written solutions, and then with METHOD, eight
+Half of the solutions that it learns from are the answer alone, so that it answers at once as often as it writes its
+steps, and is right less often then: what reinforcement learning has to find out.
+
+`--config=configs/soft_quickstart.py:METHOD` trains it from nothing on these solutions, and then with METHOD, four
 soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
 `cot`: no reinforcement learning). Every method has the same start, batches and rollouts; with `METHOD,tune` it is
 trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
@@ -11,8 +14,8 @@ from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
-SOFT_TOKENS, WORDS = 8, 24
-RATES = (1e-5, 3e-5, 1e-4)
+SOFT_TOKENS, WORDS = 4, 24
+RATES = (1e-4, 3e-4, 1e-3)
 GATES = 20  # times the model's rate, as HRPO trains its gates
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
@@ -40,7 +43,7 @@ def get_config(method: str = "lepo"):
     thinker, of_thinker, dropout, kind, of_objective = METHODS[method]
     config = default_config()
     config.reasoner = "text_llama"
-    config.tokenizer = "synthetic:30"
+    config.tokenizer = "synthetic:12"
     config.model.update(n_layer=2, n_head=2, n_kv_head=1, n_embd=32, n_positions=96)
     config.gate.enabled = False
     config.max_latents = {"grpo": 0, "hrpo": WORDS}.get(method, SOFT_TOKENS)
@@ -51,6 +54,7 @@ def get_config(method: str = "lepo"):
     config.dropout.rate = dropout
     config.thinker.name = thinker
     config.thinker[thinker].update(of_thinker)
+    config.data.synthetic.update(max_value=12, written_share=0.5)
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
     if tune:
@@ -60,19 +64,19 @@ def get_config(method: str = "lepo"):
         config.data.eval.large = "synthetic:large"
         config.data.eval.template = "synthetic:template"
 
-    config.imitate.update(batch_size=64, c_thought=0, max_latent_stage=0, cot_steps=1500, final_steps=0, dropout=0.1)
+    config.imitate.update(batch_size=64, c_thought=0, max_latent_stage=0, cot_steps=2000, final_steps=0, dropout=0.1)
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
-    config.rl.update(batch_size=16, steps=200, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
-    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 3e-5)}
+    config.rl.update(batch_size=16, steps=400, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
+    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 3e-4)}
     if kind:
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)
             if method == "hrpo":
                 config.objective[name].thinker_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
-    config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=100, temperature=1.0)
+    config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=200, temperature=1.0)
     config.evaluate.dropout = 0.0  # of every method, so that all are compared under one law
     config.log_every = 20
     config.checkpoint_every = 500
