@@ -14,6 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import initial_files
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.dataset_rows import source_path
@@ -99,7 +100,10 @@ def _anew(folder: StageFolder) -> str:
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
     known = _flat(_settings(default_config(), stage)) | _flat(written)
-    changed = [key for key, value in _flat(_settings(experiment.config, stage)).items() if value != known.get(key)]
+    settings = _settings(experiment.config, stage)
+    changed = [key for key, value in _flat(settings).items() if value != known.get(key)]
+    if "thinker" not in settings and known.get("thinker.name") in WITH_PARAMETERS:
+        changed.append("thinker.name")  # whose parameters the checkpoint has
     if changed:
         raise UserError(
             f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
@@ -134,8 +138,12 @@ def _facts(experiment: Experiment, stage: str) -> dict[str, Any]:
 
 
 def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS} | {"thinker": thinker_of(config)}
+    """A stage's part of the config; the thinker's settings where it thinks, or saves parameters of the thinker's."""
+    facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS}
     section = {"imitate_control": "imitate", ADAPTER: "imitate"}.get(stage, stage)
+    thinks = config.max_latents and not (section == "imitate" and config.reasoner.startswith("text"))
+    if thinks or config.thinker.name in WITH_PARAMETERS:
+        facts["thinker"] = thinker_of(config)
     if section in ("imitate", "cold_start"):
         facts |= {"stage": section, section: config[section]}
     else:  # an objective of the stage rl; the others beside it don't matter

@@ -144,6 +144,29 @@ def test_facts_that_are_lost_name_the_folder_to_delete(run, stage):
             check_stages(run.experiment(**changes))
 
 
+def _text(name="gumbel", **settings):
+    changes = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0}
+    settings = {f"thinker.{name}.{key}": value for key, value in settings.items()}
+    return changes | {"imitate.control": False, "rl.objectives": ("exact",), "thinker.name": name} | settings
+
+
+def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
+    """A text's has no latents, so any thinker may follow, but for one whose parameters are saved with the others."""
+    for stage in ORDER:
+        run.delete(stage)
+    imitation, both = {"stages": ("imitate",)}, {"stages": ("imitate", "rl")}
+    run.train("imitate", **_text(tau=0.5), **imitation)
+    run.train("exact", **_text(tau=0.5), **both)
+    check_stages(run.experiment(**_text(tau=0.5), **both))
+    check_stages(run.experiment(**_text(tau=0.7), **imitation))
+    check_stages(run.experiment(**_text("noisy_soft"), **imitation))
+    assert "stage exact was run with" in run.error(r"config\.thinker\.gumbel\.tau", **_text(tau=0.7), **both)
+    run.error(r"config\.thinker\.name", **_text("hybrid"), **imitation)
+    run.train("imitate", **_text("hybrid"), **imitation)
+    run.error(r"config\.thinker\.hybrid\.r_min", **_text("hybrid", r_min=0.9), **imitation)
+    run.error(r"config\.thinker\.name", **_text(), **imitation)
+
+
 @pytest.mark.parametrize("key", ["start", "files"])
 def test_facts_of_the_wrong_kind_name_the_folder_to_delete(run, key):
     path = run.work / "checkpoints/slpo/config.json"

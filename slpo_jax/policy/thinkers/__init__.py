@@ -28,6 +28,9 @@ OF_LATENTS = ("latent", "additive")
 OF_TEXT = ("hybrid",)
 """Those that write, which a latent reasoner does only after its thought."""
 
+WITH_PARAMETERS = ("hybrid",)
+"""Those with parameters of their own, which every checkpoint has then."""
+
 ThinkerConfig = dataclasses.make_dataclass(
     "ThinkerConfig",
     [("name", Literal[*THINKERS], "latent"), *((name, kind, kind()) for name, kind in THINKERS.items())],
@@ -36,4 +39,4 @@ ThinkerConfig = dataclasses.make_dataclass(
 )
 """The section `config.thinker`: the name of the one that is used, and the settings of each."""
 
-__all__ = ["OF_LATENTS", "OF_TEXT", "THINKERS", "Action", "Thinker", "ThinkerConfig"]
+__all__ = ["OF_LATENTS", "OF_TEXT", "THINKERS", "WITH_PARAMETERS", "Action", "Thinker", "ThinkerConfig"]
