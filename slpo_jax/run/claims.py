@@ -5,6 +5,7 @@ which hold the start of that one, or the files of `config.init`.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -25,6 +26,8 @@ SHARED_KEYS = (
     "seed", "init", "base", "lora_alpha", "reasoner", "tokenizer", "prompt", "model", "max_latents", "min_latents",
     "max_answer_tokens", "prompt_slots", "dropout", "gate",
 )  # fmt: skip
+_SHAPES = ("reasoner", "tokenizer", "gate.hidden", "model.n_layer", "model.n_head", "model.n_embd", "model.n_positions",
+           "model.n_inner", "model.n_kv_head", "model.rope_theta", "model.tied", "model.projector")  # fmt: skip
 _DATA = ("train", "valid")
 _BEFORE: dict[str, tuple[str, ...]] = {
     "imitate": (), ADAPTER: (), "imitate_control": ("imitate",), "cold_start": ("imitate",),
@@ -69,6 +72,27 @@ def check_starts(experiment: Experiment) -> None:
     """
     for stage in experiment.workdir.finished_stages():
         _check_start(experiment, stage, _read(experiment.workdir.stage(stage)))
+
+
+def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
+    """Make sure that finished stages' checkpoints are read as the models that they are.
+
+    Not all that differs can be told by their arrays.
+
+    Raises:
+        UserError: the key in which one is of another model than the config's.
+    """
+    now = _flat(experiment.config.to_dict())
+    for stage in stages:
+        then = _flat(read_json(experiment.workdir.stage(stage).facts, default={}))
+        key = next((key for key in _SHAPES if then.get(key, now[key]) != now[key]), "")
+        if not key and then and {then.get("thinker.name"), now["thinker.name"]} & {*WITH_PARAMETERS}:
+            key = "thinker.name" if then.get("thinker.name") != now["thinker.name"] else ""
+        if key:
+            raise UserError(
+                f"config.{key}: is {now[key]}, but the checkpoint of {experiment.workdir}'s stage {stage} has "
+                f"{then.get(key, 'none')}; set it back, or use another --workdir"
+            )
 
 
 def starting_stage(experiment: Experiment, stage: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
@@ -15,11 +14,10 @@ from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row
 from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
-from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io import hosts
-from slpo_jax.io.files import digest, read_json
+from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import SetFiles
-from slpo_jax.run.claims import check_starts
+from slpo_jax.run.claims import check_models, check_starts
 from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rows import rows, trained_with
@@ -27,9 +25,6 @@ from slpo_jax.run.select import choose
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
-
-_SHAPES = ("reasoner", "tokenizer", "gate.hidden", "model.n_layer", "model.n_head", "model.n_embd", "model.n_positions",
-           "model.n_inner", "model.n_kv_head", "model.rope_theta", "model.tied", "model.projector")  # fmt: skip
 
 
 class _Checkpoints:
@@ -55,21 +50,8 @@ def check_evaluation(experiment: Experiment) -> None:
         UserError: the key or the stage, and what differs.
     """
     check_starts(experiment)
-    _check_shapes(experiment)
+    check_models(experiment, experiment.workdir.finished_stages())
     check_rows(experiment, rows(experiment, planned=True), sets_to_evaluate(experiment.config))
-
-
-def _check_shapes(experiment: Experiment) -> None:
-    """A finished stage's checkpoint is read as the model that it is: not all that differs can be told by its arrays."""
-    now = flatten(experiment.config.to_dict())
-    for stage in experiment.workdir.finished_stages():
-        then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
-        for key in _SHAPES:
-            if then.get(key, now[key]) != now[key]:
-                raise UserError(
-                    f"config.{key}: is {now[key]}, but the checkpoint of {experiment.workdir}'s stage {stage} has "
-                    f"{then[key]}; set it back, or use another --workdir"
-                )
 
 
 def run_evaluate(experiment: Experiment) -> None:

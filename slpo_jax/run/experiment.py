@@ -109,16 +109,26 @@ class Setup:
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
+    def stored_params(self) -> dict[str, Any]:
+        """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
+
+        Raises:
+            UserError: it is damaged, or can't be gone on from with this thinker.
+        """
+        orbax = self.origin.orbax
+        stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
+        if orbax is not None or self.origin.read is not None:
+            check_thinker(self.config, stored, self.abstract_params())
+        return stored
+
     def initial_params(self) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
         found: dict[str, Any] = {}
-        shapes = self.abstract_params()
+        stored = self.stored_params()
         if self.origin.orbax is not None:
-            stored = stored_params(self.origin.orbax)
-            check_thinker(self.config, stored, shapes)
+            shapes = self.abstract_params()
             found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
         elif self.origin.read is not None:
-            check_thinker(self.config, {}, shapes)
             found = self.origin.read()
 
         def missing():

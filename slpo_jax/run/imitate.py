@@ -23,7 +23,7 @@ from slpo_jax.training.state import LossFn, TrainState, init_optimizer, init_sta
 
 
 def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> EncodedProblems:
-    """The training problems that are imitated, once it is said how many are not.
+    """The training problems that are imitated.
 
     Raises:
         UserError: there are none, or one needs more positions than the model has: what is written out is not bounded
@@ -35,9 +35,6 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
         raise UserError(
             f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
         )
-    if len(kept) < len(problems):
-        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
-        logging.warning("imitate: left out %d of %d problems: %s", len(problems) - len(kept), len(problems), reason)
     chosen, most = problems.subset(kept), experiment.reasoner.config.n_positions
     for phase in plan:
         needed = imitation.positions(chosen, phase)
@@ -97,7 +94,10 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
     """Run the phases; the last goes on for some further steps for the control."""
     imitation, plan, optimizer_configs = planned(experiment)
     until = plan[-1].end + further
-    problems = imitated(experiment, imitation, plan)
+    problems, total = imitated(experiment, imitation, plan), len(experiment.train)
+    if len(problems) < total:
+        reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
+        logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params, trained = experiment.initial_params(), ("reasoner",)

@@ -5,11 +5,11 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from slpo_jax.io.files import write_text
-from slpo_jax.run.claims import claim
+from slpo_jax.run.claims import check_models, claim, starting_stage
 from slpo_jax.run.cold_start import run_cold_start
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.imitate import planned, run_imitate
+from slpo_jax.run.imitate import imitated, planned, run_imitate
 from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
@@ -63,10 +63,30 @@ def check_stages(experiment: Experiment) -> None:
             experiment.optimizer_config(stage, config.cold_start.steps)
         else:
             if stage in stages_to_train(config, experiment.workdir):
-                planned(experiment)
+                imitation, plan, _ = planned(experiment)
+                imitated(experiment, imitation, plan)
             if config.imitate.control:
                 claim(experiment, "imitate_control", write=False)
+    _check_starts(experiment)
     _open_data(experiment)
+
+
+def _check_starts(experiment: Experiment) -> None:
+    """Make sure that the parameters that are going to be read are of the model that the config describes.
+
+    Raises:
+        UserError: they are of another model, or the mesh can't hold it.
+    """
+    config, workdir = experiment.config, experiment.workdir
+    wanted = {"imitate", "cold_start"}.intersection(config.stages)
+    wanted |= set(config.rl.objectives if "rl" in config.stages else ())
+    starts = {starting_stage(experiment, name) for name in wanted if not workdir.stage(name).is_finished}
+    check_models(experiment, [name for name in sorted(starts) if workdir.stage(name).is_finished])
+    asked = rows(experiment, planned=True) if "evaluate" in config.stages else []
+    if "" in starts or any(not row.stage for row in asked):
+        experiment.stored_params()
+    if starts:
+        experiment.layout.specs(experiment.abstract_params())
 
 
 def _open_data(experiment: Experiment) -> None:

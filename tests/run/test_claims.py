@@ -12,7 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.claims import check_starts, claim, starting_stage
 from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.plan import check_stages, run_stages
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -28,11 +28,14 @@ class Workdir:
             self.train(stage)
 
     def experiment(self, **changes):
+        return build(self.config(**changes), self.work)
+
+    def config(self, **changes):
         config = load_config()
         config.data.update(train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt"))
         config.data.eval.real = str(self.folder / "real.json")
         config.update_from_flattened_dict(changes)
-        return build(config, self.work)
+        return config
 
     def train(self, stage, **changes):
         experiment = self.experiment(**changes)
@@ -165,6 +168,33 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
     run.train("imitate", **_text("hybrid"), **imitation)
     run.error(r"config\.thinker\.hybrid\.r_min", **_text("hybrid", r_min=0.9), **imitation)
     run.error(r"config\.thinker\.name", **_text(), **imitation)
+
+
+def test_a_refused_command_leaves_the_config_of_the_one_before(run):
+    """Also where a stage's parameters or its longest problem decide."""
+    for stage in ORDER:
+        run.delete(stage)
+    workdir = run.experiment().workdir
+    workdir.config.write_text("before")
+    wordy = {"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}
+    (run.folder / "wordy.jsonl").write_text(json.dumps(wordy))
+
+    def refused(key, **changes):
+        with pytest.raises(UserError, match=f"^config.{key}: "):
+            run_stages(run.config(**changes), run.work)
+        assert workdir.config.read_text() == "before"
+
+    refused("model.n_positions", **{"data.train": str(run.folder / "wordy.jsonl")})
+    refused("sharding.rules", **{"sharding.fsdp": 4, "sharding.rules": (("scale", ("fsdp", "fsdp")),)})
+    run.train("imitate", **_text(), stages=("imitate",))
+    for stages in (("rl",), ("evaluate",)):
+        refused("thinker.name", **_text("hybrid"), stages=stages)
+    refused("model.n_layer", **_text(), **{"model.n_layer": 2}, stages=("rl",))
+    init = str(run.folder / "init" / "imitate")
+    shutil.copytree(workdir.stage("imitate").path, init)
+    shutil.copytree(workdir.reasoner, run.folder / "init" / "reasoner")
+    run.delete("imitate")
+    refused("thinker.name", **_text("hybrid"), init=init, stages=("evaluate",))
 
 
 @pytest.mark.parametrize("key", ["start", "files"])
