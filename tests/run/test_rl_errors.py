@@ -59,6 +59,11 @@ CASES = {
         "config.objective.pathwise.temperature: answers at 0.0",
         "set it to 1.0",
     ),
+    "pathwise on thoughts that are all one": (
+        {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")},
+        "config.objective.pathwise.estimator: pass_at_k is of 4 thoughts, which without noise are all one",
+        "or estimator=reward",
+    ),
     "k of pkpo": (
         {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 4},
         "config.objective.slpo.pass_k: 4 is not below config.rl.group (4)",
@@ -154,6 +159,22 @@ def test_a_variant_needs_a_kind(tmp_path):
         objective_variant(load_config(), "mine", "slpo", passses=3)
     with pytest.raises(UserError, match=r"^config.objective.mine.passes: 'many'"):
         objective_variant(load_config(), "mine", "slpo", passes="many")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective.pathwise.estimator": "reward"},
+        {"objective.pathwise.estimator": "mixture", "objective.pathwise.mixture_weight": 0.0},
+        {"thinker.name": "additive"},
+        {"gate.enabled": True},
+    ],
+)
+def test_pathwise_where_something_is_drawn(changes, tmp_path):
+    """An answer, nothing that is compared, a thought, or its length."""
+    config, (asked, *_) = load_config(), CASES["pathwise on thoughts that are all one"]
+    config.update_from_flattened_dict(asked | changes)
+    _check_all(config, tmp_path)
 
 
 def test_the_config_itself_is_fine(tmp_path):

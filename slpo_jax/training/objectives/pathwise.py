@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import replay
 from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
@@ -66,6 +67,13 @@ class Pathwise(Objective):
                 f"config.rl.{name}: {getattr(policy.config, name)} leaves tokens out, and answers that are not sampled "
                 f"from the policy bias {key}'s estimator reward; keep all"
             )
+        weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(self.estimator, 1.0)
+        if weight and not _thoughts_differ(policy):
+            raise UserError(
+                f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
+                "config.dropout.rate, use a config.thinker.name with noise of its own (additive, noisy_soft, gumbel), "
+                "or estimator=reward"
+            )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         group = rewards_BG.shape[1]
@@ -85,3 +93,9 @@ class Pathwise(Objective):
             loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
         metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
         return loss, metrics | {"pass_at_k": (jnp.exp(solved_B).sum(), jnp.float32(solved_B.size))}
+
+
+def _thoughts_differ(policy: Policy) -> bool:
+    """Whether anything in the rollouts of one prompt is drawn before the answer."""
+    drawn = policy.config.max_latents > 0 and policy.thinker.log_prob is not None
+    return drawn or policy.config.dropout_rate > 0.0 or policy.config.stopping == "sample"
