@@ -29,13 +29,11 @@ _FLAGS |= {f"prompt.{name}": f"--{name}" for name in ("instruction", "answers")}
 def describe(solver: "Solver", solution: "Solution") -> str:
     """A solution for a terminal of 100 columns."""
     indent = "\n" + " " * 10
-    what = r"nothing in a \boxed{}" if solver.setup.reads_on_host else "no number in its place"
-    shown = f"none: the text has {what}, or no end" if solution.answer is None else solution.answer
     lines = [
         f"from      {solver.setup.config.init}",
         f"question  {indent.join(solution.question.strip().splitlines())}",
-        f"answer    {shown}",
-        f"text      {indent.join(solution.text.strip().splitlines())}",
+        f"answer    {_missing(solver, solution) if solution.answer is None else solution.answer}",
+        f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
         f"thought   {_ending(solver, solution)}",
     ]
     if not solution.latents:
@@ -51,11 +49,26 @@ def describe(solver: "Solver", solution: "Solution") -> str:
     return "\n".join(lines)
 
 
+def _missing(solver: "Solver", solution: "Solution") -> str:
+    """Why there is no answer."""
+    from slpo_jax.text.answers import parse_completion
+
+    style = solver.setup.template.answer_style
+    if parse_completion(solution.text, style) is not None:
+        return "none: the text has no end, so what it says last may be cut off"
+    what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style, "no number")
+    return f"none: the text has {what}"
+
+
 def _ending(solver: "Solver", solution: "Solution") -> str:
-    steps = len(solution.latents)
+    steps, thinker = len(solution.latents), solver.setup.policy.thinker
     if not steps:
         return "in words alone"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
+    if solver.stopping == "length" and steps < solver.rule:
+        end = solver.setup.config.thinker[solver.setup.config.thinker.name].get("end_text")
+        ends = [repr(end)] * bool(end) + ["an end token"] * (thinker.says is not None)
+        return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":
         return f"{thought}, a fixed number"
     if (solution.latents[-1].stop_probability or 0.0) >= solver.rule:

@@ -114,7 +114,9 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
         setup.reward(tokens, batch.references)
     solution = Solution("How many ?", None, "1", [])
     solver = type("Solver", (), {"setup": setup})
-    assert r"answer    none: the text has nothing in a \boxed{}, or no end" in describe(solver, solution)
+    assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
+    cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", []))
+    assert "answer    none: the text has no end" in cut_off
 
 
 def test_how_answers_are_read_is_part_of_an_evaluation():

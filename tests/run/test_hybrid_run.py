@@ -16,6 +16,7 @@ from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
+from slpo_jax.solve import describe
 from slpo_jax.text.verifier import encode_references
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -108,10 +109,11 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     experiment, params, _ = hybrid
     ids = experiment.template.tokenizer.convert_tokens_to_ids
     eos = experiment.template.eos_id
-    said, tokens = jnp.array([ids(["7", "####", "5"])]), jnp.array([[eos] * A])
+    rollout = {"said": jnp.array([ids(["7", "####", "5"])]), "lengths": jnp.array([T])}
+    tokens = jnp.array([[eos] * A])
 
     def sampled(policy, params, prompts, keys_N, *rest):
-        return Trajectories({}, jnp.array([T]), tokens, keys_N, said=said)
+        return Trajectories({}, tokens=tokens, keys=keys_N, **rollout)
 
     monkeypatch.setattr(rl, "sample", sampled)
     monkeypatch.setattr(solver, "_sample", sampled)
@@ -125,6 +127,16 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     assert solver.vote(asked, "How many now ?", 1).majority == "5"
     found = solver.solve(asked, "How many now ?")
     assert (found.answer, found.text.split()) == ("5", ["7", "####", "5"])
+    assert "thought   3 latents, a fixed number" in describe(asked, found)
+    rollout.update(said=jnp.array([ids(["####", "<pad>", "<pad>"])]), lengths=jnp.array([1]))
+    only_mark = describe(asked, solver.solve(asked, "How many now ?")).splitlines()
+    assert only_mark[2:5] == [
+        "answer    none: the text has no number after its last #",
+        "text      ####",
+        "thought   1 latent of at most 3, until '####' or an end token came",
+    ]
+    rollout.update(said=jnp.array([[eos, eos, eos]]))
+    assert "text      nothing" in describe(asked, solver.solve(asked, "How many now ?"))
 
 
 def test_parameters_of_another_thinker_are_one_line(hybrid, tmp_path):
