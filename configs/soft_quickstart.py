@@ -23,7 +23,7 @@ METHODS = {
     "grpo": ("soft", {}, 0.0, "grpo", {}),
     "soft_tokens": ("noisy_soft", {}, 0.0, "exact", {}),
     "lepo": ("gumbel", {}, 0.0, "grpo", {}),
-    "hrpo": ("hybrid", {}, 0.0, "grpo", {}),
+    "hrpo": ("hybrid", {}, 0.0, "grpo", {"kl_weight": 0.005}),
     "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
 }

@@ -41,6 +41,7 @@ class Trajectories:
             after a thought that said eos itself.
         keys: typed keys [N], of all the noise in a row.
         behaviour: what an objective keeps of the policy that they were rolled out with, leaves [N, ..]; None: nothing.
+        reference: the same of the policy that the stage started from.
         said: int [N, T], the tokens that steps 1 .. tau are written down as; None where thought is silent.
     """
 
@@ -49,6 +50,7 @@ class Trajectories:
     tokens: jax.Array
     keys: jax.Array
     behaviour: Any = None
+    reference: Any = None
     said: jax.Array | None = None
 
     @property

@@ -15,7 +15,7 @@ from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
-from slpo_jax.training.state import init_state
+from slpo_jax.training.state import copied, init_state
 
 STAGE = "rl"
 
@@ -42,9 +42,11 @@ def train_objective(experiment: Experiment, name: str) -> None:
     params = starting_params(experiment, name)
     trained += ("thinker",) if "thinker" in params else ()
     optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
+    # Also of a run that goes on: its start is bound to be what it was.
+    reference = copied(params, experiment.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     host_reward = experiment.host_reward if experiment.reads_on_host else None
-    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward)
+    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward, reference)
     step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)
     batch = prompted_batches(experiment, config, objective.needs_answers)
     if config.evaluate_every:

@@ -19,7 +19,7 @@ from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out
 from slpo_jax.training.sharding import Layout, gathered
-from slpo_jax.training.state import TrainState, make_train_step
+from slpo_jax.training.state import Params, TrainState, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
@@ -36,6 +36,7 @@ def make_rl_step(
     stream: str,
     micro_batches: int = 1,
     host_reward: HostRewardFn | None = None,
+    reference: Params | None = None,
 ):
     """`(state, batch) -> (state, metrics)`: one program where it can be one.
 
@@ -43,9 +44,11 @@ def make_rl_step(
         group: G.
         optimizer, trained, layout, stream, micro_batches: see `make_train_step`.
         host_reward: instead of `reward`; each process asks for its own rows.
+        reference: the parameters that the stage started from, laid out as the state's, for objectives that ask for
+            them; they have buffers of their own, as a step gives away the state's.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
-    if objective.updates_per_step == 1 and host_reward is None:
+    if objective.updates_per_step == 1 and host_reward is None and not objective.needs_reference:
         return make_train_step(make_loss(policy, objective, reward, group), *how)
     on_device = reward if host_reward is None else None
     roll = make_rollout(policy, objective, on_device, group, layout, stream, micro_batches)
@@ -53,7 +56,7 @@ def make_rl_step(
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     def step(state: TrainState, batch):
-        batch, trajectories, rewards_BG = roll(state, batch)
+        batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
         if host_reward is not None:
             rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout)
         return improve(state, (batch, trajectories, rewards_BG))
@@ -70,7 +73,9 @@ def make_rollout(
     stream: str,
     micro_batches: int,
 ):
-    """The first half, jitted: (state, batch) -> (batch, trajectories, rewards [B, G] or None), of B*G rows.
+    """The first half, jitted: (state, batch, reference) -> (batch, trajectories, rewards [B, G] or None) of B*G rows.
+
+    `reference` is {} for an objective that doesn't ask for it.
 
     Args:
         reward: None leaves them to the host.
@@ -78,27 +83,28 @@ def make_rollout(
         layout, stream, micro_batches: see `make_train_step`.
     """
 
-    def one(params, batch, key):
+    def one(params, reference, batch, key):
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
         kept = objective.behaviour(policy, params, batch, trajectories) if objective.updates_per_step > 1 else None
-        return dataclasses.replace(trajectories, behaviour=kept), rewards_BG
+        start = objective.reference(policy, reference, batch, trajectories) if objective.needs_reference else None
+        return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
 
-    def rolled(state: TrainState, batch):
-        specs = layout.specs(state.params)
+    def rolled(state: TrainState, batch, reference):
+        specs = layout.specs(state.params), layout.specs(reference)
 
-        def local(params, batch, key):
-            params = gathered(params, specs)
+        def local(params, reference, batch, key):
+            params, reference = gathered((params, reference), specs)
             if micro_batches == 1:
-                return one(params, batch, key)
+                return one(params, reference, batch, key)
             parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
-            done = jax.lax.map(lambda part: one(params, part, key), parts)
+            done = jax.lax.map(lambda part: one(params, reference, part, key), parts)
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), done)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(
-            local, mesh=layout.mesh, in_specs=(specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
+            local, mesh=layout.mesh, in_specs=(*specs, ROWS, EVERYWHERE), out_specs=ROWS, check_vma=False
         )
-        return batch, *everywhere(state.params, batch, key)
+        return batch, *everywhere(state.params, reference, batch, key)
 
     return jax.jit(rolled)
 

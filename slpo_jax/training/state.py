@@ -96,6 +96,12 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
     return TrainState(whole[0], cut, opt_state, *whole[1:])
 
 
+def copied(params: Params, layout: Layout) -> Params:
+    """Parameters laid out as a state's, in buffers that no step gives away."""
+    copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=layout.shardings(layout.specs(params)))
+    return copy(params)
+
+
 def init_optimizer(optimizer: optax.GradientTransformation, trained: Params, layout: Layout) -> Any:
     """The optimizer's state before its first step, laid out over the devices."""
     if not layout.is_sharded:

@@ -25,6 +25,7 @@ from tiny import (
 
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
 from slpo_jax.policy.thinkers.hybrid import Hybrid, mixed
@@ -85,9 +86,15 @@ def made():
             for each in (_policy(), plain)
         ]  # fmt: skip
         completions = [each.completions for each in (drawn, *greedy)]
-        return drawn.replace(keys=None), jax.grad(total, has_aux=True)(params), completions
+        batch = PromptedBatch(take_rows(PROMPTS, range(SHOWN)), None, jnp.arange(SHOWN))
+        start = OBJECTIVES["grpo"](kl_weight=1.0).reference(policy, params, batch, jax.tree.map(_shown, drawn))
+        return drawn.replace(keys=None), jax.grad(total, has_aux=True)(params), completions, start
 
     return jax.tree.map(np.asarray, make(_params(), _off(_params())))
+
+
+def _shown(x):
+    return x[:SHOWN]
 
 
 def _sigmoid_gates(own, e):
@@ -132,7 +139,7 @@ def _walk(slow, own, drawn, row, mixtures=None):
 
 def test_rollouts_are_the_slow_loop_s(made):
     """Ends, completions, likelihoods; some end at the mark, some at eos in the thought, some at T."""
-    drawn, (_, scores), (completions, *_) = made
+    drawn, (_, scores), (completions, *_), _ = made
     slow, own, ends = SlowReasoner(both_params()["reasoner"]), _params()["thinker"], set()
     for row in range(SHOWN):
         said, spoken, laws, _, thought, answer = _walk(slow, own, drawn, row)
@@ -153,6 +160,21 @@ def test_rollouts_are_the_slow_loop_s(made):
     assert {"T", (MARK, False), (EOS, False)} <= ends
 
 
+def test_it_is_compared_with_plain_words(made):
+    """The reference of `grpo`: what was said, in thought and answer, by the model that is fed the tokens alone."""
+    drawn, *_, start_NC = made
+    slow, own, mixed_in = SlowReasoner(both_params()["reasoner"]), _params()["thinker"], []
+    for row in range(SHOWN):
+        said, spoken, *_, thought, answer = _walk(slow, own, drawn, row)
+        inputs = np.concatenate([slow.embed(real_tokens(PROMPTS, row)), slow.embed(said + spoken)])
+        log_p = special.log_softmax(slow.logits(slow.hidden(inputs)), axis=-1)[-len(said + spoken) - 1 : -1]
+        expected = log_p[np.arange(len(log_p)), said + spoken]
+        found = np.concatenate([start_NC[row, : len(said)], start_NC[row, T : T + len(spoken)]])
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        mixed_in.append(abs(expected.sum() - thought - answer))
+    assert np.median(mixed_in) > 0.05
+
+
 def test_tokens_are_drawn_by_their_law(made):
     drawn, slow = made[0], SlowReasoner(both_params()["reasoner"])
     law = _law(slow.logits(slow.hidden(slow.embed(real_tokens(PROMPTS, 0)))[-1]))
@@ -164,7 +186,7 @@ def test_tokens_are_drawn_by_their_law(made):
 
 def test_the_gradient_goes_through_the_gates_and_not_through_the_mixture(made):
     """Along one direction of all gates and embeddings, by differences of the slow loop with s held."""
-    drawn, (gradient, _), _ = made
+    drawn, (gradient, _), *_ = made
     params, rng = jax.tree.map(lambda x: np.asarray(x, np.float64), _params()), np.random.default_rng(2)
     own, backbone = params["thinker"], params["reasoner"]["backbone"]
     slow = SlowReasoner(params["reasoner"])

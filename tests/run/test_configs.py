@@ -171,6 +171,12 @@ def test_methods_of_the_paper_s_second_half(name):
         method: config.objective[method].learning_rate for method, config in found.items() if "rl" in config.stages
     }
     assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6}
+    kl = {
+        method: config.objective[method].get("kl_weight", 0.0)
+        for method, config in found.items()
+        if "rl" in config.stages
+    }
+    assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005}
     assert [found[method].max_latents for method in ("cot", "grpo", "latent", "lepo", "slpo")] == [0, 0, 32, 32, 32]
     assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
     assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}

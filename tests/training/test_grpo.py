@@ -21,7 +21,7 @@ from slpo_jax.training import halves, rl
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import init_state
+from slpo_jax.training.state import copied, init_state
 
 T, A = ROLLOUT.max_latents, ROLLOUT.answer_slots
 GRPO = OBJECTIVES["grpo"]
@@ -50,30 +50,42 @@ def _group_relative(rewards_BG) -> np.ndarray:
     return (centred / (rewards_BG.std(axis=1, ddof=1, keepdims=True) + 1e-4)).ravel()
 
 
+BETA = 0.4
 REDUCTIONS = ("token_mean", "sequence_mean", "sum")
 WEIGHTS, PLACES = {"latent": 0.3, "token": 1.0, "stop": 0.7}, {"latent": 0, "token": T, "stop": T + A}
 
 
-@pytest.fixture(scope="module")
-def before(frozen) -> np.ndarray:
-    """Log-probabilities of another policy, [N, C], under which some ratios are clipped and some are not."""
-    before_NC, rng = np.zeros((len(frozen.rollouts), T + A + 1), np.float32), np.random.default_rng(0)
+def _elsewhere(frozen, apart, seed) -> np.ndarray:
+    """Log-probabilities of another policy, [N, C]; what was not chosen has any."""
+    found_NC, rng = np.full((len(frozen.rollouts), T + A + 1), 7.0, np.float32), np.random.default_rng(seed)
     for row, choices in enumerate(_choices(frozen, as_float64(frozen.params))):
         for kind, place, log_prob in choices:
-            before_NC[row, PLACES[kind] + place] = log_prob + rng.choice([-0.4, -0.1, 0.1, 0.4])  # clear of the kinks
-    return before_NC
+            found_NC[row, PLACES[kind] + place] = log_prob + rng.choice(apart)
+    return found_NC
 
 
 @pytest.fixture(scope="module")
-def found(frozen, before):
+def before(frozen) -> np.ndarray:
+    """Some ratios are clipped and some are not, all of them clear of the kinks."""
+    return _elsewhere(frozen, [-0.4, -0.1, 0.1, 0.4], 0)
+
+
+@pytest.fixture(scope="module")
+def start(frozen) -> np.ndarray:
+    return _elsewhere(frozen, [-1.5, -0.2, 0.3, 1.0], 1)
+
+
+@pytest.fixture(scope="module")
+def found(frozen, before, start):
     """(mean loss, metrics) and gradient by what is asked, one program for all."""
     weights = dict(latent_weight=WEIGHTS["latent"], stop_weight=WEIGHTS["stop"])
     asked = {name: (GRPO(reduction=name, clip=0.2, **weights), before) for name in REDUCTIONS}
+    asked["kl"] = (GRPO(clip=0.2, kl_weight=BETA, **weights), before, start)
     asked["first"] = (GRPO(reduction="sum", **weights), None)
     asked["exact"] = (OBJECTIVES["exact"](advantage="grpo", **weights), None)
 
-    def loss(params, objective, behaviour):
-        trajectories = frozen.trajectories.replace(behaviour=behaviour)
+    def loss(params, objective, behaviour, reference=None):
+        trajectories = frozen.trajectories.replace(behaviour=behaviour, reference=reference)
         total, metrics = objective(ADDITIVE, params, BATCH, trajectories, frozen.rewards, KEY)
         return total / metrics.get("loss", (0, len(BATCH.index)))[1], metrics
 
@@ -86,21 +98,25 @@ def found(frozen, before):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, found, reduction):
-    advantages, cut = _group_relative(frozen.rewards), []
+@pytest.mark.parametrize("reduction", [*REDUCTIONS, "kl"])
+def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, start, found, reduction):
+    advantages, cut, apart = _group_relative(frozen.rewards), [], []
 
     def value(params):
         losses = []
         cut.clear()
+        apart.clear()
         for row, choices in enumerate(_choices(frozen, params)):
             losses.append([])
             for kind, place, log_prob in choices:
                 ratio = np.exp(log_prob - before[row, PLACES[kind] + place])
                 plain, held = ratio * advantages[row], np.clip(ratio, 0.8, 1.2) * advantages[row]
                 cut.append((ratio, held < plain))
-                losses[-1].append(-WEIGHTS[kind] * min(plain, held))
-        if reduction == "token_mean":
+                away = start[row, PLACES[kind] + place] - log_prob
+                apart.append(np.exp(away) - away - 1)
+                beta = BETA if reduction == "kl" else 0.0
+                losses[-1].append(WEIGHTS[kind] * (beta * apart[-1] - min(plain, held)))
+        if reduction in ("token_mean", "kl"):
             return np.mean(np.concatenate(losses))
         return np.mean([(np.mean if reduction == "sequence_mean" else np.sum)(row) for row in losses])
 
@@ -109,8 +125,14 @@ def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, foun
     clipped, made = metrics["clipped"]
     assert clipped / made == pytest.approx(np.mean([was for _, was in cut]))
     assert {bool(ratio > 1) for ratio, was in cut if was} == {True, False}
-    if reduction == "token_mean":
-        assert_is_gradient(gradient, value, frozen.params)
+    if reduction == "kl":
+        total, made = metrics["kl"]
+        assert total / made == pytest.approx(np.mean(apart), rel=1e-3)
+        assert np.mean(apart) > 0.1
+    assert ("kl" in metrics) == (reduction == "kl")
+    if reduction in ("token_mean", "kl"):
+        # r - 1, the weight of k3's gradient, is as inexact as float32's densities.
+        assert_is_gradient(gradient, value, frozen.params, rel=5e-3 if reduction == "kl" else 2e-3)
 
 
 @pytest.mark.slow
@@ -140,9 +162,17 @@ def test_what_is_kept_of_the_policy_that_rolled_out(frozen, found):
 
 @dataclasses.dataclass(frozen=True)
 class Toy(Objective):
-    """-sum_i r_i (w - w of the rollout - 1)^2 x_i, times a number that the key draws."""
+    """-sum_i r_i (w - w of the rollout - 1)^2 x_i + (w - w of the start)^2 x_i, times a number that the key draws."""
 
     updates: int = 1
+    compares: bool = False
+
+    @property
+    def needs_reference(self):
+        return self.compares
+
+    def reference(self, policy, params, batch, trajectories):
+        return jnp.broadcast_to(params["w"], trajectories.lengths.shape)
 
     @property
     def updates_per_step(self):
@@ -154,6 +184,8 @@ class Toy(Objective):
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         before_N = 0.0 if trajectories.behaviour is None else trajectories.behaviour
         losses_N = rewards_BG.reshape(-1) * trajectories.lengths * (params["w"] - before_N - 1.0) ** 2
+        if trajectories.reference is not None:
+            losses_N += trajectories.lengths * (params["w"] - trajectories.reference) ** 2
         losses_N *= jax.random.uniform(key)
         return losses_N.sum(), {"width": (params["w"] * rewards_BG.size, jnp.float32(rewards_BG.size))}
 
@@ -181,32 +213,36 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
     batch = shard_rows(PromptedBatch({}, {}, np.arange(8, dtype=np.int32)), layout.mesh)
 
-    def steps(updates, count, host_reward):
+    def steps(updates, count, host_reward, compares):
         reward = None if host_reward else _toy_reward
-        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward)
-        step, rows = make_rl_step(POLICY, Toy(updates=updates), *how), []
-        state = init_state({"w": jnp.float32(0.3)}, ("w",), optimizer, jax.random.key(5), layout)
+        params = {"w": jnp.float32(0.3)}
+        start = copied(params, layout) if compares else None
+        how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward, start)
+        step, rows = make_rl_step(POLICY, Toy(updates=updates, compares=compares), *how), []
+        state = init_state(params, ("w",), optimizer, jax.random.key(5), layout)
         for _ in range(count):
             state, row = step(state, batch)
             rows.append({name: float(value) for name, value in row.items()})
         return state, rows
 
-    def expected(w, step, updates):
+    def expected(w, step, updates, compares):
         key = noise.stream_key(jax.random.key(5), "rl", step)
         trajectories, rewards = _toy_rollout(None, {"w": w}, batch, _toy_reward, GROUP, key)
         size, before = float(np.sum(np.asarray(rewards).ravel() * np.asarray(trajectories.lengths))), w
-        widths = []
+        widths, lengths = [], float(np.sum(np.asarray(trajectories.lengths))) * compares
         for number in range(updates):
             widths.append(w)
             drawn = float(jax.random.uniform(jax.random.fold_in(key, number) if updates > 1 else key))
-            w = w - 0.01 * 2 * drawn * size * (w - (before if updates > 1 else 0.0) - 1) / 8
+            slope = size * (w - (before if updates > 1 else 0.0) - 1) + lengths * (w - 0.3)
+            w = w - 0.01 * 2 * drawn * slope / 8
         return w, np.mean(widths), float(np.mean(rewards))
 
-    for updates, host_reward in ((1, _toy_reward), (3, None), (3, _toy_reward)):
-        state, rows = steps(updates, 2, host_reward)
+    for case in ((1, _toy_reward, False), (3, None, False), (3, _toy_reward, True), (1, None, True)):
+        updates, host_reward, compares = case
+        state, rows = steps(updates, 2, host_reward, compares)
         w = 0.3
         for number, row in enumerate(rows):
-            w, width, reward = expected(w, number, updates)
+            w, width, reward = expected(w, number, updates, compares)
             assert row["width"] == pytest.approx(width, rel=1e-5)
             assert row["reward"] == pytest.approx(reward, rel=1e-5)
         assert float(state.params["w"]) == pytest.approx(w, rel=1e-5)

@@ -1,5 +1,6 @@
 """Token-level GRPO (Shao et al., 2024): a clipped ratio for every choice of a rollout, averaged over choices."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,11 +30,19 @@ class Choices:
     made: jax.Array
 
 
+def k3(log_ratio: jax.Array) -> jax.Array:
+    """r - log r - 1 of each log r = log(pi_0 / pi): its mean over samples of pi is KL(pi || pi_0) (Schulman, 2020)."""
+    return jnp.expm1(log_ratio) - log_ratio
+
+
 @dataclass(frozen=True)
 class Grpo(Objective):
-    """-min(rho A_i, clip(rho, 1 - clip, 1 + clip) A_i) for every choice, rho = pi / pi of the rollout.
+    """-min(rho A_i, clip(rho, 1 - clip, 1 + clip) A_i) + beta k3 for every choice, rho = pi / pi of the rollout.
 
     With one update a step rho is 1, its gradient that of the log-likelihood, and nothing is clipped.
+
+    k3 = pi_0 / pi - log(pi_0 / pi) - 1 estimates the divergence from the policy that the stage started from (Schulman,
+    2020). That is the model with plain tokens: where a thought is written down, it is fed the tokens themselves (HRPO).
 
     Attributes:
         updates: optimizer updates on the same rollouts.
@@ -41,6 +50,7 @@ class Grpo(Objective):
         reduction: over choices: "token_mean" of the whole batch (Yu et al., 2025), "sequence_mean" of each rollout's
             own means (Shao et al., 2024), or "sum" over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where the thinker has a likelihood; 0 leaves them out.
+        kl_weight: beta; 0 leaves k3 out, and needs neither its pass nor the parameters of the start.
     """
 
     label = "GRPO"
@@ -51,6 +61,11 @@ class Grpo(Objective):
     clip: float | None = setting(0.2, above=0, below=1, note="None does not clip")
     reduction: Literal["token_mean", "sequence_mean", "sum"] = "token_mean"
     latent_weight: float = setting(1.0, least=0)
+    kl_weight: float = setting(0.0, least=0)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_weight > 0.0
 
     @property
     def updates_per_step(self) -> int:
@@ -70,6 +85,7 @@ class Grpo(Objective):
             )
 
     def behaviour(self, policy, params, batch, trajectories):
+        """Log-probabilities of what was chosen, [N, C]."""
         group = trajectories.lengths.shape[0] // batch.index.shape[0]
         choices = capacities(policy, group)
 
@@ -77,6 +93,17 @@ class Grpo(Objective):
             return lambda: self._choices(policy, capacity, params, batch, trajectories).log_probs
 
         return jax.lax.switch(smallest_capacity(policy, choices, trajectories, group), [at(c) for c in choices])
+
+    def reference(self, policy, params, batch, trajectories):
+        """`behaviour` of the model without mixtures, where the thought has tokens."""
+        thinker, reasoner = policy.thinker, policy.reasoner
+        if thinker.says is not None:
+
+            def feed(params, action):
+                return reasoner.embed(params["reasoner"], thinker.says(params, action))
+
+            policy = dataclasses.replace(policy, thinker=dataclasses.replace(thinker, feed=feed))
+        return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, metrics = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG)
@@ -93,6 +120,12 @@ class Grpo(Objective):
         if self.clip is not None:
             clipped_NC = jnp.clip(ratio_NC, 1.0 - self.clip, 1.0 + self.clip) * advantages_N1
             gains_NC = jnp.minimum(gains_NC, clipped_NC)
+        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_N1))
+        kl = {}
+        if self.kl_weight:
+            kl_NC = k3(jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0))
+            gains_NC = gains_NC - self.kl_weight * kl_NC
+            kl = {"kl": (kl_NC.sum(), choices.made.sum())}
         made_N = choices.made.sum(axis=1)
         made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
@@ -101,12 +134,11 @@ class Grpo(Objective):
             "sequence_mean": lambda: (jnp.sum(losses_N / jnp.maximum(made_N, 1)), rollouts),
             "sum": lambda: (losses_N.sum() / rewards_BG.shape[1], prompts),
         }[self.reduction]()
-        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_N1))
         return loss, {
             "loss": (loss, count),
             "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
             "clipped": (cut, made),
-        }
+        } | kl
 
     def _choices(self, policy: Policy, capacity: Capacity, params, batch, trajectories) -> Choices:
         scores = score(policy, params, batch.prompts, trajectories, None, capacity)

@@ -81,6 +81,19 @@ class Objective(abc.ABC):
         """What later updates have to know of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
         return None
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it compares with the parameters that the stage started from: `reference` is asked for."""
+        return False
+
+    def reference(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
+        """What it has to know of the policy that the stage started from, leaves [N, ..]: `Trajectories.reference`.
+
+        Args:
+            params: those that the stage started from.
+        """
+        return None
+
     def check(self, key: str, policy: Policy, group: int) -> None:
         """Refuse a policy that the objective can't be used on.
 
