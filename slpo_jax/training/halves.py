@@ -19,7 +19,7 @@ from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out
 from slpo_jax.training.sharding import Layout, gathered
-from slpo_jax.training.state import Params, TrainState, make_train_step
+from slpo_jax.training.state import Params, TrainState, in_parts, make_train_step
 
 HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(`Trajectories.completions` int [N, A], `PromptedBatch.index` of their prompts [N]) -> float32 [N], in numpy."""
@@ -96,9 +96,9 @@ def make_rollout(
             params, reference = gathered((params, reference), specs)
             if micro_batches == 1:
                 return one(params, reference, batch, key)
-            parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
+            parts = in_parts(batch, micro_batches)
             done = jax.lax.map(lambda part: one(params, reference, part, key), parts)
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), done)
+            return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), done)
 
         key = noise.stream_key(state.key, stream, state.step)
         everywhere = jax.shard_map(

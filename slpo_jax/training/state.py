@@ -40,6 +40,11 @@ class TrainState:
     skipped: jax.Array = struct.field(default_factory=lambda: jnp.zeros(2, jnp.int32))
 
 
+def in_parts(batch: Any, parts: int) -> Any:
+    """Arrays [B, ..] as [parts, B/parts, ..]; some may have no entries, as references that no device reads."""
+    return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+
+
 def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     """(trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
 
@@ -59,7 +64,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
             if micro_batches == 1:
                 grads, sums = one(batch)
             else:
-                batches = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch)
+                batches = in_parts(batch, micro_batches)
                 shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], batches))
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
                 (grads, sums), _ = jax.lax.scan(

@@ -197,7 +197,7 @@ def _toy_rollout(policy, params, batch, reward, group, key):
     lengths_N = (draw(index_N) + jnp.tile(jnp.arange(group), len(batch.index))).astype(jnp.float32)
     keys_N = jnp.broadcast_to(key, index_N.shape)
     tokens_N1 = (lengths_N.astype(jnp.int32) + 100 * index_N)[:, None]
-    trajectories = Trajectories({}, lengths_N, tokens_N1, keys_N)
+    trajectories = Trajectories(jnp.zeros((len(index_N), 0, 2)), lengths_N, tokens_N1, keys_N)  # words alone
     return trajectories, None if reward is None else reward(tokens_N1, index_N).reshape(-1, group)
 
 
@@ -211,7 +211,8 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     for module in (halves, rl):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)
     layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
-    batch = shard_rows(PromptedBatch({}, {}, np.arange(8, dtype=np.int32)), layout.mesh)
+    references = np.zeros((8, 0), np.uint8)  # as where answers are read on the host
+    batch = shard_rows(PromptedBatch({}, references, np.arange(8, dtype=np.int32)), layout.mesh)
 
     def steps(updates, count, host_reward, compares):
         reward = None if host_reward else _toy_reward
