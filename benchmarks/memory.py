@@ -1,7 +1,8 @@
-"""`python -m benchmarks.memory [--models gpt2 llama1b llama3b] [--meshes 4x1 2x2 1x4] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.memory [--models gpt2 soft_llama1b:grpo] [--meshes 4x1 2x2 1x4] [--json FILE]`; see `--help`.
 
 What a training step of the shipped configs needs of each device's memory, at the paper's batch: by mesh (data x fsdp),
-micro-batches, how the layers are run, and type of activations. Programs are compiled and never run; nothing of a
+micro-batches, how the layers are run, and type of activations. Where rewards come from the host a step is two programs,
+each with a row of its own. Programs are compiled and never run; nothing of a
 model's size is allocated. Prints Markdown; `--json` writes every number behind it.
 """
 
@@ -16,14 +17,16 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from benchmarks.measure.compiled import abstract_batch, abstract_state, collectives, device_memory
+from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state, collectives, device_memory
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
 from benchmarks.measure.workload import GPT2, load_file
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
+from slpo_jax.run.presets import SOFT_METHODS
+from slpo_jax.run.rl import make_objective, optimizer_of, training_policy
 from slpo_jax.training import cold_start, rl
+from slpo_jax.training.halves import make_rollout
 from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import make_train_step
 
@@ -33,11 +36,18 @@ _LLAMA = {  # of the text the size of the vocabulary alone: 128,256 tokens and C
     "tokenizer": "synthetic:128198", "base": "", "model.n_positions": 2048, "model.rope_theta": 500_000.0,
     "model.n_inner": 8192, "model.n_kv_head": 8,
 }  # fmt: skip
+_SHAPES = {
+    "1b": {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32},
+    "3b": {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24},
+}
 MODELS = {  # file in configs/, what a checkpoint would say
     "gpt2": ("coconut_gpt2.py", {}),
-    "llama1b": ("coconut_llama1b.py", _LLAMA | {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32}),
-    "llama3b": ("coconut_llama1b.py", _LLAMA | {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24}),
-}
+    "llama1b": ("coconut_llama1b.py", _LLAMA | _SHAPES["1b"]),
+    "llama3b": ("coconut_llama1b.py", _LLAMA | _SHAPES["3b"]),
+} | {
+    f"soft_llama{size}:{method}": (f"soft_llama{size}.py:{method}", _LLAMA | shapes | {"model.n_positions": 4096})
+    for size, shapes in _SHAPES.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
+}  # fmt: skip
 LAYERS = {  # of each its (remat, scan_layers)
     "plain": (False, False), "remat": (True, False), "remat, scanned": (True, True),
 }  # fmt: skip
@@ -49,6 +59,8 @@ products of bfloat16 in float32 and so overstate its scratch
 fits: the smallest of {", ".join(map(str, CARDS))} GB (10^9 bytes) with 5 % to spare; - where none does
 sent: bytes of collectives' results on a device in a step
 prompts in the largest bucket, padded; as many devices as the paper; its optimizer, K and G
+rl: rollout, rl: improvement: the two programs of a step whose answers are read on the host, one after the other; the \
+step needs what the larger of them does, and its trajectories are among the second's state
 """.strip().splitlines()
 
 
@@ -83,42 +95,63 @@ def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
     return assemble(config)
 
 
-def compile_step(setup: Setup, stage: str) -> Any:
-    """The stage's train step as training compiles it, for the largest prompts."""
+def compile_step(setup: Setup, stage: str) -> dict[str, Any]:
+    """The programs of the stage's train step as training compiles them, for the largest prompts, in their order.
+
+    Returns:
+        "" -> the step; or "rollout" and "improvement", where answers are read on the host between the two.
+    """
     config = setup.config
     if stage == "rl":
-        objective = make_objective(setup, "slpo")
+        objective = make_objective(setup, config.rl.objectives[0])
         policy = training_policy(setup, objective)
         loss = rl.make_loss(policy, objective, setup.reward, config.rl.group)
-        trained, optimizing = ("reasoner", "gate"), optimizer_config(setup, objective)
+        params = setup.abstract_params()
+        trained = tuple(name for name in ("reasoner", "gate", "thinker") if name in params)
+        trained = tuple(name for name in trained if name != "gate" or policy.stops_itself)
+        optimizer = optimizer_of(setup, objective, {name: params[name] for name in trained})
     else:
         known = {"min_latents": config.min_latents, "gate_dropout": config.gate.dropout}
         settings = fill(cold_start.ColdStartConfig, config.cold_start, "config.cold_start", **known)
         loss = cold_start.make_loss(setup.policy, setup.reward, settings)
-        trained, optimizing = ("gate",), setup.optimizer_config("cold_start", config.cold_start.steps)
-    optimizer = make_optimizer(optimizing)
-    step = make_train_step(loss, optimizer, trained, setup.layout, stage, config[stage].micro_batches)
+        trained = ("gate",)
+        optimizer = make_optimizer(setup.optimizer_config("cold_start", config.cold_start.steps))
+    how = (optimizer, trained, setup.layout, stage, config[stage].micro_batches)
     state = abstract_state(setup.abstract_params(), trained, optimizer, setup.layout)
-    batch = abstract_batch(setup.mesh, config[stage].batch_size, max(setup.prompt_slots))
-    return step.lower(state, batch).compile()
+    references = 0 if setup.reads_on_host else 16
+    batch = abstract_batch(setup.mesh, config[stage].batch_size, max(setup.prompt_slots), references)
+    if stage != "rl" or not setup.reads_on_host:
+        return {"": make_train_step(loss, *how).lower(state, batch).compile()}
+    rollout = make_rollout(policy, objective, None, config.rl.group, setup.layout, stage, config.rl.micro_batches)
+    improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
+    rolled = abstract_rollouts(rollout, state, batch, setup.layout, config.rl.group)
+    halves = {"rollout": (rollout, batch), "improvement": (improvement, rolled)}
+    return {name: program.lower(state, given).compile() for name, (program, given) in halves.items()}
 
 
-def measure(point: Point) -> dict[str, Any]:
-    """The numbers of one point."""
+def measure(point: Point) -> list[dict[str, Any]]:
+    """The numbers of one point, of each of its programs."""
     setup, start = setup_of(point), time.perf_counter()
-    program = compile_step(setup, point.stage)
-    config, sent = setup.config, collectives(program)
+    programs = compile_step(setup, point.stage)
+    seconds = time.perf_counter() - start
+    config = setup.config
     layers = next(name for name, flags in LAYERS.items() if flags == (config.model.remat, config.model.scan_layers))
     shown = dataclasses.replace(
         point, micro_batches=config[point.stage].micro_batches, layers=layers, dtype=config.model.dtype
     )
-    return dataclasses.asdict(shown) | device_memory(program) | {
-        "parameters": sum(x.size for x in jax.tree.leaves(setup.abstract_params())),
-        "sent": sum(each.bytes for each in sent),
-        "sent_in_loops": sum(each.bytes for each in sent if each.in_loop),
-        "compile_seconds": time.perf_counter() - start,
-        "shipped": point == Point(point.model, point.stage, point.mesh),
-    }  # fmt: skip
+    parameters = sum(x.size for x in jax.tree.leaves(setup.abstract_params()))
+    rows = []
+    for name, program in programs.items():
+        sent = collectives(program)
+        rows.append(dataclasses.asdict(shown) | device_memory(program) | {
+            "program": name,
+            "parameters": parameters,
+            "sent": sum(each.bytes for each in sent),
+            "sent_in_loops": sum(each.bytes for each in sent if each.in_loop),
+            "compile_seconds": seconds,
+            "shipped": point == Point(point.model, point.stage, point.mesh),
+        })  # fmt: skip
+    return rows
 
 
 def fits(total: int) -> str:
@@ -131,7 +164,8 @@ def markdown(result: dict[str, Any]) -> str:
     head = ("Model", "Stage", "Mesh", "Micro-batches", "Layers", "Activations", "State (GB)", "Scratch (GB)",
             "In all (GB)", "Fits", "Sent (GB)", "Compile (s)")  # fmt: skip
     lines = [
-        [row["model"] + " (as shipped)" * row["shipped"], row["stage"], row["mesh"], str(row["micro_batches"]),
+        [row["model"] + " (as shipped)" * row["shipped"], ": ".join(filter(None, (row["stage"], row["program"]))),
+         row["mesh"], str(row["micro_batches"]),
          row["layers"], row["dtype"], *(f"{row[name] / 1e9:.1f}" for name in ("arguments", "scratch", "total")),
          fits(row["total"]), f"{row['sent'] / 1e9:.2f}", f"{row['compile_seconds']:.0f}"]
         for row in result["rows"]
@@ -167,7 +201,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     set_up(DEVICES)
     axes = (flags.models, flags.stages, flags.meshes, flags.micro_batches, flags.layers, flags.dtypes)
     points = [Point(*values) for values in itertools.product(*axes)]
-    rows = [measure(point) for point in tqdm(points, "points", disable=not sys.stderr.isatty())]
+    rows = [row for point in tqdm(points, "points", disable=not sys.stderr.isatty()) for row in measure(point)]
     return {"machine": machine(), "definitions": DEFINITIONS, "rows": rows}
 
 

@@ -63,13 +63,13 @@ def abstract_state(params: Any, trained: tuple[str, ...], optimizer: Any, layout
     )
 
 
-def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference: int = 16) -> PromptedBatch:
+def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference: int) -> PromptedBatch:
     """Shapes of a batch of the stages that roll out, its prompts padded.
 
     Args:
         prompts: B, over all devices.
         slots: P.
-        reference: bytes of an encoded reference answer.
+        reference: bytes of an encoded reference answer; 0 where the host reads answers.
     """
 
     def rows(dtype, *shape):
@@ -77,6 +77,20 @@ def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference:
 
     return PromptedBatch(
         Prompts(rows(jnp.int32, slots), rows(jnp.bool_, slots)), rows(jnp.uint8, reference), rows(jnp.int32)
+    )
+
+
+def abstract_rollouts(rollout: Any, state: TrainState, batch: PromptedBatch, layout: Layout, group: int) -> Any:
+    """Shapes of what the second half of a step is given: (batch, trajectories, rewards [B, G]).
+
+    Args:
+        rollout: the first half, `halves.make_rollout` without rewards.
+    """
+    _, trajectories, _ = jax.eval_shape(rollout, state, batch)
+    rewards = jax.ShapeDtypeStruct((len(batch.index), group), jnp.float32)
+    placed = NamedSharding(layout.mesh, ROWS)
+    return batch, *jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), (trajectories, rewards)
     )
 
 

@@ -43,6 +43,26 @@ def test_parameters_in_parts_take_less(monkeypatch, capsys, tmp_path):
     assert cut["sent_in_loops"] == 0
 
 
+@pytest.mark.slow
+def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
+    """The first holds the parameters, the second AdamW's moments of them too."""
+    name = "soft_llama1b:lepo"
+    file, changes = memory.MODELS[name]
+    tiny = TINY | {"model.n_kv_head": 1, "model.n_inner": 64, "rl.micro_batches": 2, "max_answer_tokens": 8}
+    monkeypatch.setitem(memory.MODELS, name, (file, changes | tiny | LARGEST))
+    monkeypatch.setattr(memory, "set_up", lambda devices: None)
+    result = memory.benchmark(memory.parse(["--models", name, "--meshes", "4x1", "--dtypes", "bfloat16"]))
+    rollout, improvement = result["rows"]
+    weights = 4 * rollout["parameters"]
+    assert weights < rollout["arguments"] < 1.05 * weights
+    assert 3 * weights < improvement["arguments"] < 3.1 * weights
+    assert rollout["sent"] == 0 < 0.99 * weights < improvement["sent"]  # no gradient of the gate that is not there
+    text = memory.markdown(result)
+    assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| soft")] == [
+        "rl: rollout", "rl: improvement"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("total", "card"), [(22.7e9, "24 GB"), (22.9e9, "48 GB"), (45.5e9, "48 GB"), (77e9, "-")])
 def test_a_card_needs_something_to_spare(total, card):
     assert memory.fits(int(total)) == card
@@ -60,7 +80,8 @@ def test_the_shipped_config_fits_the_paper_s_cards(monkeypatch):
     totals, few = [], 3
     for count in (few, few + 1):
         monkeypatch.setitem(memory.MODELS, "llama1b", (file, changes | LARGEST | {"model.n_layer": count}))
-        totals.append(memory.measure(memory.Point("llama1b"))["total"])
+        (row,) = memory.measure(memory.Point("llama1b"))
+        totals.append(row["total"])
     each = totals[1] - totals[0]
     assert each > 0.2e9
     assert totals[0] + each * (changes["model.n_layer"] - few) < 0.95 * 48e9
