@@ -72,12 +72,12 @@ class Parts:
     """What a step is made of.
 
     Attributes:
-        objective: the paper's, K among its settings.
+        objective: the paper's, K among its settings; elsewhere than in `Workload` any.
         group: G.
     """
 
     policy: Policy
-    objective: Slpo
+    objective: Any
     reward: RewardFn
     group: int
 

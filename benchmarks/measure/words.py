@@ -1,0 +1,97 @@
+"""The work of a step on completions in words: a shipped config's step, on real questions, with rewards that differ."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.measure.workload import Parts, load_file
+from slpo_jax.errors import UserError
+from slpo_jax.interop.export import export_reasoner
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
+from slpo_jax.text.batches import batch_indices
+from slpo_jax.training.batches import make_batch
+from slpo_jax.training.optimizer import OptimizerConfig
+
+CONFIG = "configs/soft_smollm2.py:grpo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What both sides do.
+
+    Attributes:
+        parts: policy, objective, reward and group of the step.
+        params: the weights.
+        batch: round -> `PromptedBatch`, of numpy.
+        verify: (tokens int [N, A], problems' indices [N]) -> float rewards [N], on the host.
+        facts: what it is, for the header.
+    """
+
+    setup: Setup
+    parts: Parts
+    optimizer_config: OptimizerConfig
+    params: dict[str, Any]
+    batch: Callable[[int], PromptedBatch]
+    verify: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    facts: dict[str, Any]
+
+
+def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = None, file: str = CONFIG) -> Work:
+    """The step that the shipped config describes, on these problems.
+
+    Args:
+        flags: problems, prompts, samples, tokens, and the steps: warmup and rounds.
+        changes: further config keys, by dotted name.
+        file: what `load_file` takes.
+    Raises:
+        UserError: no such problems, or no SmolLM2.
+    """
+    config = load_file(file)
+    config.update_from_flattened_dict({
+        "data.train": flags.problems, "data.valid": "", "max_answer_tokens": flags.tokens, "rl.group": flags.samples,
+        "rl.batch_size": flags.prompts, "rl.top_k": 0, "rl.top_p": 1.0, **(changes or {}),
+    })  # fmt: skip
+    setup = assemble(config)
+    objective, template, devices = make_objective(setup, config.rl.objectives[0]), setup.template, setup.mesh.size
+    if flags.prompts % devices:
+        raise UserError(f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one")
+    policy = training_policy(setup, objective).having(banned_ids=(*template.banned_ids, *template.eos_ids))
+    rounds, train = flags.warmup + flags.rounds, setup.train
+    drawn = batch_indices(config.seed, 0, len(train), rounds * flags.prompts)
+    lengths = [len(train.prompts[index]) for index in drawn]
+    slots = (-(-max(lengths) // 16) * 16,)
+    most = train.most_tokens(config.seed, rounds, flags.prompts, devices)
+
+    def reward(tokens, references):
+        return setup.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
+
+    def batch(number: int) -> PromptedBatch:
+        return make_batch(train, number, config.seed, flags.prompts, slots, setup.reference_width, most, devices)
+
+    def verify(tokens_NA, index_N):
+        answers = [train.problems[index % len(train)].answer for index in index_N]
+        return setup.reader.rewards(tokens_NA, answers).clip(np.arange(len(index_N)) % 2 == 0, 1)
+
+    params = setup.initial_params()
+    facts = {name: getattr(flags, name) for name in ("prompts", "samples", "tokens", "rounds")} | {
+        "parameters": sum(x.size for x in jax.tree.leaves(params["reasoner"])), "shards": devices,
+        "prompt_tokens": [min(lengths), max(lengths)], "prompt_slots": slots[0],
+        "activations": config.model.dtype, "optimizer": config.rl.optimizer.name,
+    }  # fmt: skip
+    parts = Parts(policy, objective, reward, flags.samples)
+    return Work(setup, parts, optimizer_config(setup, objective), params, batch, verify, facts)
+
+
+def export(work: Work, folder: Path) -> None:
+    """The weights as transformers opens them."""
+    origin = work.setup.origin
+    params = {"reasoner": jax.tree.map(np.asarray, work.params["reasoner"])}
+    export_reasoner(folder, params, origin.description, work.setup.template.tokenizer, origin.tokens, "")

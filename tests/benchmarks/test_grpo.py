@@ -1,0 +1,177 @@
+"""The benchmark of GRPO's step at tiny shapes: torch's loss and gradient are ours, and the figures add up."""
+
+import argparse
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_llama import random_tree
+
+from benchmarks import grpo as benchmark
+from benchmarks.measure.words import export, make_work
+from slpo_jax.errors import UserError
+from slpo_jax.interop.weights import backbone_weights, write_tree
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import NO_TOKEN
+from slpo_jax.training.rl import make_improvement, roll_out
+
+torch = pytest.importorskip("torch")
+
+PROMPTS, GROUP, TOKENS, ROUNDS = 4, 3, 6, 2
+FLAGS = ["synthetic:train", *f"--prompts {PROMPTS} --samples {GROUP} --tokens {TOKENS} --rounds {ROUNDS}".split()]
+TINY = {"model.n_embd": 16, "rl.capacities": ((1.0, 1.0),), "rl.optimizer.warmup_steps": 0,
+        "data.synthetic.train_size": 20}  # fmt: skip
+
+
+def flags(*more: str) -> argparse.Namespace:
+    return benchmark.parse([*FLAGS, *more])
+
+
+@pytest.fixture(scope="module")
+def work(cpu_devices):
+    made = make_work(flags(), TINY, "configs/soft_quickstart.py:grpo")
+    return dataclasses.replace(made, params={**made.params, "reasoner": random_tree(made.setup.reasoner)})
+
+
+@pytest.fixture(scope="module")
+def folder(work, tmp_path_factory):
+    made = tmp_path_factory.mktemp("exported") / "model"
+    export(work, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(work):
+    return benchmark.Ours(work)
+
+
+@pytest.fixture(scope="module")
+def result(work, ours):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
+        return benchmark.benchmark(
+            flags("--caches", "dynamic", "static", "--losses", "eager", "prompt by prompt"), work
+        )
+
+
+@pytest.fixture(scope="module")
+def completions(work) -> np.ndarray:
+    """Completions of all lengths, each but the first up to eos, then pad."""
+    config, rng = work.parts.policy.config, np.random.default_rng(3)
+    tokens_NA = rng.integers(5, 30, (PROMPTS * GROUP, TOKENS))
+    for row, tokens in enumerate(tokens_NA[1:]):
+        tokens[row % TOKENS] = config.eos_ids[0]
+        tokens[row % TOKENS + 1 :] = config.pad_id
+    return tokens_NA
+
+
+def varied(work):
+    """A batch of prompts of all lengths, on one device."""
+    batch = work.batch(0)
+    valid = batch.prompts.valid & (np.cumsum(batch.prompts.valid, axis=1) > np.arange(PROMPTS)[:, None])
+    return batch.replace(prompts=Prompts(batch.prompts.tokens, valid))
+
+
+REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
+
+
+@pytest.mark.parametrize("loss", ["eager", "prompt by prompt"])
+def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
+    """On the same completions, of all lengths, and the same rewards; under transformers' names."""
+    policy, batch = work.parts.policy, varied(work)
+
+    def trajectories():
+        return roll_out(policy, work.params, batch, None, GROUP, jax.random.key(0))[0]
+
+    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(trajectories).replace(keys=None))
+    keys = jax.random.split(jax.random.key(0), len(completions))
+    given = given.replace(tokens=jnp.asarray(completions, jnp.int32), keys=keys)
+    improve = make_improvement(policy, work.parts.objective)
+
+    @jax.jit
+    def mean(params):
+        total, metrics = improve(params, (batch, given, jnp.asarray(REWARDS)), jax.random.key(1))
+        return total / metrics["loss"][1], metrics["log_likelihood"][0]
+
+    (value, likelihood), gradient = jax.value_and_grad(mean, has_aux=True)(work.params)
+    theirs = benchmark.Theirs(work, folder, loss)
+    found = theirs.witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
+    assert found == pytest.approx(float(value), abs=1e-6)
+    model = work.setup.origin.description.model
+    expected = write_tree(backbone_weights(model), gradient["reasoner"]["backbone"])
+    grads = {name: p.grad.numpy() for name, p in theirs.witness.model.named_parameters()}
+    assert set(expected) == set(grads)
+    largest = max(abs(x).max() for x in expected.values())
+    for name, value in expected.items():
+        assert abs(value).max() > 1e-3 * largest, name
+        np.testing.assert_allclose(grads[name], value, atol=2e-5 * largest, err_msg=name)
+    sequences = benchmark_sequences(batch.prompts, completions, policy.config.eos_ids)
+    log_probs = theirs.witness.log_probs(sequences)
+    assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
+
+
+def benchmark_sequences(prompts, completions, eos_ids):
+    from benchmarks.witness.grpo import make_sequences
+
+    return make_sequences(prompts, torch.tensor(completions), eos_ids, multiple=8)
+
+
+def test_sequences_have_no_gaps(work, completions):
+    batch = varied(work)
+    sequences = benchmark_sequences(batch.prompts, completions, work.parts.policy.config.eos_ids)
+    assert sequences.tokens.shape[1] % 8 == 0
+    for row, tokens in enumerate(sequences.tokens.tolist()):
+        own = row // GROUP
+        prompt = batch.prompts.tokens[own][batch.prompts.valid[own]].tolist()
+        written = [*prompt, *completions[row].tolist()]
+        assert tokens[: len(written)] == written
+        assert sequences.columns[row].tolist() == [len(prompt) - 1 + place for place in range(TOKENS)]
+        assert int(sequences.made[row].sum()) == (TOKENS if row == 0 else (row - 1) % TOKENS + 1)
+
+
+@pytest.mark.slow
+def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ours):
+    """No end among them, whatever is sampled, half of the rewards are 1, and AdamW's first step is the rate."""
+    theirs, start = benchmark.Theirs(work, folder), jax.tree.map(np.array, ours.state.params["reasoner"])
+    for side in (ours, theirs):
+        seconds = side.measure(0)
+        assert side.sampled.shape == (PROMPTS * GROUP, TOKENS)
+        assert not np.isin(side.sampled, [*work.parts.policy.config.eos_ids, NO_TOKEN]).any()
+        assert len({tuple(row) for row in side.sampled.tolist()}) > PROMPTS
+        assert sum(seconds[name] for name in ("rollout", "gradient", "other")) == pytest.approx(seconds["step"])
+    metrics, rate = ours.metrics, work.optimizer_config.learning_rate
+    assert (metrics["answer_tokens"], metrics["mixed"]) == (TOKENS, 1)
+    assert metrics["grad_norm"] > 0
+    weights = backbone_weights(work.setup.origin.description.model)
+    before, after = (write_tree(weights, tree["backbone"]) for tree in (start, ours.state.params["reasoner"]))
+    for name, parameter in theirs.witness.model.named_parameters():
+        for moved in (after[name], parameter.detach().numpy()):
+            assert 0.5 * rate < abs(moved - before[name]).max() < 1.1 * rate
+
+
+@pytest.mark.slow
+def test_report_has_every_number(result):
+    """Of both sides, in turns."""
+    assert json.loads(json.dumps(result)) == result
+    assert set(result["tried"]) == {"dynamic cache", "static cache", "eager loss", "prompt by prompt loss"}
+    mine, theirs = result["sides"]["slpo_jax"], result["sides"]["torch"]
+    for what in benchmark.PARTS:
+        ratio = np.array(theirs[what]["values"]) / mine[what]["values"]
+        assert len(ratio) == ROUNDS  # without warm-up
+        np.testing.assert_allclose(result["ratio"][what]["values"], ratio)
+    for side in (mine, theirs):
+        tokens = np.array(side["tokens_per_second"]["values"]) * side["step"]["values"]
+        np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
+    assert min(result["compile_seconds"].values()) > 0
+    lines = benchmark.markdown(result).splitlines()
+    (row,) = (line for line in lines if line.startswith("| ratio"))
+    assert row.startswith(f"| ratio | {result['ratio']['step']['median']:.2f} (")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+def test_prompts_must_fit_the_devices(cpu_devices):
+    with pytest.raises(UserError, match=r"--prompts: 3 is not a multiple of 4 devices"):
+        make_work(flags("--prompts", "3"), TINY, "configs/soft_quickstart.py:grpo")
