@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 SOFT_TOKENS, WORDS = 4, 24
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = (3e-5, 1e-4, 3e-4)
 GATES = 20  # times the model's rate, as HRPO trains its gates
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
@@ -68,8 +68,8 @@ def get_config(method: str = "lepo"):
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=400, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
-    config.rl.optimizer.update(name="adamw", learning_rate=3e-4, warmup_steps=20)
-    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 3e-4)}
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
     if kind:
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)
