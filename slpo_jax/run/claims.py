@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import section
 from slpo_jax.config import default_config, thinker_of
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -19,6 +20,7 @@ from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import initial_files
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.dataset_rows import source_path
+from slpo_jax.training.objectives import OBJECTIVES
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
 
@@ -123,7 +125,7 @@ def _anew(folder: StageFolder) -> str:
 
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_settings(default_config(), stage)) | _flat(written)
+    known = _flat(_defaults(experiment.config, stage)) | _flat(written)
     settings = _settings(experiment.config, stage)
     changed = [key for key, value in _flat(settings).items() if value != known.get(key)]
     if "thinker" not in settings and known.get("thinker.name") in WITH_PARAMETERS:
@@ -133,6 +135,16 @@ def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any])
             f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
             "another --workdir"
         )
+
+
+def _defaults(config: ConfigDict, stage: str) -> dict[str, Any]:
+    """The stage's part of the default config, with settings of the config's thinker and kind of objective."""
+    found = default_config()
+    kind = config.objective.get(stage, {}).get("kind", stage)
+    if stage not in found.objective and kind in OBJECTIVES:
+        found.objective[stage] = section(OBJECTIVES[kind])
+    name = config.thinker.name
+    return _settings(found, stage) | {"thinker": {"name": found.thinker.name, name: found.thinker[name].to_dict()}}
 
 
 def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:

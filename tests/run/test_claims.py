@@ -13,6 +13,7 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.run.claims import check_starts, claim, starting_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.presets import objective_variant
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -168,6 +169,30 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
     run.train("imitate", **_text("hybrid"), **imitation)
     run.error(r"config\.thinker\.hybrid\.r_min", **_text("hybrid", r_min=0.9), **imitation)
     run.error(r"config\.thinker\.name", **_text(), **imitation)
+
+
+def test_keys_younger_than_the_checkpoint_are_at_their_defaults(run):
+    """Also of a thinker that is not the default one, and of an objective under a name of its own."""
+    for stage in ORDER:
+        run.delete(stage)
+
+    def config(**changes):
+        found = run.config(**_text(), stages=("rl",))
+        objective_variant(found, "mine", "grpo")
+        found.rl.objectives = ("mine",)
+        found.update_from_flattened_dict(changes)
+        return build(found, run.work)
+
+    folder = config().workdir.stage("mine")
+    claim(config(), "mine")
+    save_params(folder.path, {"w": jnp.ones(2)})
+    facts = json.loads(folder.facts.read_text())
+    del facts["thinker"]["gumbel"]["cold_steps"], facts["objective"]["mine"]["kl_weight"]
+    folder.facts.write_text(json.dumps(facts))
+    claim(config(), "mine")
+    for key in ("thinker.gumbel.cold_steps", "objective.mine.kl_weight"):
+        with pytest.raises(UserError, match=f"^config.{key}: is not what"):
+            claim(config(**{key: 2}), "mine")
 
 
 def test_a_refused_command_leaves_the_config_of_the_one_before(run):
