@@ -9,7 +9,6 @@ completion, one that says eos ends its row: there is no answer.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
-from slpo_jax.policy.ending import is_end
+from slpo_jax.policy.ending import is_end, said_eos
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.thinkers import Action
@@ -149,16 +148,13 @@ def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
     return jnp.repeat(x_B, rollouts // x_B.shape[0], axis=0)
 
 
-def _draw(policy: Policy, params, hidden_ND, keys_N, step) -> Action:
-    """The action of one step, leaves [N, ..]."""
+def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | None = None) -> Action:
+    """The action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
     keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.thinker_noise else None
-    return jax.tree.map(lambda x: x[:, 0], policy.thinker.draw(params, hidden_ND[:, None], keys_N1))
-
-
-def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]) -> jax.Array:
-    """bool [N]: whether a thought's last step is written down as eos, so that no answer follows."""
-    last_NT = jnp.arange(1, said_NT.shape[1] + 1)[None] == lengths_N[:, None]
-    return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)
+    action_N1 = policy.thinker.draw(params, hidden_ND[:, None], keys_N1)
+    if before_N1 is not None and policy.thinker.after is not None:
+        action_N1 = policy.thinker.after(params, action_N1, before_N1)
+    return jax.tree.map(lambda x: x[:, 0], action_N1)
 
 
 def _is_last(policy: Policy, params, action_N1) -> jax.Array:
@@ -204,7 +200,7 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
 
     return _Thought(
         t=t + 1,
-        action=_draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1),
+        action=_draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1),
         cache=cache,
         actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),

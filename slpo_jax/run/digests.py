@@ -111,6 +111,10 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
     # Without some defaults, so that evaluations that are older than these keys stay current.
     defaults = {"answers": "auto", "stop": ()}
     found["prompt"] = {key: value for key, value in config.prompt.items() if defaults.get(key) != value}
+    name = config.thinker.name
+    if not config.thinker[name].get("cold_entropy", 0.0):
+        kept = {key: value for key, value in config.thinker[name].items() if key not in ("cold_entropy", "cold_steps")}
+        found["thinker"] = {"name": name, name: kept}
     if evaluate.dropout is not None:
         found["dropout"] = config.dropout.to_dict() | {"rate": evaluate.dropout}
     found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}

@@ -37,6 +37,12 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
             f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
             f"{name} writes in its thought too; leave it out"
         )
+    steps = config.thinker[name].get("cold_steps", 0) if config.thinker.get(name, {}).get("cold_entropy") else 0
+    if config.max_latents and steps >= config.max_latents:
+        raise UserError(
+            f"config.thinker.{name}.cold_steps: after {steps} steps none is left of config.max_latents "
+            f"({config.max_latents}) to be end_text; lower it or raise that"
+        )
     asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
     if origin.recipe.kind != "text" and asked:
         raise UserError(

@@ -24,6 +24,7 @@ from tiny import (
     take_rows,
 )
 
+from slpo_jax.errors import UserError
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
@@ -195,10 +196,17 @@ def test_towards_zero_a_gumbel_mixture_is_a_sampled_token():
         assert float(scores.action_log_probs[row, 0]) == pytest.approx(log_p[token], rel=1e-4)
 
 
-def test_a_thought_ends_where_its_likeliest_token_is_the_end():
-    """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well."""
-    end, params, rows, steps = 0, both_params(), 12, 4
-    policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end)
+COLD = {"cold_entropy": 1.55, "cold_steps": 2}
+
+
+@pytest.mark.parametrize("cold", [{}, pytest.param(COLD, marks=pytest.mark.slow)])
+def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
+    """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well.
+
+    With a cold stop it also ends with the step after two in a row of little entropy.
+    """
+    end, params, rows, steps = 0, both_params(), 12, 6 if cold else 4
+    policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end, **cold)
     prompts = take_rows(PROMPTS, np.arange(rows) % 3)
 
     @compiled
@@ -212,11 +220,16 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end():
     slow = SlowReasoner(params["reasoner"])
     (e_end,) = slow.embed([end])
     sigma = np.sqrt((slow.params["backbone"]["wte"] ** 2).mean())
+    forced, resets = 0, 0
     for row, length in enumerate(made.lengths):
-        inputs = slow.embed(real_tokens(prompts, row))
+        inputs, certain = slow.embed(real_tokens(prompts, row)), []
         for step in range(length):
             logits = slow.logits(slow.hidden(inputs)[-1])
-            ends = logits.argmax() == end
+            stopped = bool(cold) and certain[-2:] == [True, True]
+            ends = stopped or logits.argmax() == end
+            forced += stopped and logits.argmax() != end
+            resets += not stopped and sum(certain) >= 2
+            certain.append(stats.entropy(special.softmax(logits / 0.5)) < cold.get("cold_entropy", 0))
             assert ends == (step == length - 1 < steps - 1) or step == steps - 1
             x = e_end if ends else fed[row, step]
             np.testing.assert_allclose(fed[row, step], x, rtol=1e-6)
@@ -230,11 +243,21 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end():
             inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
         assert made.tokens[row].tolist() == answer + [PAD] * (2 - len(answer))
         assert made.said is None
+        np.testing.assert_array_equal(again["ends"][row, :length], made.actions["ends"][row, :length])
         np.testing.assert_allclose(again["of"][row, :length], made.actions["of"][row, :length], atol=1e-5)
         assert before[row] == len(real_tokens(prompts, row)) + length
     assert len(set(made.lengths)) > 2
+    assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
     assert {name for name in THINKERS if "end_id" in THINKERS[name].__dataclass_fields__ and
             THINKERS[name](end_id=3)(REASONER, GATE).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}  # fmt: skip
+
+
+def test_passes_can_t_tell_where_a_cold_stop_was():
+    policy = policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0, **COLD)
+    with pytest.raises(UserError, match=r"^KEY\.latent_weight: 1 scores .* cold_entropy to 0"):
+        OBJECTIVES["slpo"]().check("KEY", policy, 4)
+    OBJECTIVES["slpo"](latent_weight=0.0).check("KEY", policy, 4)
+    OBJECTIVES["slpo"]().check("KEY", policy_of(_config(dropout_rate=0.1), REASONER, "soft", end_id=0), 4)
 
 
 @pytest.mark.parametrize("name", ["soft", "noisy_soft", "gumbel"])

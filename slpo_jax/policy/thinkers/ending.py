@@ -2,30 +2,51 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.thinkers.mixture import Kept
 from slpo_jax.policy.thinkers.thinker import Thinker
 
 
-def ending_at(thinker: Thinker, end_id: int | None, reasoner: Reasoner) -> Thinker:
-    """The thinker, whose thought ends with the first step at which `end_id` is the likeliest token.
+def entropy(logits: jax.Array) -> jax.Array:
+    """Of softmax(logits [.., V]), in nats: float32 [..]."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+
+def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
+    """The thinker, whose thought ends with the first step at which `kept.end_id` is the likeliest token.
 
     That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
     random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as it is in the
     papers.
 
+    With a cold stop (Soft Thinking) it also ends with the step after `kept.cold_steps` in a row that were nearly
+    certain. How many there were up to a step is no function of its hidden state: `Thinker.after` counts them.
+
     Args:
-        end_id: None is the thinker as it is.
+        kept: whose `end_id` None is the thinker as it is.
     Returns:
-        one with actions {"of": the thinker's own, "ends": bool [B, L]}.
+        one with actions {"of": the thinker's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B, L]}.
     """
-    if end_id is None:
+    if kept.end_id is None:
         return thinker
+    end_id = kept.end_id
 
     def draw(params, hidden_BLD, keys_BL=None):
-        likeliest_BL = jnp.argmax(reasoner.logits(params["reasoner"], hidden_BLD), axis=-1)
-        return {"of": thinker.draw(params, hidden_BLD, keys_BL), "ends": likeliest_BL == end_id}
+        logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+        ends_BL = jnp.argmax(logits_BLV, axis=-1) == end_id
+        action = {"of": thinker.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
+        if kept.cold_entropy:
+            cold_BL = entropy(logits_BLV / kept.temperature) < kept.cold_entropy
+            action["cold"] = cold_BL.astype(jnp.int32)
+        return action
+
+    def after(params, action, before):
+        cold_BL = jnp.where(action["cold"] > 0, before["cold"] + 1, 0)
+        return action | {"cold": cold_BL, "ends": action["ends"] | (before["cold"] >= kept.cold_steps)}
 
     def feed(params, action):
         end_11D = reasoner.embed(params["reasoner"], jnp.full((1, 1), end_id))
@@ -42,4 +63,5 @@ def ending_at(thinker: Thinker, end_id: int | None, reasoner: Reasoner) -> Think
         stop_logits=lambda params, action, dropout=None: thinker.stop_logits(params, action["of"], dropout),
         log_prob=thinker.log_prob and log_prob,
         ends=lambda params, action: action["ends"],
+        after=after if kept.cold_entropy else None,
     )

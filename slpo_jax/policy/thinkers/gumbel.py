@@ -60,7 +60,7 @@ class Gumbel(Kept):
         def stop_logits(params, action, dropout=None):
             return gate.logits(params["gate"], feed(params, action), dropout)
 
-        return ending_at(Thinker(lambda key: {}, draw, feed, stop_logits, log_prob), self.end_id, reasoner)
+        return ending_at(Thinker(lambda key: {}, draw, feed, stop_logits, log_prob), self, reasoner)
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.sampling import most_likely
 
@@ -20,6 +20,8 @@ class Kept:
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
         most: then at most so many; 0 keeps all.
         end_text: one token; where it is the likeliest, the thought ends (`ending.ending_at`). "" is none: T steps.
+        cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
+        cold_steps: so many certain steps in a row force `end_text` as the next.
         end_id: of `end_text`. No key of the section.
     """
 
@@ -29,10 +31,14 @@ class Kept:
     min_p: float = setting(0.001, least=0, most=1)
     most: int = setting(10, least=0, note="0 keeps all")
     end_text: str = ""
+    cold_entropy: float = setting(0.0, least=0, note="0 is no cold stop")
+    cold_steps: int = setting(256, least=1)
     end_id: int | None = setting(None, least=0, in_config=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.cold_entropy and not self.end_text and self.end_id is None:
+            raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
 
     def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.

@@ -39,4 +39,4 @@ class NoisySoft(Kept):
         noisy = gaussian_thinker(
             lambda params, hidden_BLD: self.mean(reasoner, params["reasoner"], hidden_BLD), sigma, gate
         )
-        return ending_at(noisy, self.end_id, reasoner)
+        return ending_at(noisy, self, reasoner)

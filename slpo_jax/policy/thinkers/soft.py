@@ -25,4 +25,4 @@ class Soft(Kept):
             feed=lambda params, inputs_BLD: inputs_BLD,
             stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params["gate"], inputs_BLD, dropout),
         )
-        return ending_at(soft, self.end_id, reasoner)
+        return ending_at(soft, self, reasoner)

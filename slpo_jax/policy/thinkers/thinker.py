@@ -30,6 +30,9 @@ class Thinker:
             says; None where that alone decides.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
+        after: (params, action, the action of the step before) -> action: what one becomes in its place in a thought, as
+            far as that is no function of its hidden state; None where it is what was drawn. Rollouts and replays ask
+            for it from step 2 on, teacher-forced passes don't.
         rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
             `Objective.thinker_learning_rate`; 1 for what is not there.
     """
@@ -41,4 +44,5 @@ class Thinker:
     log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
     ends: Callable[[Params, Action], jax.Array] | None = None
     says: Callable[[Params, Action], jax.Array] | None = None
+    after: Callable[[Params, Action, Action], Action] | None = None
     rates: tuple[tuple[str, float], ...] = ()

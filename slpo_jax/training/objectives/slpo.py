@@ -62,6 +62,12 @@ class Slpo(Objective):
                 "the same; raise the rate, or set the weight to 0"
             )
 
+        if latent and policy.thinker.after is not None:
+            raise UserError(
+                f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "
+                "config.thinker.name forces an end; set its cold_entropy to 0, or the weight"
+            )
+
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
         loss, terms = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
         logged = {
