@@ -34,6 +34,8 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
     if gated:
         by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
+    # Without a gate there is no cold start, and imitation itself is what an objective starts from.
+    before = () if gated else ("imitate",)
     found = []
     if "imitate" in stages:
         imitated = {"stage": "imitate", "fixed": True}
@@ -49,12 +51,13 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         found.append(Row("cold_start", "cold gate", 3, stage="cold_start", baselines=(BEST_FIXED,), **by_gate))
     objectives = _objectives(experiment, planned)
     for place, name in enumerate(objectives):
-        baselines = (*objectives[:place], "cold_start", "imitate_control", BEST_FIXED)
+        baselines = (*objectives[:place], "cold_start", "imitate_control", *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
         found.append(Row(name, label, _FIRST_OBJECTIVE + place, stage=name, baselines=baselines, **by_gate))
     if not found and not config.init:
         raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
-    return found or [Row("checkpoint", f"checkpoint {_short(config.init)}", _FIRST_OBJECTIVE, **by_gate)]
+    label = f"checkpoint {_short(config.init)}"
+    return found or [Row("checkpoint", label, _FIRST_OBJECTIVE, baselines=before, **by_gate)]
 
 
 def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
