@@ -9,6 +9,7 @@ from tiny import compiled
 
 from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
@@ -16,6 +17,7 @@ from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.run import solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
+from slpo_jax.run.rows import rows
 from slpo_jax.solve import describe
 from slpo_jax.text.verifier import encode_references
 from slpo_jax.training import rl
@@ -85,6 +87,13 @@ def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid
     again, _ = checkpoints.restore(init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout))
     for ours, theirs in zip(*(jax.tree.leaves((each.params, each.opt_state)) for each in (again, state)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path):
+    experiment = _built(tmp_path, TEXT | {"max_latents": 0, "rl.objectives": ("exact",)})
+    by_name = {row.name: row for row in rows(experiment, planned=True)}
+    assert by_name["exact"].baselines == ("cold_start", "imitate_control", "imitate", "best_fixed")
+    assert {"imitate", "best_fixed"} <= baselines_of(by_name["exact"], by_name).keys()
 
 
 def test_what_a_thought_wrote_is_read(hybrid):
