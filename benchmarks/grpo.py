@@ -38,7 +38,7 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"
-PARTS = ("step", "rollout", "gradient", "other")
+PARTS = ("step", "rollout", "gradient", "other", "cpu")
 LOSSES = {  # of torch's scoring pass: (prompts at a time, 0 for all; whether it is compiled)
     "eager": (0, False), "prompt by prompt": (1, False), "compiled": (0, True),
 }  # fmt: skip
@@ -51,6 +51,7 @@ step: the whole train step, on other questions in every round; slpo_jax's parts 
 its step as the one jitted step that training runs
 seconds: median (least-most) over the rounds; ratio: torch's seconds over slpo_jax's of the same round; the order \
 turns every round
+CPU: the whole step's seconds of processor time, of all threads, which other work on the machine changes less
 tokens/s: completions' tokens over the step's seconds
 torch: benchmarks/witness/grpo.py; transformers' `generate` with sdpa, scored sequences without gaps, fused AdamW; of \
 its settings the fastest, by one call of each after a first one, generation on a few tokens
@@ -94,7 +95,9 @@ class Ours:
         self.sampled = np.asarray(sampled[0].tokens)
         timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
         del params  # the step donates them
+        before = time.process_time()
         self.state, self.metrics = timed(seconds, "step", self.step, self.state, batch)
+        seconds["cpu"] = time.process_time() - before
         return seconds | {"other": seconds["step"] - seconds["rollout"] - seconds["gradient"]}
 
 
@@ -127,7 +130,9 @@ class Theirs:
 
     def measure(self, number: int) -> dict[str, float]:
         """Seconds of the step of a round, and of its parts."""
-        seconds = self.witness.step(*self.inputs(number), self.work.verify)
+        inputs, before = self.inputs(number), time.process_time()
+        seconds = self.witness.step(*inputs, self.work.verify)
+        seconds["cpu"] = time.process_time() - before
         self.sampled = self.witness.sampled.numpy()
         return seconds
 
@@ -211,7 +216,7 @@ def markdown(result: dict[str, Any]) -> str:
         for name, side in result["sides"].items()
     ]
     lines.append(["ratio", *(spread(result["ratio"][what], 2) for what in PARTS), ""])
-    head = ("", "Step (s)", "Rollout (s)", "Gradient (s)", "Other (s)", "Tokens/s")
+    head = ("", "Step (s)", "Rollout (s)", "Gradient (s)", "Other (s)", "CPU (s)", "Tokens/s")
     return page("A step of GRPO in words, SmolLM2-135M", facts, DEFINITIONS, head, lines)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,7 @@ MODELS = {  # file in configs/, what a checkpoint would say
 LAYERS = {  # of each its (remat, scan_layers)
     "plain": (False, False), "remat": (True, False), "remat, scanned": (True, True),
 }  # fmt: skip
+HALVES = ("rollout", "improvement")
 DEFINITIONS = f"""
 mesh: data x fsdp devices; a batch is spread over all of them, parameters and optimizer state over fsdp
 state: parameters and optimizer state on a device; scratch: what the step needs beside them, gathered parameters and \
@@ -95,9 +96,11 @@ def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
     return assemble(config)
 
 
-def compile_step(setup: Setup, stage: str) -> dict[str, Any]:
+def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> dict[str, Any]:
     """The programs of the stage's train step as training compiles them, for the largest prompts, in their order.
 
+    Args:
+        halves: which are compiled, of a step that is two programs.
     Returns:
         "" -> the step; or "rollout" and "improvement", where answers are read on the host between the two.
     """
@@ -125,14 +128,14 @@ def compile_step(setup: Setup, stage: str) -> dict[str, Any]:
     rollout = make_rollout(policy, objective, None, config.rl.group, setup.layout, stage, config.rl.micro_batches)
     improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
     rolled = abstract_rollouts(rollout, state, batch, setup.layout, config.rl.group)
-    halves = {"rollout": (rollout, batch), "improvement": (improvement, rolled)}
-    return {name: program.lower(state, given).compile() for name, (program, given) in halves.items()}
+    both = {"rollout": (rollout, batch), "improvement": (improvement, rolled)}
+    return {name: program.lower(state, given).compile() for name, (program, given) in both.items() if name in halves}
 
 
-def measure(point: Point) -> list[dict[str, Any]]:
-    """The numbers of one point, of each of its programs."""
+def measure(point: Point, halves: Sequence[str] = HALVES) -> list[dict[str, Any]]:
+    """The numbers of one point, of each of its programs; `halves` as in `compile_step`."""
     setup, start = setup_of(point), time.perf_counter()
-    programs = compile_step(setup, point.stage)
+    programs = compile_step(setup, point.stage, halves)
     seconds = time.perf_counter() - start
     config = setup.config
     layers = next(name for name, flags in LAYERS.items() if flags == (config.model.remat, config.model.scan_layers))
@@ -189,6 +192,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[None], help="default: the config's")
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=[None],
                         help="of activations; default: the config's")  # fmt: skip
+    parser.add_argument("--halves", nargs="+", choices=HALVES, default=HALVES, help="programs of a step with the host "
+                        "between; default: both; that of rollouts, not scanned, compiles for minutes")  # fmt: skip
     flags = parser.parse_args(argv)
     check_flags(flags)
     if any(count is not None and count < 1 for count in flags.micro_batches):
@@ -201,7 +206,8 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     set_up(DEVICES)
     axes = (flags.models, flags.stages, flags.meshes, flags.micro_batches, flags.layers, flags.dtypes)
     points = [Point(*values) for values in itertools.product(*axes)]
-    rows = [row for point in tqdm(points, "points", disable=not sys.stderr.isatty()) for row in measure(point)]
+    shown = tqdm(points, "points", disable=not sys.stderr.isatty())
+    rows = [row for point in shown for row in measure(point, flags.halves)]
     return {"machine": machine(), "definitions": DEFINITIONS, "rows": rows}
 
 

@@ -57,7 +57,9 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
     config = load_file(file)
     config.update_from_flattened_dict({
         "data.train": flags.problems, "data.valid": "", "max_answer_tokens": flags.tokens, "rl.group": flags.samples,
-        "rl.batch_size": flags.prompts, "rl.top_k": 0, "rl.top_p": 1.0, **(changes or {}),
+        "rl.batch_size": flags.prompts, "rl.top_k": 0, "rl.top_p": 1.0,
+        "rl.capacities": ((1.0, 1.0),),  # all completions are full
+        **(changes or {}),
     })  # fmt: skip
     setup = assemble(config)
     objective, template, devices = make_objective(setup, config.rl.objectives[0]), setup.template, setup.mesh.size

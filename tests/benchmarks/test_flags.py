@@ -32,6 +32,7 @@ OWN = {
         (["--meshes", "3x1"], "--meshes"),
         (["--micro_batches", "0"], "--micro_batches: give 1"),
         (["--layers", "some"], "--layers"),
+        (["--halves", "whole"], "--halves"),
     ],
     recovery: [
         (["--layouts", "2"], "2 is not PROCESSESxDEVICES"),

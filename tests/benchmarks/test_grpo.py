@@ -22,8 +22,7 @@ torch = pytest.importorskip("torch")
 
 PROMPTS, GROUP, TOKENS, ROUNDS = 4, 3, 6, 2
 FLAGS = ["synthetic:train", *f"--prompts {PROMPTS} --samples {GROUP} --tokens {TOKENS} --rounds {ROUNDS}".split()]
-TINY = {"model.n_embd": 16, "rl.capacities": ((1.0, 1.0),), "rl.optimizer.warmup_steps": 0,
-        "data.synthetic.train_size": 20}  # fmt: skip
+TINY = {"model.n_embd": 16, "rl.optimizer.warmup_steps": 0, "data.synthetic.train_size": 20}
 
 
 def flags(*more: str) -> argparse.Namespace:
@@ -33,7 +32,8 @@ def flags(*more: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def work(cpu_devices):
     made = make_work(flags(), TINY, "configs/soft_quickstart.py:grpo")
-    return dataclasses.replace(made, params={**made.params, "reasoner": random_tree(made.setup.reasoner)})
+    params = {**made.params, "reasoner": random_tree(made.setup.reasoner)}
+    return dataclasses.replace(made, params=jax.device_get(params))  # a step donates what is on the devices
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def ours(work):
 def result(work, ours):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
-        return benchmark.benchmark(
-            flags("--caches", "dynamic", "static", "--losses", "eager", "prompt by prompt"), work
-        )
+        tried = ("--caches", "dynamic", "static", "--losses", "eager", "prompt by prompt")
+        return benchmark.benchmark(flags(*tried), work)
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +77,16 @@ def varied(work):
 REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["eager", "prompt by prompt"])
 def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
     """On the same completions, of all lengths, and the same rewards; under transformers' names."""
     policy, batch = work.parts.policy, varied(work)
 
-    def trajectories():
-        return roll_out(policy, work.params, batch, None, GROUP, jax.random.key(0))[0]
+    def rolled_out(params):
+        return roll_out(policy, params, batch, None, GROUP, jax.random.key(0))[0].replace(keys=None)
 
-    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(trajectories).replace(keys=None))
+    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(rolled_out, work.params))
     keys = jax.random.split(jax.random.key(0), len(completions))
     given = given.replace(tokens=jnp.asarray(completions, jnp.int32), keys=keys)
     improve = make_improvement(policy, work.parts.objective)
@@ -108,12 +108,12 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
     for name, value in expected.items():
         assert abs(value).max() > 1e-3 * largest, name
         np.testing.assert_allclose(grads[name], value, atol=2e-5 * largest, err_msg=name)
-    sequences = benchmark_sequences(batch.prompts, completions, policy.config.eos_ids)
+    sequences = sequences_of(batch.prompts, completions, policy.config.eos_ids)
     log_probs = theirs.witness.log_probs(sequences)
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
 
 
-def benchmark_sequences(prompts, completions, eos_ids):
+def sequences_of(prompts, completions, eos_ids):
     from benchmarks.witness.grpo import make_sequences
 
     return make_sequences(prompts, torch.tensor(completions), eos_ids, multiple=8)
@@ -121,7 +121,7 @@ def benchmark_sequences(prompts, completions, eos_ids):
 
 def test_sequences_have_no_gaps(work, completions):
     batch = varied(work)
-    sequences = benchmark_sequences(batch.prompts, completions, work.parts.policy.config.eos_ids)
+    sequences = sequences_of(batch.prompts, completions, work.parts.policy.config.eos_ids)
     assert sequences.tokens.shape[1] % 8 == 0
     for row, tokens in enumerate(sequences.tokens.tolist()):
         own = row // GROUP
