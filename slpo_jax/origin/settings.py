@@ -21,7 +21,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     """The config to evaluate a checkpoint with.
 
     Of a run's checkpoint it has the run's settings (the stage's before the workdir's), of others the defaults; the gate
-    is enabled where there is a trained one. A text reasoner has neither latents nor a gate.
+    is enabled where there is a trained one. A text reasoner has no gate, and thinks only where its run did.
 
     Args:
         reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
@@ -33,13 +33,14 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     config.update(stages=("evaluate",), init=identity.source, base=identity.base, tokenizer=tokenizer)
     if identity.lora_alpha is not None:
         config.lora_alpha = identity.lora_alpha
-    if not _take_settings(config, identity):
+    of_a_run = _take_settings(config, identity)
+    if not of_a_run:
         config.max_latents = PUBLISHED_LATENTS
         config.model.dtype = "float32"  # in which it gives the tokens of the program that wrote it
     # A language model's tensors alone are COCONUT's, which has no others.
     config.reasoner = reasoner or identity.reasoner or f"coconut_{identity.backbone}"
     if config.reasoner.startswith("text"):
-        config.max_latents, config.gate.enabled = 0, False
+        config.max_latents, config.gate.enabled = config.max_latents if of_a_run else 0, False
     config.min_latents = min(config.min_latents, max(config.max_latents, 1))
     config.gate.enabled = bool(config.gate.enabled and identity.gate_trained)
     config.gate.hidden = identity.gate

@@ -90,6 +90,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     assert (found.workdir, found.gate_trained) == (None, True)
     config = config_of(found)
     assert (config.max_latents, stopping_of(config, found)) == (6, ("threshold", 0.5))
+    assert config_of(found, "text_gpt2").max_latents == 0
 
 
 def test_a_checkpoint_that_lost_its_description(case, tmp_path):

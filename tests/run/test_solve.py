@@ -172,6 +172,8 @@ def test_settings_of_the_stage_go_before_those_of_the_workdir(work, tmp_path):
     assert (config.max_latents, config.seed, config.prompt_slots) == (T, 7, (16, 20))
     assert (config.dropout.rate, config.dropout.where) == (0.3, "all")
     assert config.gate.enabled
+    in_words = config_of(identify(newest_checkpoint(str(work))), "text_gpt2")
+    assert (in_words.max_latents, in_words.gate.enabled) == (T, False)  # as its run thought, if in words
     folder, facts = work / "config.json", json.loads((work / "config.json").read_text())
     before = folder.read_text()
     try:
