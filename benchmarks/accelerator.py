@@ -156,7 +156,7 @@ def memory_page(tiny: bool) -> str:
     lines += [f"- {name.replace('_', ' ')}: {found[name] / 1e9:.2f} GB" for name in ("bytes_limit",) if name in found]
     few = {"model.n_layer": 1, "rl.batch_size": 4 * len(jax.devices()), "prompt_slots": (16,)} if tiny else {}
     setup = setup_of(Point("gpt2", mesh=f"{len(jax.devices())}x1"), few)
-    memory = compile_step(setup, "rl").memory_analysis()
+    memory = compile_step(setup, "rl")[""].memory_analysis()
     arguments, scratch = (size / 1e9 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
     size = "one layer of GPT-2" if tiny else "GPT-2 124M at the paper's batch"
     what = f"SLPO's step of {size}, {setup.config.model.dtype}"

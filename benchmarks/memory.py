@@ -102,7 +102,7 @@ def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> di
     Args:
         halves: which are compiled, of a step that is two programs.
     Returns:
-        "" -> the step; or "rollout" and "improvement", where answers are read on the host between the two.
+        "" -> the step; or "rollout" and "improvement", as `halves.make_rl_step` cuts it in two.
     """
     config = setup.config
     if stage == "rl":
@@ -123,13 +123,15 @@ def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> di
     state = abstract_state(setup.abstract_params(), trained, optimizer, setup.layout)
     references = 0 if setup.reads_on_host else 16
     batch = abstract_batch(setup.mesh, config[stage].batch_size, max(setup.prompt_slots), references)
-    if stage != "rl" or not setup.reads_on_host:
+    if stage != "rl" or not (setup.reads_on_host or objective.needs_reference or objective.updates_per_step > 1):
         return {"": make_train_step(loss, *how).lower(state, batch).compile()}
-    rollout = make_rollout(policy, objective, None, config.rl.group, setup.layout, stage, config.rl.micro_batches)
+    reward = None if setup.reads_on_host else setup.reward
+    rollout = make_rollout(policy, objective, reward, config.rl.group, setup.layout, stage, config.rl.micro_batches)
     improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
-    rolled = abstract_rollouts(rollout, state, batch, setup.layout, config.rl.group)
-    both = {"rollout": (rollout, batch), "improvement": (improvement, rolled)}
-    return {name: program.lower(state, given).compile() for name, (program, given) in both.items() if name in halves}
+    reference = state.params if objective.needs_reference else {}
+    rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.rl.group)
+    both = {"rollout": (rollout, (batch, reference)), "improvement": (improvement, (rolled,))}
+    return {name: program.lower(state, *given).compile() for name, (program, given) in both.items() if name in halves}
 
 
 def measure(point: Point, halves: Sequence[str] = HALVES) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.training.sharding import Layout
-from slpo_jax.training.state import TrainState
+from slpo_jax.training.state import Params, TrainState
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4,
@@ -80,13 +80,16 @@ def abstract_batch(mesh: jax.sharding.Mesh, prompts: int, slots: int, reference:
     )
 
 
-def abstract_rollouts(rollout: Any, state: TrainState, batch: PromptedBatch, layout: Layout, group: int) -> Any:
+def abstract_rollouts(
+    rollout: Any, state: TrainState, batch: PromptedBatch, reference: Params, layout: Layout, group: int
+) -> Any:
     """Shapes of what the second half of a step is given: (batch, trajectories, rewards [B, G]).
 
     Args:
-        rollout: the first half, `halves.make_rollout` without rewards.
+        rollout: the first half, `halves.make_rollout`.
+        reference: the parameters that the stage started from, or {}, as the first half is given them.
     """
-    _, trajectories, _ = jax.eval_shape(rollout, state, batch)
+    _, trajectories, _ = jax.eval_shape(rollout, state, batch, reference)
     rewards = jax.ShapeDtypeStruct((len(batch.index), group), jnp.float32)
     placed = NamedSharding(layout.mesh, ROWS)
     return batch, *jax.tree.map(
