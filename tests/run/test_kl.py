@@ -15,6 +15,7 @@ CHANGES = {
     "reasoner": "text_gpt2", "gate.enabled": False, "max_latents": 0, "dropout.rate": 0.0, "stages": ("rl",),
     "data.train": "synthetic:train", "rl.objectives": ("grpo",), "rl.steps": STEPS, "checkpoint_every": 2,
     "objective.grpo.kl_weight": 0.5, "rl.optimizer.name": "adamw", "rl.optimizer.learning_rate": 1e-2,
+    "rl.capacities": ((1.0, 1.0),), "model.n_layer": 1,
 }  # fmt: skip
 
 
