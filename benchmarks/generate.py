@@ -29,9 +29,9 @@ from benchmarks.measure.report import (
     spread,
     summary,
 )
+from benchmarks.measure.words import export
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.interop.export import export_reasoner
 from slpo_jax.interop.gguf import bundled_gguf
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.text.answers import read_completion
@@ -95,13 +95,6 @@ def make_ours(work: Work) -> Run:
         return work.generated(done.tokens)
 
     return run
-
-
-def export(work: Work, folder: Path) -> None:
-    """The model as transformers opens it at its fastest: out of GGUF it would dequantise in every product."""
-    origin = work.setup.origin
-    assert origin.read is not None
-    export_reasoner(folder, origin.read(), origin.description, work.setup.template.tokenizer, origin.tokens, "")
 
 
 def make_theirs(work: Work, folder: Path, dtype: str, cache: str, rows: int) -> Run:
@@ -174,7 +167,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     set_up(1)
     work = make_work(flags.problems, flags.questions, flags.samples, flags.tokens)
     with tempfile.TemporaryDirectory() as folder:
-        export(work, Path(folder))
+        export(work.setup, work.setup.initial_params(), Path(folder))
         theirs, settings, tried = fastest_theirs(work, Path(folder), flags)
     runs = {OURS: make_ours(work), THEIRS: theirs}
     first = {name: timed(run, 0, flags.tokens) for name, run in runs.items() if name == OURS or flags.warm}

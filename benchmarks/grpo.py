@@ -178,7 +178,7 @@ def benchmark(flags: argparse.Namespace, work: Work | None = None) -> dict[str, 
         set_up(flags.devices)
         work = make_work(flags)
     with tempfile.TemporaryDirectory() as folder:
-        export(work, Path(folder))
+        export(work.setup, work.params, Path(folder))
         theirs, settings, tried = fastest_theirs(work, Path(folder), flags)
     sides = {OURS: Ours(work), THEIRS: theirs}
     rounds: list[dict[str, dict[str, float]]] = []

@@ -32,10 +32,10 @@ def _on_both(others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
     return tuple(run for reasoner in _GPT2 for run in (_CELLS[reasoner], *others(reasoner)))
 
 
-def _evaluated(label: str, stage: str, overrides: Mapping[str, Any]) -> Run:
-    """A checkpoint of COCONUT's run on GPT-2, evaluated in another way."""
+def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, Any]) -> Run:
+    """A checkpoint of the reasoner's own run, evaluated in another way."""
     start = {"stages": ("evaluate",), "init": f"{{after}}/checkpoints/{stage}"}
-    return Run(label, start | dict(overrides), after="coconut_gpt2", config=_CELLS["coconut_gpt2"].config)
+    return Run(label, start | dict(overrides), after=reasoner, config=_CELLS[reasoner].config)
 
 
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
@@ -121,12 +121,11 @@ TWELVE_GRIDS = {
     # Figures 3 and 8.
     "sweeps": Grid(
         "configs/twelve.py",
-        (
-            _CELLS["coconut_gpt2"],
-            *(
-                _again(f"K{K}_G{G}", "coconut_gpt2", {"objective.slpo_mean.passes": K, "rl.group": G})
+        _on_both(
+            lambda reasoner: [
+                _again(f"{reasoner}_K{K}_G{G}", reasoner, {"objective.slpo_mean.passes": K, "rl.group": G})
                 for K, G in _SWEEP
-            ),
+            ]
         ),
         rows=("slpo_mean",),
         metrics=("pass@1", "pass@2", "pass@8", "pass@16"),
@@ -135,12 +134,12 @@ TWELVE_GRIDS = {
     # How many latents, and how many right, does each threshold of the gate give?
     "thresholds": Grid(
         "configs/twelve.py",
-        (
-            _CELLS["coconut_gpt2"],
-            *(
-                _evaluated(f"threshold_{x}", "slpo_mean", {"evaluate.thresholds": (x,), "evaluate.samples": 0})
+        _on_both(
+            lambda reasoner: [
+                _evaluated(f"{reasoner}_threshold_{x}", reasoner, "slpo_mean",
+                           {"evaluate.thresholds": (x,), "evaluate.samples": 0})
                 for x in _THRESHOLDS
-            ),
+            ]
         ),
         rows=("checkpoint",),
         minus=(),
@@ -150,11 +149,11 @@ TWELVE_GRIDS = {
     # Figure 7; its picture is in each run's figures/difficulty.png.
     "difficulty": Grid(
         "configs/twelve.py",
-        (
-            _CELLS["coconut_gpt2"],
-            *(
+        _on_both(
+            lambda reasoner: [
                 _evaluated(
-                    f"difficulty_{stage}_{split}",
+                    f"{reasoner}_difficulty_{stage}_{split}",
+                    reasoner,
                     stage,
                     {
                         "data.eval.split": f"synthetic:{split}", "evaluate.datasets": ("split",),
@@ -163,7 +162,7 @@ TWELVE_GRIDS = {
                 )
                 for stage in ("cold_start", "slpo_mean")
                 for split in ("valid", "test")
-            ),
+            ]
         ),
         rows=("checkpoint",),
         minus=(),

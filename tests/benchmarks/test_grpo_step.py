@@ -39,7 +39,7 @@ def work(cpu_devices):
 @pytest.fixture(scope="module")
 def folder(work, tmp_path_factory):
     made = tmp_path_factory.mktemp("exported") / "model"
-    export(work, made)
+    export(work.setup, work.params, made)
     return made
 
 
