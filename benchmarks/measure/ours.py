@@ -9,12 +9,12 @@ import numpy as np
 
 from benchmarks.measure.report import page_faults
 from benchmarks.measure.workload import TRAINED, Parts, Workload
-from slpo_jax.io.mesh import AXES, EVERYWHERE, ROWS, replicate
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import capacities, full_capacity, smallest_capacity, used_slots
 from slpo_jax.training.rl import make_loss, roll_out
-from slpo_jax.training.sharding import Layout
+from slpo_jax.training.sharding import Layout, total
 from slpo_jax.training.state import make_train_step
 
 PROGRAMS = ("rollout", "surrogate", "gradient", "step")
@@ -127,8 +127,8 @@ def part_programs(parts: Parts, mesh):
     fixed = (same, rows, rows, rows, same)
     return (
         sharded(rollout, (same, rows, same), rows),
-        sharded(lambda *args: jax.lax.psum(loss(*args), AXES), fixed, same),
-        sharded(lambda *args: jax.lax.psum(jax.value_and_grad(loss)(*args), AXES), fixed, same),
+        sharded(lambda *args: total(loss(*args)), fixed, same),
+        sharded(lambda *args: total(jax.value_and_grad(loss)(*args)), fixed, same),
     )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
+from slpo_jax.models.dense import head_logits
 from slpo_jax.models.dropout import SITES, Dropout, drop, site_number
 from slpo_jax.models.packing import Packing
 
@@ -147,8 +148,7 @@ class Backbone(nn.Module):
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Float32 logits [B, L, V]."""
-        head_VD = self.head.astype(self.config.dtype)
-        return jnp.einsum("bld,vd->blv", hidden_BLD, head_VD, preferred_element_type=jnp.float32)
+        return head_logits(hidden_BLD, self.head.astype(self.config.dtype))
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """A `KVCache` of this model's shapes with no valid slot."""

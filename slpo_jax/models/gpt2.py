@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.dense import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class GPT2Config:
 
 def _dense(config: GPT2Config, features: int, name: str, residual: bool = False) -> nn.Dense:
     std = 0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02
-    return nn.Dense(features, dtype=config.dtype, kernel_init=nn.initializers.normal(std), name=name)
+    return dense(features, config.dtype, std, name, use_bias=True)
 
 
 class Attention(nn.Module):

@@ -12,6 +12,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
+from slpo_jax.models.dense import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +97,7 @@ def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Arra
 
 
 def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
-    init = nn.initializers.normal(0.02)
-    return nn.Dense(features, use_bias=False, dtype=config.dtype, kernel_init=init, name=name)
+    return dense(features, config.dtype, 0.02, name, use_bias=False)
 
 
 class Attention(nn.Module):

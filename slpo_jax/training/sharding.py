@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import DATA, EVERYWHERE, FSDP
+from slpo_jax.io.mesh import AXES, DATA, EVERYWHERE, FSDP
 
 LARGEST = "largest"
 
@@ -120,11 +120,16 @@ def summed(grads: Any, specs: Any) -> Any:
 
     def part(grad, spec):
         if FSDP not in spec:
-            return jax.lax.psum(grad, (DATA, FSDP))
+            return total(grad)
         own = jax.lax.psum_scatter(grad, FSDP, scatter_dimension=_cut(spec), tiled=True)
         return jax.lax.psum(own, DATA)
 
     return jax.tree.map(part, grads, specs)
+
+
+def total(tree: Any) -> Any:
+    """Inside shard_map: sums over all devices; of one device the tree itself, which a collective would copy."""
+    return jax.lax.psum(tree, AXES) if jax.lax.axis_size(AXES) > 1 else tree
 
 
 def _cut(spec: PartitionSpec) -> int:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from slpo_jax.io.mesh import AXES, EVERYWHERE, ROWS, replicate
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
-from slpo_jax.training.sharding import Layout, gathered, summed
+from slpo_jax.training.sharding import Layout, gathered, summed, total
 
 Params = Any
 Sums = dict[str, tuple[jax.Array, jax.Array]]
@@ -70,7 +70,7 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
                 (grads, sums), _ = jax.lax.scan(
                     lambda acc, b: (jax.tree.map(jnp.add, acc, one(b)), None), zeros, batches
                 )
-            return summed(grads, specs[0]), jax.lax.psum(sums, AXES)
+            return summed(grads, specs[0]), total(sums)
 
         # check_vma would sum the gradients of replicated parameters by itself; here the sums are in plain sight.
         return jax.shard_map(

@@ -24,7 +24,7 @@ from benchmarks.measure.compiled import collectives
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout
+from slpo_jax.training.sharding import Layout, total
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -185,3 +185,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spo
         assert all(jax.tree.leaves(same)) == (batch is bad)
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
     assert int(state.step) == 5
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_device_sums_nothing(count):
+    mesh = device_mesh(jax.devices("cpu")[:count])
+    summing = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=ROWS, out_specs=EVERYWHERE, check_vma=False))
+    x_BD = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_array_equal(summing(x_BD), x_BD.reshape(count, -1, 3).sum(0))
+    assert ("all-reduce" in summing.lower(x_BD).compile().as_text()) == (count > 1)

@@ -1,0 +1,52 @@
+"""Rows by a matrix, beside numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from slpo_jax.models.dense import dense, head_logits
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+def test_a_layer_and_its_gradients_are_numpy_s(leading):
+    rng = np.random.default_rng(0)
+    x, kernel, bias, seen = (rng.normal(size=size) for size in ((*leading, 4), (4, 5), (5,), (*leading, 5)))
+    layer = dense(5, jnp.float32, 0.02, "layer", use_bias=True)
+
+    def loss(params, x):
+        return jnp.sum(layer.apply({"params": params}, x) * seen)
+
+    params = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
+    got = layer.apply({"params": params}, jnp.asarray(x, jnp.float32))
+    of_params, of_x = jax.grad(loss, (0, 1))(params, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(got, x @ kernel + bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_params["kernel"], np.tensordot(x, seen, [range(len(leading))] * 2), atol=1e-5)
+    np.testing.assert_allclose(of_params["bias"], seen.reshape(-1, 5).sum(0), atol=1e-5)
+    np.testing.assert_allclose(of_x, seen @ kernel.T, atol=1e-5)
+
+
+def test_a_layer_begins_as_it_says():
+    kernel = dense(400, jnp.float32, 0.5, "layer", use_bias=False).init(jax.random.key(0), jnp.ones((1, 300)))
+    assert set(kernel["params"]) == {"kernel"}
+    assert np.std(kernel["params"]["kernel"]) == pytest.approx(0.5, rel=0.02)
+
+
+def test_logits_are_summed_in_float32():
+    rng = np.random.default_rng(1)
+    hidden, head = jnp.asarray(rng.normal(size=(2, 3, 512)), jnp.bfloat16), jnp.asarray(rng.normal(size=(7, 512)))
+    got = head_logits(hidden, head.astype(jnp.bfloat16))
+    exact = np.asarray(hidden, np.float64) @ np.asarray(head.astype(jnp.bfloat16), np.float64).T
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, exact, atol=1e-3)  # rounded to bfloat16, they are some 0.1 off
+
+
+def test_no_gradient_is_laid_out_anew():
+    """Of several leading axes XLA:CPU made a transposed copy of every cotangent."""
+
+    def loss(kernel, x):
+        return jnp.sum(jnp.square(layer.apply({"params": {"kernel": kernel}}, jnp.tanh(x))))
+
+    layer = dense(96, jnp.float32, 0.02, "layer", use_bias=False)
+    program = jax.jit(jax.grad(loss)).lower(jnp.ones((64, 96)), jnp.ones((4, 8, 64))).compile().as_text()
+    assert "f32[96,4,8]" not in program
