@@ -18,6 +18,28 @@ def _slpo_alone(label: str, overrides: Mapping[str, Any]) -> Run:
     return Run(label, start | dict(overrides), after="main")
 
 
+_VALIDATED = {"data.eval.valid": "synthetic:valid", "evaluate.datasets": ("valid",)}
+
+
+def _rates_of_the_quick_start() -> tuple[Run, ...]:
+    """Its reasoner, and each of its objectives at three rates, evaluated on validation alone."""
+    stages = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
+    after = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"} | _VALIDATED
+    return (
+        Run("main", stages | _VALIDATED),
+        *(
+            Run(
+                f"{name}_{rate:.0e}",
+                after | {"rl.objectives": (name,), f"objective.{name}.learning_rate": rate},
+                after="main",
+                rows=(name,),
+            )
+            for name in ("slpo", "pathwise")
+            for rate in (3e-5, 1e-4, 3e-4)
+        ),
+    )
+
+
 _ABLATIONS = {
     "no_latent_term": {_LATENT: 0.0},
     "no_answer_term": {_ANSWER: 0.0},
@@ -45,6 +67,8 @@ GRIDS = {
         minus=("cold_start", "imitate_control"),
         folder="quickstart_seeds",
     ),
+    # Which learning rates does it show? Of another seed than those three.
+    "quickstart_rates": Grid("configs/quickstart.py", _rates_of_the_quick_start(), seeds=(100,)),
     # Does SLPO beat the cold gate and further imitation, and what of it is needed? docs/measurements.md, 1 and 2.
     "ablations": Grid(
         "configs/arithmetic.py",
