@@ -17,6 +17,7 @@ class Run:
         seeds: instead of the grid's.
         config: instead of the grid's.
         rows: that are compared of it, instead of the grid's.
+        alone: it takes no rows of `after`, being evaluated in another way.
     """
 
     label: str
@@ -25,6 +26,7 @@ class Run:
     seeds: tuple[int, ...] = ()
     config: str = ""
     rows: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

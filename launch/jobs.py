@@ -87,7 +87,7 @@ def plan(grid: Grid, root: Path, seeds: Sequence[int], only: Sequence[str], limi
 def make_job(grid: Grid, run: Run, root: Path, seed: int, limit: int | None) -> Job:
     workdir, lender = (root / label / f"seed_{seed}" for label in (run.label, run.after))
     overrides = {"seed": seed, **({} if limit is None else {"evaluate.limit": limit}), **run.overrides}
-    if run.after:
+    if run.after and not run.alone:
         overrides["evaluate.rows_from"] = lender
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
     config = run.config or grid.config

@@ -35,7 +35,7 @@ def _on_both(others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
 def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, Any]) -> Run:
     """A checkpoint of the reasoner's own run, evaluated in another way."""
     start = {"stages": ("evaluate",), "init": f"{{after}}/checkpoints/{stage}"}
-    return Run(label, start | dict(overrides), after=reasoner, config=_CELLS[reasoner].config)
+    return Run(label, start | dict(overrides), after=reasoner, config=_CELLS[reasoner].config, alone=True)
 
 
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)

@@ -18,7 +18,7 @@ from slpo_jax.run.digests import problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 
 _KEY = "config.evaluate.rows_from"
-_COMPARABLE = ("evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "dropout")
+COMPARABLE = ("evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "dropout")
 
 
 def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) -> list[Row]:
@@ -64,7 +64,7 @@ def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
             f"evaluated on; give the same data and config.evaluate.limit, or another {_KEY}"
         )
     ours = settings_of(config)
-    for key in _COMPARABLE:
+    for key in COMPARABLE:
         if ours[key] != stamp.settings.get(key):
             raise UserError(
                 f"config.{key}: is {ours[key]}, but {stamp.settings.get(key)} in {where}; set it to that, or give "

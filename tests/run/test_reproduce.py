@@ -20,6 +20,8 @@ from twelve import TWELVE
 
 from slpo_jax.config import check
 from slpo_jax.errors import UserError
+from slpo_jax.run.digests import settings_of
+from slpo_jax.run.take_rows import COMPARABLE
 
 # The same stage from the same start: its programs are compiled by then.
 AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
@@ -84,6 +86,21 @@ def test_every_grid_sets_keys_that_its_config_has(name):
         before = config.copy_and_resolve_references()
         config.update_from_flattened_dict({key: run.overrides[key] for key in run.overrides})
         assert (config != before) == bool(run.overrides)
+
+
+@pytest.mark.parametrize("name", sorted(GRIDS))
+def test_rows_that_a_run_takes_can_be_compared_with_its_own(name):
+    """As `run.take_rows` asks of them: the same samples, and evaluated on all its sets."""
+    runs = {run.label: run for run in GRIDS[name].runs}
+    for run in (run for run in runs.values() if run.after and not run.alone):
+        config, lender = (jobs.load_config(each.config or GRIDS[name].config) for each in (run, runs[run.after]))
+        config.update_from_flattened_dict(dict(run.overrides))
+        lender.update_from_flattened_dict(dict(runs[run.after].overrides))
+        sets = [set(each.evaluate.datasets or each.data.eval) for each in (config, lender)]
+        assert sets[0] <= sets[1], run.label
+        assert {key: settings_of(config)[key] for key in COMPARABLE} == {
+            key: settings_of(lender)[key] for key in COMPARABLE
+        }, run.label
 
 
 def test_text_s_runs_take_as_many_steps():
