@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,13 @@ def problems_digest(problems: EncodedProblems, limit: int) -> tuple[str, str, in
     return digest(texts), digest([list(map(int, prompt)) for prompt in problems.prompts[:count]]), count
 
 
-def settings_of(config: ConfigDict) -> dict[str, Any]:
-    """What else the results of an evaluation depend on, by key; nothing that changes its speed alone."""
+def settings_of(config: ConfigDict, more_ends: Sequence[int] = ()) -> dict[str, Any]:
+    """What else the results of an evaluation depend on, by key; nothing that changes its speed alone.
+
+    Args:
+        config: the run's.
+        more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
+    """
     evaluate = config.evaluate
     found = {key: config[key] for key in _MATTER} | {"thinker": thinker_of(config)}
     # Without some defaults, so that evaluations that are older than these keys stay current.
@@ -118,6 +123,8 @@ def settings_of(config: ConfigDict) -> dict[str, Any]:
     if evaluate.dropout is not None:
         found["dropout"] = config.dropout.to_dict() | {"rate": evaluate.dropout}
     found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
+    if more_ends:
+        found["more_ends"] = list(more_ends)
     return plain(found) | {
         "evaluate.max_answer_tokens": evaluate.max_answer_tokens or config.max_answer_tokens,
         "evaluate.samples": evaluate.samples,

@@ -86,7 +86,7 @@ def _evaluate_row(
     """
     limit = experiment.config.evaluate.limit
     row = _choose_rule(experiment, row, load)
-    settings = settings_of(experiment.config) | {"stopping": row.stopping, "rule": row.rule}
+    settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
     stamps = {
         name: Stamp(row.checkpoint, *problems_digest(experiment.test_set(name), limit), settings) for name in names
     }
@@ -116,7 +116,7 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
             write_sweep(experiment.workdir.thresholds, row.name, None)  # of an earlier command
         return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
     config = experiment.config
-    matters = {key: value for key, value in settings_of(config).items() if not key.startswith("evaluate.s")}
+    matters = {key: value for key, value in _settings(experiment).items() if not key.startswith("evaluate.s")}
     valid = problems_digest(experiment.valid, config.evaluate.limit)
     chosen_for = digest([checkpoint, valid, matters, row.stopping, row.rules])
     before = read_row(experiment.workdir.root, row.name)
@@ -125,6 +125,10 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
     if not hosts.decided(known):
         rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), chosen_for)
     return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, chosen_for=chosen_for)
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    return settings_of(experiment.config, experiment.template.more_eos_ids)
 
 
 def _is_current(files: SetFiles, stamp: Stamp, latents: bool) -> bool:

@@ -1,5 +1,6 @@
 """What is evaluated again and what is kept, by stages whose models answer at once; and rows of another run."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -127,6 +128,17 @@ def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
     assert finished.evaluate(monkeypatch) == set()
     after = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
     assert {path for path in after if after[path] != before.get(path) and "tensorboard" not in path.parts} == set()
+
+
+def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, monkeypatch):
+    """A changed `generation_config.json`: neither the parameters nor the prompts tell."""
+
+    def ended(self):
+        return dataclasses.replace(self.origin.template, more_eos_ids=(5,))
+
+    monkeypatch.setattr(Experiment, "template", property(ended))
+    assert finished.evaluate(monkeypatch) == EVERYTHING | {"validation"}
+    assert finished.evaluate(monkeypatch) == set()
 
 
 def test_a_stage_that_was_trained_again_is_evaluated_anew(finished, monkeypatch):
