@@ -103,7 +103,10 @@ def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most:
     used = config.evaluate.limit if key.startswith("config.data.eval") else 0
     lengths = [len(prompt) for prompt in problems.prompts[: used or None]]
     if max(lengths) > most:
+        cut = most < max(config.prompt_slots)  # by the model's positions: see `fitting_slots`
+        room = "positions that thought and answer leave" if cut else "of config.prompt_slots"
+        remedy = "lower config.max_latents or config.max_answer_tokens" if cut else "add a larger bucket there"
         raise UserError(
             f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
-            f"{most} of config.prompt_slots; add a larger bucket there or drop the problem"
+            f"{most} {room}; {remedy} or drop the problem"
         )

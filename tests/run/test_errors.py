@@ -2,11 +2,15 @@
 
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 from small_run import new_folder, run
 
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.usable import check_prompts
 
 ONE_STAGE = "--config.stages=('imitate',)"
 FEW_STEPS = [
@@ -335,6 +339,18 @@ def test_long_problem_of_an_evaluation_set(folder):
     line = _error_of(run("--config=long.py", "--workdir=work/long", folder=folder))
     assert "config.data.eval.real: problem 3 has a prompt of 27 tokens" in line
     assert not (folder / "work" / "long" / "checkpoints").exists()  # nothing was trained before that
+
+
+def test_long_problem_of_slots_that_the_positions_cut():
+    """A larger bucket would be cut as well."""
+    config = default_config()
+    config.prompt_slots = (24,)
+    problems = SimpleNamespace(prompts=[[0] * 12, [0] * 22])
+    with pytest.raises(UserError, match=r"22 tokens, more than the 12 positions .*; lower config.max_latents or"):
+        check_prompts(config, "config.data.train", problems, 12)
+    config.prompt_slots = (20,)
+    with pytest.raises(UserError, match=r"22 tokens, more than the 20 of config\.prompt_slots; add a larger bucket"):
+        check_prompts(config, "config.data.train", problems, 20)
 
 
 def test_debug_shows_where(folder):
