@@ -35,11 +35,11 @@ def variant(method: str, rate: float) -> str:
     return f"{method}_{rate:.0e}"
 
 
-def get_config(method: str = "lepo"):
-    method, _, tune = method.partition(",")
+def get_config(argument: str = "lepo"):
+    method, _, tune = argument.partition(",")
     if method not in METHODS or tune not in ("", "tune"):
         known = ", ".join(METHODS)
-        raise UserError(f"configs/soft_quickstart.py:{method}: no such method; give one of {known}, or METHOD,tune")
+        raise UserError(f"configs/soft_quickstart.py:{argument}: no such method; give one of {known}, or METHOD,tune")
     thinker, of_thinker, dropout, kind, of_objective = METHODS[method]
     config = default_config()
     config.reasoner = "text_llama"

@@ -189,6 +189,8 @@ def test_methods_of_soft_tokens_start_alike():
     """Each is a config of its own, whose imitation knows nothing of what comes after."""
     module = _module(next(path for path in FILES if path.stem == "soft_quickstart"))
     configs = {name: module.get_config(name) for name in module.METHODS}
+    with pytest.raises(UserError, match=r"soft_quickstart\.py:lepo,tun: no such method; give one of cot, grpo, "):
+        module.get_config("lepo,tun")
     for name, config in configs.items():
         check(config)
         assert config.imitate == configs["lepo"].imitate
