@@ -18,11 +18,11 @@ _BEST_FIXED = """- **Best fixed length** is the best of {rows}, by the very metr
   set: a choice made on the test set, in the baseline's favour.
 """
 _DEFINITIONS = """\
-- **Acc**: dropout off, greedy. **P@k**: k rollouts a problem with MC-dropout, solved if any is right; mean over the
-  dropout seeds. **maj@k**: the commonest answer of k rollouts (ties: the one seen first; rollouts without a number
-  don't vote). **#L**: mean number of latents of the Acc rollout.
+- **Acc**: without noise, greedy. **P@k**: k rollouts a problem with noise (dropout's, the thinker's, sampled answers',
+  as the settings say), solved if any is right; mean over the noise's seeds. **maj@k**: the commonest answer of k
+  rollouts (ties: the first seen; those without a number don't vote). **#L**: mean number of latents of the Acc rollout.
 - **± SE** is over problems: sqrt(p(1-p)/n) for Acc, the sample standard error of the per-problem means for the rest.
-  In parentheses, for P@k, the standard error over dropout seeds on these same problems. An SE of 0 at 0 % or 100 %
+  In parentheses, for P@k, the standard error over the noise's seeds on these same problems. An SE of 0 at 0 % or 100 %
   says nothing.
 - **Unbiased P@k**: 1 - C(n-c, k)/C(n, k) of all n samples of a problem, c of them right: the same quantity as P@k from
   more samples, so less noisy.
