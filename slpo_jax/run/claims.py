@@ -183,8 +183,11 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
     if section in ("imitate", "cold_start"):
         facts |= {"stage": section, section: config[section]}
     else:  # an objective of the stage rl; the others beside it don't matter
-        others = {key: value for key, value in config.rl.items() if key != "objectives"}
-        facts |= {"stage": "rl", "rl": others, "objective": {stage: config.objective.get(stage, {})}}
+        shared, own = config.rl.to_dict(), config.objective.get(stage, {})
+        del shared["objectives"]
+        if own.get("learning_rate") is not None:  # and not the one that all share
+            del shared["optimizer"]["learning_rate"]
+        facts |= {"stage": "rl", "objective": {stage: own}, "rl": shared}
     facts["data"] = {key: config.data[key] for key in (*_DATA, "synthetic")}
     if stage == "imitate_control":
         facts["rl"] = {"steps": config.rl.steps}

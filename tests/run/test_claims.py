@@ -195,6 +195,18 @@ def test_keys_younger_than_the_checkpoint_are_at_their_defaults(run):
             claim(config(**{key: 2}), "mine")
 
 
+def test_an_objective_with_a_rate_of_its_own_does_not_care_for_the_shared_one(run):
+    for stage in ORDER:
+        run.delete(stage)
+    changed = {"rl.optimizer.learning_rate": 0.5}
+    for own in (None, 0.25):
+        run.train("exact", **_text(), stages=("rl",), **{"objective.exact.learning_rate": own})
+        if own is None:
+            run.error(r"config\.rl\.optimizer\.learning_rate", **_text(), stages=("rl",), **changed)
+    check_stages(run.experiment(**_text(), stages=("rl",), **{"objective.exact.learning_rate": own}, **changed))
+    run.error(r"config\.objective\.exact\.learning_rate", **_text(), stages=("rl",), **changed)
+
+
 def test_a_refused_command_leaves_the_config_of_the_one_before(run):
     """Also where a stage's parameters or its longest problem decide."""
     for stage in ORDER:
