@@ -55,7 +55,7 @@ TWELVE_GRIDS = {
     # Which learning rate has each objective in the twelve settings? Of another seed than theirs, on validation alone.
     "twelve_rates": Grid(
         "configs/twelve.py",
-        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _GPT2),
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},tune") for reasoner in _REASONERS),
         rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["COMPARED"] for rate in TWELVE["RATES"]),
         seeds=(100,),
     ),
