@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
 from benchmarks.measure import checkpoints
+from benchmarks.measure.fits import FITTED, PASSES
 from benchmarks.measure.report import Parser, check_flags, listed, machine, markdown_table, run_command, set_up
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
@@ -40,13 +41,17 @@ DEFINITIONS = f"""
 that made the latents alone: the exact path of the reward's gradient that SLPO's latent term stands for
 reward, past the latents: the same with the latents fixed, so through the answer alone; together they are the whole
 SLPO, K: of -A_i log N(h_t; mu_t, sigma_t^2) summed over t, under K passes with fresh masks
+own prompt masks: passes under the masks that each rollout's prompt had; pooled covariance: of all steps of a batch, \
+and along its axes of most variance alone; all with the variance detached
 likelihood, exact: of -A_i log p(h_t) summed over t, under --sigma's additive noise instead of dropout, where it is \
 known: the unbiased estimator that the surrogate stands for
 noise: root of the mean squared distance of the batches' gradients from their mean, over its norm (corrected for \
 the noise that is left in it); inf where no mean shows
 cosine: with the exact one of the same batch, mean over batches ± its standard error
-if unbiased: that of an estimator with this noise and the exact one's mean, their errors independent
-of the means: cosine of both gradients' means over all batches
+share: its mean along the exact gradient's mean, in units of that, by products of different batches alone; 1 where it \
+is unbiased; ± its jackknife error over batches
+noise along: that error times the root of the number of batches: of one batch, in units of the exact gradient
+cosine of the means: cosine of both gradients' means over all batches
 answers sampled at temperature 1, RLOO; gradients of the reasoner's parameters
 """.strip().splitlines()
 
@@ -126,9 +131,10 @@ def estimators(flags: argparse.Namespace) -> dict[str, Callable[[Policy, Any, Dr
     if flags.sigma:
         return found | {"likelihood, exact": likelihood}
     found |= {f"SLPO, K = {count}": surrogate(passes=count) for count in passes}
-    found["SLPO, K = 4, variance detached"] = surrogate(passes=4, detach_variance=True)
-    found |= {f"SLPO, K = 4, epsilon = {epsilon:g}": surrogate(passes=4, epsilon=epsilon) for epsilon in epsilons}
-    return found
+    detached = f"SLPO, K = {PASSES}, variance detached"
+    found[detached] = surrogate(passes=PASSES, detach_variance=True)
+    found |= {f"SLPO, K = {PASSES}, epsilon = {size:g}": surrogate(passes=PASSES, epsilon=size) for size in epsilons}
+    return found | {f"SLPO, K = {PASSES}, {name}": gradient for name, gradient in FITTED.items()}
 
 
 def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -162,6 +168,7 @@ def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         variance = np.square(found - mean).sum() / (count - 1)
         norm = np.sqrt(max(np.square(mean).sum() - variance / count, 0.0))
         cosines = [_cosine(a, b) for a, b in zip(found, exact, strict=True)]
+        share, share_se = _share(found, exact)
         rows.append({
             "estimator": name,
             "norm": float(norm),
@@ -169,10 +176,24 @@ def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
             "cosine": float(np.mean(cosines)),
             "cosine_se": float(np.std(cosines, ddof=1) / np.sqrt(count)),
             "cosine_of_means": _cosine(mean, exact.mean(axis=0)),
+            "share": share,
+            "share_se": share_se,
+            "noise_along": share_se * np.sqrt(count),
         })  # fmt: skip
-    for row in rows:
-        row["cosine_if_unbiased"] = float(1 / np.sqrt((1 + row["noise"] ** 2) * (1 + rows[0]["noise"] ** 2)))
     return rows
+
+
+def _share(found: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
+    """The mean of one along the mean of the other, of pairs of different batches, with its jackknife error."""
+    count = len(exact)
+    products, norms = ((each @ exact.T) * (1 - np.eye(count)) for each in (found, exact))
+
+    def of(kept: np.ndarray) -> float:
+        return float(products[np.ix_(kept, kept)].sum() / norms[np.ix_(kept, kept)].sum())
+
+    every = np.arange(count)
+    without = np.array([of(np.delete(every, left_out)) for left_out in every])
+    return of(every), float(np.sqrt((count - 1) * without.var()))
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -196,12 +217,12 @@ def markdown(result: dict[str, Any]) -> str:
     lines = ["# The latent term's gradient and the reward's own"]
     lines += [f"- {line}" for line in (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")]
     lines += [f"- {line}" for line in result["definitions"]]
-    head = ("Estimator", "Norm", "Noise", "Cosine", "If unbiased", "Of the means")
+    head = ("Estimator", "Norm", "Noise", "Cosine", "Cosine of the means", "Share", "Noise along")
     for checkpoint, rows in result["tables"].items():
         cells = [
             [row["estimator"], f"{row['norm']:.3g}", f"{row['noise']:.1f}",
-             f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_if_unbiased']:.3f}",
-             f"{row['cosine_of_means']:+.3f}"]
+             f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_of_means']:+.3f}",
+             f"{row['share']:+.3g} ± {row['share_se']:.2g}", f"{row['noise_along']:.3g}"]
             for row in rows
         ]  # fmt: skip
         lines += ["", f"{checkpoints.name_of(Path(checkpoint))}:", "", *markdown_table(head, cells)]
@@ -224,7 +245,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sigma", type=float, help="additive noise of this size instead of dropout")
     parser.add_argument("--seed", type=int, default=0, help="of batches and noise; default: 0")
     flags = parser.parse_args(argv)
-    check_flags(flags, batches=2, prompts=1, group=2, seed=0)
+    check_flags(flags, batches=3, prompts=1, group=2, seed=0)
     if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
         raise UserError("--passes, --epsilons: give numbers above 0")
     if flags.sigma is not None and not flags.sigma > 0:

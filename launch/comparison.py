@@ -15,6 +15,7 @@ from slpo_jax.evaluation.drawing import Style, style_at
 from slpo_jax.evaluation.report import compare_runs
 
 Figures = dict[str, float]
+_LOGARITHMIC = frozenset({"noise_along"})
 _UNITS = (
     "Percent or percentage points; latent_steps and answer_tokens: how many; distinct_answers: of a problem's samples."
 )
@@ -179,6 +180,8 @@ def draw(compared: Grid | Study, found: dict[str, Any], path: Path) -> None:
                         value, place + offset, xerr=[[value - low], [high - value]], fmt=style.marker, ms=4,
                         color=style.colour, label=label or None,
                     )  # fmt: skip
+        if metric in _LOGARITHMIC:
+            axis.set_xscale("log")
         if compared.minus:
             axis.axvline(0, color="#7F7F7F", lw=1)
         axis.set(title=metric, ylim=(len(found) - 0.5, -0.5))
