@@ -51,10 +51,10 @@ _ABLATIONS = {
     "detached_variance": {"objective.slpo.detach_variance": True},
     "grpo": {"objective.slpo.advantage": "grpo"},
     "sampled_answers": {"rl.temperature": 1.0},
-    # The config's own are 1e-4 and 32.
-    "lr_third": {"rl.optimizer.learning_rate": 1e-4 / 3},
-    "lr_x_3": {"rl.optimizer.learning_rate": 3e-4},
-    "lr_x_10": {"rl.optimizer.learning_rate": 1e-3},
+    # The config's own are 3e-5 and 32.
+    "lr_third": {"rl.optimizer.learning_rate": 1e-5},
+    "lr_x_3": {"rl.optimizer.learning_rate": 9e-5},
+    "lr_x_10": {"rl.optimizer.learning_rate": 3e-4},
     "batch_quarter": {"rl.batch_size": 8},
 }
 
