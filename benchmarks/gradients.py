@@ -36,10 +36,18 @@ from slpo_jax.training.objectives.objective import policy_gradient_loss
 from slpo_jax.training.rl import roll_out
 
 EXACT = "reward, through the latents"
+WHOLE = "reward, the whole"
+WHOLES: dict[str, dict[str, Any]] = {
+    WHOLE: {"estimator": "reward"},
+    "Pass@k, the whole": {"estimator": "pass_at_k"},
+    "reference, the whole": {"estimator": "mixture", "mixture_weight": 0.0},
+}
 DEFINITIONS = f"""
 {EXACT}: gradient of -A_i log pi(a_i | x, h(theta, eps_i)), its keys and length fixed, with respect to the parameters \
 that made the latents alone: the exact path of the reward's gradient that SLPO's latent term stands for
 reward, past the latents: the same with the latents fixed, so through the answer alone; together they are the whole
+the whole: of the reward, of Pass@k itself (pathwise, `pass_at_k`) and of the reference answer's likelihood, each with \
+its paths through and past the latents; set beside the whole of the reward
 SLPO, K: of -A_i log N(h_t; mu_t, sigma_t^2) summed over t, under K passes with fresh masks
 own prompt masks: passes under the masks that each rollout's prompt had; pooled covariance: of all steps of a batch, \
 and along its axes of most variance alone; all with the variance detached
@@ -47,8 +55,9 @@ likelihood, exact: of -A_i log p(h_t) summed over t, under --sigma's additive no
 known: the unbiased estimator that the surrogate stands for
 noise: root of the mean squared distance of the batches' gradients from their mean, over its norm (corrected for \
 the noise that is left in it); inf where no mean shows
-cosine: with the exact one of the same batch, mean over batches ± its standard error
-share: its mean along the exact gradient's mean, in units of that, by products of different batches alone; 1 where it \
+cosine: with that of the reward through the latents, or a whole with the reward's, of the same batch; mean over \
+batches ± its standard error
+share: its mean along the mean of the same, in units of that, by products of different batches alone; 1 where it \
 is unbiased; ± its jackknife error over batches
 noise along: that error times the root of the number of batches: of one batch, in units of the exact gradient
 cosine of the means: cosine of both gradients' means over all batches
@@ -96,13 +105,14 @@ def past_latents(policy: Policy, params, drawn: Drawn):
     return jax.grad(loss)(params)
 
 
-def surrogate(**settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
-    """SLPO's latent term alone.
+def of_objective(name: str, **settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
+    """An objective's gradient without its stop term.
 
     Args:
-        settings: of `objectives.slpo.Slpo`.
+        name: in `OBJECTIVES`.
+        settings: of that.
     """
-    objective = OBJECTIVES["slpo"](answer_weight=0.0, stop_weight=0.0, **settings)
+    objective = OBJECTIVES[name](stop_weight=0.0, **settings)
 
     def gradient(policy: Policy, params, drawn: Drawn):
         def loss(params):
@@ -113,14 +123,9 @@ def surrogate(**settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
     return gradient
 
 
-def likelihood(policy: Policy, params, drawn: Drawn):
-    """REINFORCE on a thought whose law is known."""
-    objective = OBJECTIVES["exact"](answer_weight=0.0, stop_weight=0.0)
-
-    def loss(params):
-        return objective(policy, params, drawn.batch, drawn.trajectories, drawn.rewards, drawn.key)[0]
-
-    return jax.grad(loss)(params)
+def surrogate(**settings: Any) -> Callable[[Policy, Any, Drawn], Any]:
+    """SLPO's latent term alone; settings of `objectives.slpo.Slpo`."""
+    return of_objective("slpo", answer_weight=0.0, **settings)
 
 
 def estimators(flags: argparse.Namespace) -> dict[str, Callable[[Policy, Any, Drawn], Any]]:
@@ -128,8 +133,9 @@ def estimators(flags: argparse.Namespace) -> dict[str, Callable[[Policy, Any, Dr
     passes, epsilons = flags.passes, flags.epsilons
     found: dict[str, Callable[[Policy, Any, Drawn], Any]] = {EXACT: through_latents}
     found["reward, past the latents"] = past_latents
+    found |= {name: of_objective("pathwise", **settings) for name, settings in WHOLES.items()}
     if flags.sigma:
-        return found | {"likelihood, exact": likelihood}
+        return found | {"likelihood, exact": of_objective("exact", answer_weight=0.0)}
     found |= {f"SLPO, K = {count}": surrogate(passes=count) for count in passes}
     detached = f"SLPO, K = {PASSES}, variance detached"
     found[detached] = surrogate(passes=PASSES, detach_variance=True)
@@ -162,8 +168,9 @@ def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, n
 
 def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """A row an estimator, of `measure`'s gradients: norm, noise and cosines, see `DEFINITIONS`."""
-    exact, rows = gradients[EXACT], []
+    rows = []
     for name, found in gradients.items():
+        exact = gradients[WHOLE if name in WHOLES else EXACT]
         count, mean = len(found), found.mean(axis=0)
         variance = np.square(found - mean).sum() / (count - 1)
         norm = np.sqrt(max(np.square(mean).sum() - variance / count, 0.0))

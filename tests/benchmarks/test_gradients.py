@@ -61,6 +61,14 @@ def test_rows_by_hand():
     assert half["share"] == pytest.approx((9 - 7) / (3 * 9 + 5 * 7 + 4 * 8))  # of unlike batches alone
 
 
+def test_a_whole_is_set_beside_the_whole_of_the_reward():
+    of_latents, whole = np.array([[1.0, 0.0]] * 3), np.array([[0.0, 2.0]] * 3)
+    rows = gradients.compared(
+        {gradients.EXACT: of_latents, gradients.WHOLE: whole, "Pass@k, the whole": whole, "SLPO, K = 4": whole}
+    )
+    assert [row["cosine"] for row in rows] == [1, 1, 1, 0]
+
+
 def test_share_of_estimators_that_share_the_exact_ones_noise():
     """Of made-up gradients, over and over: what is in the mean, without the error of the batch that both are of."""
     draws, mean = np.random.default_rng(0), np.full(40, 0.3)
