@@ -42,7 +42,7 @@ _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
-_HALF, _THEN = {"rl.steps": 300}, ("reward", "reference")
+_HALF, _THEN = {"rl.steps": 300}, ("reward", "reference", "answer_only")
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
 _COT = {"max_answer_tokens": 32, "imitate.max_latent_stage": 0, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}
