@@ -3,8 +3,8 @@
 Prints the answer, the number of latents, and for each latent the gate's stop probability and the nearest vocabulary
 tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
 COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
-it also draws N rollouts with MC-dropout and lets them vote. "-" for the question reads it from standard input. Nothing
-is written.
+it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the thinker's own, and lets them vote.
+"-" for the question reads it from standard input. Nothing is written.
 """
 
 import dataclasses
@@ -118,11 +118,11 @@ def _define_flags() -> None:
     flags.DEFINE_string(
         "checkpoint", None, "WORKDIR, WORKDIR/checkpoints/STAGE, a Hugging Face directory, hub id, file."
     )
-    flags.DEFINE_integer("samples", 0, "Rollouts with MC-dropout that vote.", lower_bound=0)
+    flags.DEFINE_integer("samples", 0, "Rollouts that vote, under the noise of the run's evaluation.", lower_bound=0)
     flags.DEFINE_float("threshold", None, "Of the gate; default: the one chosen in the run, or 0.5.", 0.0, 1.0)
     flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=1)
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "Of the dropout of --samples.", lower_bound=0)
+    flags.DEFINE_integer("seed", 0, "Of the noise of --samples.", lower_bound=0)
     flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")
     flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
     flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")

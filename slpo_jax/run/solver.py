@@ -73,7 +73,7 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """Answers of rollouts with MC-dropout.
+    """Answers of rollouts under the noise of the run's evaluation.
 
     Attributes:
         counts: (answer, or None for none, its number), commonest first.
@@ -154,7 +154,7 @@ def solve(solver: Solver, question: str) -> Solution:
 
 
 def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
-    """Draw rollouts with MC-dropout: those that the evaluation draws for the first problem of a set.
+    """Draw noisy rollouts: those that the evaluation draws for the first problem of a set.
 
     Args:
         samples: N, at least 1.

@@ -2,8 +2,8 @@
 
 Runs that differ in their last stage alone (an ablation, another objective) need not evaluate the first stages again. A
 row of DIR is taken if this run has none of its name. Its checkpoint may be whatever it is, as its `row.json` says; what
-must agree is what makes its figures comparable: the problems, to the byte, how many rollouts of how many tokens, and
-under which dropout.
+must agree is what makes its figures comparable: the problems, to the byte, how many rollouts of how many tokens, how
+those are sampled, and under which dropout.
 """
 
 import dataclasses
@@ -18,7 +18,10 @@ from slpo_jax.run.digests import problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 
 _KEY = "config.evaluate.rows_from"
-COMPARABLE = ("evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "dropout")
+COMPARABLE = (
+    "evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "evaluate.temperature", "evaluate.top_k",
+    "evaluate.top_p", "dropout",
+)  # fmt: skip
 
 
 def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) -> list[Row]:
@@ -65,9 +68,9 @@ def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
         )
     ours = settings_of(config)
     for key in COMPARABLE:
-        if ours[key] != stamp.settings.get(key):
+        if ours.get(key) != stamp.settings.get(key):
             raise UserError(
-                f"config.{key}: is {ours[key]}, but {stamp.settings.get(key)} in {where}; set it to that, or give "
+                f"config.{key}: is {ours.get(key)}, but {stamp.settings.get(key)} in {where}; set it to that, or give "
                 f"another {_KEY}"
             )
 

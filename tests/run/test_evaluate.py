@@ -420,6 +420,7 @@ def _not_evaluated(finished, _):
         (None, {"dropout.rate": 0.2}, r"config\.dropout: is .*0\.2.*, but .*0\.3.* in .*row imitate"),
         (None, {"evaluate.seeds": 1}, r"config\.evaluate\.seeds: is 1, but 2 in"),
         (None, {"evaluate.max_answer_tokens": 3}, r"config\.evaluate\.max_answer_tokens: is 3, but 4 in"),
+        (None, {"evaluate.temperature": 0.7}, r"config\.evaluate\.temperature: is 0.7, but 0.0 in"),
         (_damaged, {}, r"config\.evaluate\.rows_from: .*real\.jsonl is not what"),
         (_not_evaluated, {}, r"config\.evaluate\.rows_from: .*row imitate was not evaluated on made"),
         (None, {"evaluate.rows_from": "nowhere"}, r"config\.evaluate\.rows_from: nowhere has no eval/ROW/row\.json"),

@@ -79,6 +79,16 @@ CASES = {
         "config.objective.slpo.latent_weight: 1 scores thoughts under K passes that config.dropout.rate=0 makes",
         "raise the rate",
     ),
+    "one pass": (
+        {"objective.slpo.passes": 1},
+        "config.objective.slpo.passes: one pass has no variance",
+        "give at least 2",
+    ),
+    "more scored than thought": (
+        {"objective.slpo.scored_latents": 9},
+        "config.objective.slpo.scored_latents: 9 are more than config.max_latents=",
+        "0 for all",
+    ),
     "no answer and no stop": (
         {"rl.objectives": ("answer_only",)}
         | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},
