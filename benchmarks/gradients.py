@@ -59,7 +59,7 @@ cosine: with that of the reward through the latents, or a whole with the reward'
 batches ± its standard error
 share: its mean along the mean of the same, in units of that, by products of different batches alone; 1 where it \
 is unbiased; ± its jackknife error over batches
-noise along: that error times the root of the number of batches: of one batch, in units of the exact gradient
+noise along: standard deviation of a batch's along the mean of the others' exact ones, in units of that mean
 cosine of the means: cosine of both gradients' means over all batches
 answers sampled at temperature 1, RLOO; gradients of the reasoner's parameters
 """.strip().splitlines()
@@ -159,7 +159,10 @@ def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, n
 
     found: dict[str, list[np.ndarray]] = {name: [] for name in functions}
     for step in tqdm(range(flags.batches), "batches", disable=not sys.stderr.isatty()):
-        batch = make_batch(setup.train, step, flags.seed, flags.prompts, setup.prompt_slots, setup.reference_width)
+        slots = setup.prompt_slots, setup.reference_width
+        batch = make_batch(
+            setup.train, step, flags.seed, flags.prompts, *slots, answer_slots=policy.config.answer_slots
+        )
         drawn = draw(params, batch, noise.stream_key(jax.random.key(flags.seed), "rl", step))
         for name, vector in gradients(params, drawn).items():
             found[name].append(np.asarray(vector, np.float64))
@@ -175,7 +178,7 @@ def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         variance = np.square(found - mean).sum() / (count - 1)
         norm = np.sqrt(max(np.square(mean).sum() - variance / count, 0.0))
         cosines = [_cosine(a, b) for a, b in zip(found, exact, strict=True)]
-        share, share_se = _share(found, exact)
+        share, share_se, noise_along = _along(found, exact)
         rows.append({
             "estimator": name,
             "norm": float(norm),
@@ -185,22 +188,23 @@ def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
             "cosine_of_means": _cosine(mean, exact.mean(axis=0)),
             "share": share,
             "share_se": share_se,
-            "noise_along": share_se * np.sqrt(count),
+            "noise_along": noise_along,
         })  # fmt: skip
     return rows
 
 
-def _share(found: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """The mean of one along the mean of the other, of pairs of different batches, with its jackknife error."""
+def _along(found: np.ndarray, exact: np.ndarray) -> tuple[float, float, float]:
+    """Of pairs of different batches alone: share, its jackknife error, and the noise along."""
     count = len(exact)
     products, norms = ((each @ exact.T) * (1 - np.eye(count)) for each in (found, exact))
 
-    def of(kept: np.ndarray) -> float:
+    def share(kept: np.ndarray) -> float:
         return float(products[np.ix_(kept, kept)].sum() / norms[np.ix_(kept, kept)].sum())
 
     every = np.arange(count)
-    without = np.array([of(np.delete(every, left_out)) for left_out in every])
-    return of(every), float(np.sqrt((count - 1) * without.var()))
+    without = np.array([share(np.delete(every, left_out)) for left_out in every])
+    noise_along = products.sum(axis=1).std(ddof=1) / norms.sum(axis=1).mean()
+    return share(every), float(np.sqrt((count - 1) * without.var())), float(noise_along)
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:

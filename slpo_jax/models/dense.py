@@ -19,7 +19,7 @@ def of_rows(x, matrix, dimension_numbers, precision=None, preferred_element_type
     (_, matrix_axes), batch = dimension_numbers
     rows = x.reshape(-1, x.shape[-1])
     out = jax.lax.dot_general(rows, matrix, (((1,), matrix_axes), batch), precision, preferred_element_type)
-    return out.reshape(*x.shape[:-1], -1)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:

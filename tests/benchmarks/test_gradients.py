@@ -58,7 +58,9 @@ def test_rows_by_hand():
     assert half["cosine_se"] == pytest.approx(np.sqrt(0.5) / np.sqrt(3))
     assert (none["norm"], none["noise"]) == (0, float("inf"))
     assert (exact["share"], exact["share_se"], across["share"]) == (1, 0, 0)
-    assert half["share"] == pytest.approx((9 - 7) / (3 * 9 + 5 * 7 + 4 * 8))  # of unlike batches alone
+    # Of unlike batches alone: 1 along 5 + 4, -1 along 3 + 4, 0; and 3 along 5 + 4, 5 along 3 + 4, 4 along 3 + 5.
+    assert half["share"] == pytest.approx((9 - 7) / (27 + 35 + 32))
+    assert half["noise_along"] == pytest.approx(np.std([9, -7, 0], ddof=1) / np.mean([27, 35, 32]))
 
 
 def test_a_whole_is_set_beside_the_whole_of_the_reward():
@@ -81,7 +83,7 @@ def test_share_of_estimators_that_share_the_exact_ones_noise():
         errors.append(row["share_se"])
     assert np.mean(shares) == pytest.approx(0.5, abs=4 * np.std(shares) / np.sqrt(200))
     assert np.median(errors) == pytest.approx(np.std(shares), rel=0.25)
-    assert row["noise_along"] == pytest.approx(row["share_se"] * np.sqrt(30))
+    assert row["noise_along"] == pytest.approx(row["share_se"] * np.sqrt(30), rel=0.25)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from slpo_jax.models.dense import dense, head_logits
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
 def test_a_layer_and_its_gradients_are_numpy_s(leading):
     rng = np.random.default_rng(0)
     x, kernel, bias, seen = (rng.normal(size=size) for size in ((*leading, 4), (4, 5), (5,), (*leading, 5)))
@@ -39,6 +39,11 @@ def test_logits_are_summed_in_float32():
     exact = np.asarray(hidden, np.float64) @ np.asarray(head.astype(jnp.bfloat16), np.float64).T
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, exact, atol=1e-3)  # rounded to bfloat16, they are some 0.1 off
+
+
+def test_logits_of_no_positions():
+    """A thought of no steps, as `solve` shows it for written chains of thought."""
+    assert head_logits(jnp.ones((1, 0, 4)), jnp.ones((7, 4))).shape == (1, 0, 7)
 
 
 def test_no_gradient_is_laid_out_anew():
