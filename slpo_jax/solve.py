@@ -63,7 +63,7 @@ def _missing(solver: "Solver", solution: "Solution") -> str:
 def _ending(solver: "Solver", solution: "Solution") -> str:
     steps, thinker = len(solution.latents), solver.setup.policy.thinker
     if not steps:
-        return "in words alone"
+        return "in words alone" if solver.setup.origin.recipe.kind == "text" else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = solver.setup.config.thinker[solver.setup.config.thinker.name].get("end_text")
@@ -120,7 +120,7 @@ def _define_flags() -> None:
     )
     flags.DEFINE_integer("samples", 0, "Rollouts that vote, under the noise of the run's evaluation.", lower_bound=0)
     flags.DEFINE_float("threshold", None, "Of the gate; default: the one chosen in the run, or 0.5.", 0.0, 1.0)
-    flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=1)
+    flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=0)
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the noise of --samples.", lower_bound=0)
     flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")

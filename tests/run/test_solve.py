@@ -46,7 +46,7 @@ def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
     template = parts.template
     slow = SlowReasoner(params["reasoner"], parts.reasoner.config)
     inputs, out = slow.embed(template.prompt(QUESTION)), _Slow([], [], [])
-    while len(out.stops) < (latents or T):
+    while len(out.stops) < (T if latents is None else latents):
         hidden = slow.hidden(inputs)[-1:]
         out.probabilities.append(softmax(slow.logits(hidden)[0]))
         latent = _project(params["reasoner"]["projector"], hidden) if "codi" in reasoner else hidden
@@ -113,6 +113,16 @@ def test_a_fixed_number_may_be_more_than_the_run_had(work):
     solution = solve(longer, QUESTION)
     _assert_seen(solution, _slow(name, 0.0, T + 2), longer.setup.template.tokenizer)
     assert "6 latents, a fixed number" in describe(longer, solution)
+
+
+@pytest.mark.slow
+def test_no_thought_at_all(work):
+    silent = load_solver(str(work / "checkpoints" / "cold_start"), latents=0)
+    name = silent.setup.config.reasoner
+    solution = solve(silent, QUESTION)
+    assert solution.latents == []
+    _assert_seen(solution, _slow(name, 0.0, 0), silent.setup.template.tokenizer)
+    assert "thought   none" in describe(silent, solution)
 
 
 @pytest.mark.slow
