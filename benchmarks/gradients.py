@@ -7,8 +7,9 @@ Prints Markdown; `--json` writes every number behind it.
 """
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ noise: root of the mean squared distance of the batches' gradients from their me
 the noise that is left in it); inf where no mean shows
 cosine: with that of the reward through the latents, or a whole with the reward's, of the same batch; mean over \
 batches ± its standard error
-share: its mean along the mean of the same, in units of that, by products of different batches alone; 1 where it \
-is unbiased; ± its jackknife error over batches
-noise along: standard deviation of a batch's along the mean of the others' exact ones, in units of that mean
-cosine of the means: cosine of both gradients' means over all batches
+share: its mean along the mean of the same over --further batches, in units of that; 1 where it is unbiased; inf where \
+no such mean shows; ± its standard error
+noise along: standard deviation over batches of the same
+cosine of the means: of its mean over --batches and the other's over --further
 answers sampled at temperature 1, RLOO; gradients of the reasoner's parameters
 """.strip().splitlines()
 
@@ -143,8 +144,31 @@ def estimators(flags: argparse.Namespace) -> dict[str, Callable[[Policy, Any, Dr
     return found | {f"SLPO, K = {PASSES}, {name}": gradient for name, gradient in FITTED.items()}
 
 
-def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Estimator -> its gradients [batches, reasoner's parameters]."""
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """The mean of a gradient over many batches.
+
+    Attributes:
+        mean: [reasoner's parameters].
+        square: squared norm of what it estimates, without the noise that is left in it.
+    """
+
+    mean: np.ndarray
+    square: float
+
+
+def direction(gradients: Iterable[np.ndarray]) -> Direction:
+    """Of two gradients at least."""
+    count, total, squares = 0, np.float64(0), 0.0
+    for vector in gradients:
+        count, total, squares = count + 1, total + vector, squares + float(vector @ vector)
+    mean = total / count
+    left = (squares / count - float(mean @ mean)) / (count - 1)
+    return Direction(mean, float(mean @ mean) - left)
+
+
+def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> tuple[dict[str, np.ndarray], dict[str, Direction]]:
+    """Estimator -> its gradients [batches, reasoner's parameters], and the means of `EXACT` and `WHOLE`."""
     policy = training_policy(setup, OBJECTIVES["pathwise"](estimator="reward", temperature=1.0))
     functions = estimators(flags)
 
@@ -153,58 +177,49 @@ def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> dict[str, n
         trajectories, rewards = roll_out(policy, params, batch, setup.reward, flags.group, jax.random.fold_in(key, 0))
         return Drawn(batch, trajectories, rewards, jax.random.fold_in(key, 1))
 
-    @jax.jit
-    def gradients(params, drawn):
-        return {name: ravel_pytree(of(policy, params, drawn)["reasoner"])[0] for name, of in functions.items()}
+    def taken(names: Collection[str], steps: range) -> Iterator[dict[str, np.ndarray]]:
+        @jax.jit
+        def gradients(params, drawn):
+            return {name: ravel_pytree(functions[name](policy, params, drawn)["reasoner"])[0] for name in names}
 
-    found: dict[str, list[np.ndarray]] = {name: [] for name in functions}
-    for step in tqdm(range(flags.batches), "batches", disable=not sys.stderr.isatty()):
         slots = setup.prompt_slots, setup.reference_width
-        batch = make_batch(
-            setup.train, step, flags.seed, flags.prompts, *slots, answer_slots=policy.config.answer_slots
-        )
-        drawn = draw(params, batch, noise.stream_key(jax.random.key(flags.seed), "rl", step))
-        for name, vector in gradients(params, drawn).items():
-            found[name].append(np.asarray(vector, np.float64))
-    return {name: np.stack(vectors) for name, vectors in found.items()}
+        for step in tqdm(steps, f"{len(names)} estimators", disable=not sys.stderr.isatty()):
+            batch = make_batch(
+                setup.train, step, flags.seed, flags.prompts, *slots, answer_slots=policy.config.answer_slots
+            )
+            drawn = draw(params, batch, noise.stream_key(jax.random.key(flags.seed), "rl", step))
+            yield {name: np.asarray(vector, np.float64) for name, vector in gradients(params, drawn).items()}
+
+    found = list(taken(functions, range(flags.batches)))
+    further = list(taken((EXACT, WHOLE), range(flags.batches, flags.batches + flags.further)))
+    return (
+        {name: np.stack([each[name] for each in found]) for name in functions},
+        {name: direction(each[name] for each in further) for name in (EXACT, WHOLE)},
+    )
 
 
-def compared(gradients: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """A row an estimator, of `measure`'s gradients: norm, noise and cosines, see `DEFINITIONS`."""
+def compared(gradients: dict[str, np.ndarray], means: dict[str, Direction]) -> list[dict[str, Any]]:
+    """A row an estimator, of what `measure` gives: norm, noise, cosines and share, see `DEFINITIONS`."""
     rows = []
     for name, found in gradients.items():
-        exact = gradients[WHOLE if name in WHOLES else EXACT]
+        beside = WHOLE if name in WHOLES else EXACT
+        exact, along = gradients[beside], means[beside]
+        shares = found @ along.mean / along.square if along.square > 0 else np.full(len(found), np.inf)
         count, mean = len(found), found.mean(axis=0)
         variance = np.square(found - mean).sum() / (count - 1)
         norm = np.sqrt(max(np.square(mean).sum() - variance / count, 0.0))
         cosines = [_cosine(a, b) for a, b in zip(found, exact, strict=True)]
-        share, share_se, noise_along = _along(found, exact)
         rows.append({
             "estimator": name,
             "norm": float(norm),
             "noise": float(np.sqrt(variance) / norm) if norm else float("inf"),
             "cosine": float(np.mean(cosines)),
             "cosine_se": float(np.std(cosines, ddof=1) / np.sqrt(count)),
-            "cosine_of_means": _cosine(mean, exact.mean(axis=0)),
-            "share": share,
-            "share_se": share_se,
-            "noise_along": noise_along,
+            "cosine_of_means": _cosine(mean, along.mean),
+            "share": float(shares.mean()),
+            "noise_along": float(shares.std(ddof=1)) if along.square > 0 else float("inf"),
         })  # fmt: skip
     return rows
-
-
-def _along(found: np.ndarray, exact: np.ndarray) -> tuple[float, float, float]:
-    """Of pairs of different batches alone: share, its jackknife error, and the noise along."""
-    count = len(exact)
-    products, norms = ((each @ exact.T) * (1 - np.eye(count)) for each in (found, exact))
-
-    def share(kept: np.ndarray) -> float:
-        return float(products[np.ix_(kept, kept)].sum() / norms[np.ix_(kept, kept)].sum())
-
-    every = np.arange(count)
-    without = np.array([share(np.delete(every, left_out)) for left_out in every])
-    noise_along = products.sum(axis=1).std(ddof=1) / norms.sum(axis=1).mean()
-    return share(every), float(np.sqrt((count - 1) * without.var())), float(noise_along)
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -218,8 +233,10 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     additive = {"thinker.name": "additive", "thinker.additive.sigma": flags.sigma, "dropout.rate": 0.0}
     tables, changes = {}, additive if flags.sigma else {}
     for checkpoint, setup in checkpoints.opened(flags, changes):
-        tables[str(checkpoint)] = compared(measure(setup, setup.initial_params(), flags))
-    work = {name: getattr(flags, name) for name in ("config", "batches", "prompts", "group", "sigma", "seed")}
+        tables[str(checkpoint)] = compared(*measure(setup, setup.initial_params(), flags))
+    work = {
+        name: getattr(flags, name) for name in ("config", "batches", "further", "prompts", "group", "sigma", "seed")
+    }
     return {"machine": machine(), "work": work, "definitions": DEFINITIONS, "tables": tables}
 
 
@@ -229,11 +246,12 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [f"- {line}" for line in (f"machine: {listed(result['machine'])}", f"work: {listed(result['work'])}")]
     lines += [f"- {line}" for line in result["definitions"]]
     head = ("Estimator", "Norm", "Noise", "Cosine", "Cosine of the means", "Share", "Noise along")
+    count = result["work"]["batches"]
     for checkpoint, rows in result["tables"].items():
         cells = [
             [row["estimator"], f"{row['norm']:.3g}", f"{row['noise']:.1f}",
              f"{row['cosine']:+.3f} ± {row['cosine_se']:.3f}", f"{row['cosine_of_means']:+.3f}",
-             f"{row['share']:+.3g} ± {row['share_se']:.2g}", f"{row['noise_along']:.3g}"]
+             f"{row['share']:+.3g} ± {row['noise_along'] / np.sqrt(count):.2g}", f"{row['noise_along']:.3g}"]
             for row in rows
         ]  # fmt: skip
         lines += ["", f"{checkpoints.name_of(Path(checkpoint))}:", "", *markdown_table(head, cells)]
@@ -249,6 +267,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("gradients", "The surrogate's gradient beside the reward's own.")
     checkpoints.add_flags(parser)
     parser.add_argument("--batches", type=int, default=32, help="default: 32")
+    parser.add_argument("--further", type=int, default=160, help="of the exact gradients alone; default: 160")
     parser.add_argument("--prompts", type=int, default=32, help="a batch; default: 32")
     parser.add_argument("--group", type=int, default=8, help="rollouts of each; default: 8")
     parser.add_argument("--passes", type=int, nargs="+", default=[2, 4, 16], help="values of K; default: 2 4 16")
@@ -256,7 +275,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sigma", type=float, help="additive noise of this size instead of dropout")
     parser.add_argument("--seed", type=int, default=0, help="of batches and noise; default: 0")
     flags = parser.parse_args(argv)
-    check_flags(flags, batches=3, prompts=1, group=2, seed=0)
+    check_flags(flags, batches=2, further=2, prompts=1, group=2, seed=0)
     if any(count < 1 for count in flags.passes) or any(epsilon <= 0 for epsilon in flags.epsilons):
         raise UserError("--passes, --epsilons: give numbers above 0")
     if flags.sigma is not None and not flags.sigma > 0:

@@ -180,11 +180,11 @@ STUDIES = {
     # Does SLPO's latent term, or another Gaussian's, point where the reward's own gradient through the latents does?
     "gradients": Study(
         "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise_along"),
-        ("--batches=24", "--epsilons=0.01"),
+        ("--batches=16", "--epsilons=0.01"),
     ),
     # The same under additive noise of the dropout's size, where a thought's likelihood is known and nothing is fitted.
     "gradients_exact": Study(
         "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise_along"),
-        ("--batches=24", "--sigma=0.11"),
+        ("--batches=16", "--sigma=0.11"),
     ),
 }  # fmt: skip

@@ -43,47 +43,56 @@ def test_both_parts_are_the_pathwise_gradient():
 
 
 def test_rows_by_hand():
+    along = gradients.Direction(np.array([4.0, 3.0]), 20.0)
     rows = gradients.compared({
-        gradients.EXACT: np.array([[3.0, 0.0], [5.0, 0.0], [4.0, 0.0]]),
-        "across": np.array([[0.0, 2.0], [0.0, 4.0], [0.0, 3.0]]),
-        "half": np.array([[1.0, 1.0], [-1.0, 1.0], [0.0, 1.0]]),
-        "none": np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]),
-    })  # fmt: skip
-    exact, across, half, none = rows
-    assert exact["norm"] == pytest.approx(np.sqrt(16 - 1 / 3))  # a third of the variance, 1, is left in the mean of 3
-    assert exact["noise"] == pytest.approx(1 / np.sqrt(16 - 1 / 3))
-    assert (exact["cosine"], exact["cosine_of_means"]) == (1, 1)
-    assert (across["cosine"], across["cosine_of_means"]) == (0, 0)
+        gradients.EXACT: np.array([[3.0, 0.0], [5.0, 0.0]]),
+        "across": np.array([[0.0, 2.0], [0.0, 4.0]]),
+        "half": np.array([[1.0, 1.0], [-1.0, 1.0]]),
+    }, {gradients.EXACT: along})  # fmt: skip
+    exact, across, half = rows
+    assert exact["norm"] == pytest.approx(np.sqrt(16 - 1))  # a variance of 2, half of which is left in the mean of two
+    assert exact["noise"] == pytest.approx(np.sqrt(2 / 15))
+    assert exact["cosine"] == 1
+    assert exact["cosine_of_means"] == pytest.approx(4 / 5)
+    assert (across["cosine"], across["cosine_of_means"]) == (0, pytest.approx(3 / 5))
     assert half["cosine"] == pytest.approx(0)
-    assert half["cosine_se"] == pytest.approx(np.sqrt(0.5) / np.sqrt(3))
-    assert (none["norm"], none["noise"]) == (0, float("inf"))
-    assert (exact["share"], exact["share_se"], across["share"]) == (1, 0, 0)
-    # Of unlike batches alone: 1 along 5 + 4, -1 along 3 + 4, 0; and 3 along 5 + 4, 5 along 3 + 4, 4 along 3 + 5.
-    assert half["share"] == pytest.approx((9 - 7) / (27 + 35 + 32))
-    assert half["noise_along"] == pytest.approx(np.std([9, -7, 0], ddof=1) / np.mean([27, 35, 32]))
+    assert half["cosine_se"] == pytest.approx(np.sqrt(0.5) * np.sqrt(2) / np.sqrt(2))
+    assert (half["norm"], half["noise"]) == (0, float("inf"))
+    assert [row["share"] for row in rows] == pytest.approx([16 / 20, 9 / 20, 3 / 20])
+    assert half["noise_along"] == pytest.approx(np.std([7, -1], ddof=1) / 20)
 
 
 def test_a_whole_is_set_beside_the_whole_of_the_reward():
     of_latents, whole = np.array([[1.0, 0.0]] * 3), np.array([[0.0, 2.0]] * 3)
+    means = {gradients.EXACT: gradients.direction(of_latents), gradients.WHOLE: gradients.direction(whole)}
     rows = gradients.compared(
-        {gradients.EXACT: of_latents, gradients.WHOLE: whole, "Pass@k, the whole": whole, "SLPO, K = 4": whole}
+        {gradients.EXACT: of_latents, gradients.WHOLE: whole, "Pass@k, the whole": whole, "SLPO, K = 4": whole}, means
     )
     assert [row["cosine"] for row in rows] == [1, 1, 1, 0]
+    assert [row["share"] for row in rows] == [1, 1, 1, 0]
 
 
-def test_share_of_estimators_that_share_the_exact_ones_noise():
-    """Of made-up gradients, over and over: what is in the mean, without the error of the batch that both are of."""
+def test_share_of_a_biased_estimator():
+    """Of made-up gradients, over and over: what is in its mean, whatever noise it shares with the exact one."""
     draws, mean = np.random.default_rng(0), np.full(40, 0.3)
-    shares, errors = [], []
+    shares, errors, squares = [], [], []
     for _ in range(200):
+        along = gradients.direction(mean + draws.normal(0, 1, (300, 40)))
         exact = mean + draws.normal(0, 1, (30, 40))
         half = 0.5 * mean + 3 * (exact - mean) + draws.normal(0, 2, exact.shape)
-        row = gradients.compared({gradients.EXACT: exact, "half": half})[1]
+        row = gradients.compared({gradients.EXACT: exact, "half": half}, {gradients.EXACT: along})[1]
         shares.append(row["share"])
-        errors.append(row["share_se"])
+        errors.append(row["noise_along"] / np.sqrt(30))
+        squares.append(along.square)
+    assert np.mean(squares) == pytest.approx(mean @ mean, abs=4 * np.std(squares) / np.sqrt(200))
     assert np.mean(shares) == pytest.approx(0.5, abs=4 * np.std(shares) / np.sqrt(200))
     assert np.median(errors) == pytest.approx(np.std(shares), rel=0.25)
-    assert row["noise_along"] == pytest.approx(row["share_se"] * np.sqrt(30), rel=0.25)
+
+
+def test_no_share_of_a_mean_that_does_not_show():
+    found = np.array([[1.0], [-1.0]])
+    row = gradients.compared({gradients.EXACT: found}, {gradients.EXACT: gradients.direction(found)})[0]
+    assert (row["share"], row["noise_along"]) == (float("inf"), float("inf"))
 
 
 @pytest.mark.slow
@@ -141,7 +150,7 @@ def test_fits_by_numpy():
         ([str(ROOT), "--passes", "0"], "--passes, --epsilons"),
         ([str(ROOT), "--epsilons", "-1"], "--passes, --epsilons"),
         ([str(ROOT), "--sigma", "-1"], "--sigma: -1.0"),
-        ([str(ROOT), "--batches", "2"], "--batches: 2 is too few"),
+        ([str(ROOT), "--batches", "1"], "--batches: 1 is too few"),
     ],
 )
 def test_flags_that_can_not_be(flags, said):
