@@ -144,9 +144,12 @@ def own_latents(config: ConfigDict) -> int:
 
 
 def thinker_of(config: ConfigDict) -> dict[str, Any]:
-    """`config.thinker` without the settings of the thinkers that are not used."""
+    """`config.thinker` without what is not used: other thinkers' settings, and `cold_steps` where no cold stop is."""
     name = config.thinker.name
-    return {"name": name, name: config.thinker[name]}
+    settings = config.thinker[name].to_dict()
+    if not settings.get("cold_entropy"):
+        settings.pop("cold_steps", None)
+    return {"name": name, name: settings}
 
 
 def make_thinker(config: ConfigDict, token: Callable[[str], int]) -> Any:

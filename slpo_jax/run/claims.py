@@ -17,7 +17,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.thinkers import WITH_PARAMETERS
-from slpo_jax.run.digests import initial_files
+from slpo_jax.run.digests import SPEED, initial_files
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OBJECTIVES
@@ -126,15 +126,25 @@ def _anew(folder: StageFolder) -> str:
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
     known = _flat(_defaults(experiment.config, stage)) | _flat(written)
-    settings = _settings(experiment.config, stage)
-    changed = [key for key, value in _flat(settings).items() if value != known.get(key)]
-    if "thinker" not in settings and known.get("thinker.name") in WITH_PARAMETERS:
+    settings = _flat(_settings(experiment.config, stage))
+    free = {f"data.{name}" for name in _files(experiment.config) if name in written.get("files", {})}
+    free |= {key for key in settings if key.startswith("model.") and key.partition(".")[2] in SPEED}
+    free |= {key for key in settings if key.endswith((".micro_batches", ".capacities"))}
+    changed = [key for key, value in settings.items() if value != known.get(key) and key not in free]
+    if "thinker.name" not in settings and known.get("thinker.name") in WITH_PARAMETERS:
         changed.append("thinker.name")  # whose parameters the checkpoint has
     if changed:
+        key, folder = changed[0], experiment.workdir.stage(stage)
+        now, then = (_shown(values.get(key, "unused")) for values in (settings, known))
         raise UserError(
-            f"config.{changed[0]}: is not what {experiment.workdir}'s stage {stage} was run with; set it back, or use "
-            "another --workdir"
+            f"config.{key}: is {now}, and {then} is what {experiment.workdir}'s stage {stage} was run with; set it "
+            f"back, or {_anew(folder)}"
         )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _defaults(config: ConfigDict, stage: str) -> dict[str, Any]:
@@ -163,8 +173,10 @@ def _check_start(experiment: Experiment, stage: str, written: dict[str, Any]) ->
         return
     if _start(experiment, before["stage"])["digest"] not in ("", before["digest"]):
         folder = experiment.workdir.stage(stage)
-        raise UserError(f"{folder.path}: began from another {before['stage'] or 'config.init'} than is there now; "
-                        f"{_anew(folder)}")  # fmt: skip
+        raise UserError(
+            f"{folder.path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
+            f"use another --workdir, or delete {folder.path} to run the stage anew"
+        )
 
 
 def _facts(experiment: Experiment, stage: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems
 
 _MATTER = ("seed", "reasoner", "prompt", "max_latents", "dropout")
-_SPEED = ("remat", "scan_layers")  # of config.model
+SPEED = ("remat", "scan_layers")  # of config.model
 _FROM_FILES = ("init", "base", "lora_alpha", "tokenizer", "reasoner", "seed", "gate")  # what an import depends on
 
 
@@ -116,13 +116,12 @@ def settings_of(config: ConfigDict, more_ends: Sequence[int] = ()) -> dict[str, 
     # Without some defaults, so that evaluations that are older than these keys stay current.
     defaults = {"answers": "auto", "stop": ()}
     found["prompt"] = {key: value for key, value in config.prompt.items() if defaults.get(key) != value}
-    name = config.thinker.name
-    if not config.thinker[name].get("cold_entropy", 0.0):
-        kept = {key: value for key, value in config.thinker[name].items() if key not in ("cold_entropy", "cold_steps")}
-        found["thinker"] = {"name": name, name: kept}
+    settings = found["thinker"][config.thinker.name]
+    if not settings.get("cold_entropy"):
+        settings.pop("cold_entropy", None)
     if evaluate.dropout is not None:
         found["dropout"] = config.dropout.to_dict() | {"rate": evaluate.dropout}
-    found["model"] = {key: value for key, value in config.model.items() if key not in _SPEED}
+    found["model"] = {key: value for key, value in config.model.items() if key not in SPEED}
     if more_ends:
         found["more_ends"] = list(more_ends)
     return plain(found) | {

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -187,12 +188,42 @@ def test_keys_younger_than_the_checkpoint_are_at_their_defaults(run):
     claim(config(), "mine")
     save_params(folder.path, {"w": jnp.ones(2)})
     facts = json.loads(folder.facts.read_text())
-    del facts["thinker"]["gumbel"]["cold_steps"], facts["objective"]["mine"]["kl_weight"]
+    del facts["thinker"]["gumbel"]["min_p"], facts["objective"]["mine"]["kl_weight"]
     folder.facts.write_text(json.dumps(facts))
     claim(config(), "mine")
-    for key in ("thinker.gumbel.cold_steps", "objective.mine.kl_weight"):
-        with pytest.raises(UserError, match=f"^config.{key}: is not what"):
-            claim(config(**{key: 2}), "mine")
+    for key in ("thinker.gumbel.min_p", "objective.mine.kl_weight"):
+        with pytest.raises(UserError, match=f"^config.{key}: is 0.5, and 0.0 is what .* delete .*mine to run"):
+            claim(config(**{key: 0.5}), "mine")
+    claim(config(**{"thinker.gumbel.cold_steps": 2}), "mine")  # of a cold stop, which there is not
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"imitate.micro_batches": 2},
+        {"rl.capacities": ((0.5, 0.5), (1.0, 1.0))},
+        {"model.scan_layers": True, "model.remat": True},
+    ],
+)
+def test_what_changes_speed_and_memory_alone_may_change(run, changes):
+    """As docs/configuration.md lists it."""
+    changed = run.config(**changes)
+    assert changed.to_json_best_effort() != run.config().to_json_best_effort()
+    check_stages(run.experiment(**changes))
+
+
+def test_data_may_lie_elsewhere(run, tmp_path):
+    """Files of the same bytes are the same data, wherever they are; a name of no file is what it says."""
+    for stage in ORDER:
+        run.delete(stage)
+    start = {"stages": ("imitate",)}
+    run.train("imitate", **start)
+    moved = shutil.copy(run.folder / "train.jsonl", tmp_path / "moved.jsonl")
+    check_stages(run.experiment(**start, **{"data.train": str(moved)}))
+    run.error(r"config\.data\.train", **start, **{"data.train": "synthetic:train"})
+    with Path(moved).open("a") as file:
+        file.write("\n")
+    assert "has changed since" in run.error(r"config\.data\.train", **start, **{"data.train": str(moved)})
 
 
 def test_an_objective_with_a_rate_of_its_own_does_not_care_for_the_shared_one(run):
