@@ -92,9 +92,9 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
         )
     if not config.init and max(config.prompt_slots) + others > positions:
         raise UserError(
-            f"config.model.n_positions: {positions} is less than the slots of prompt ({max(config.prompt_slots)}), "
-            f"latents ({config.max_latents}) and answer ({others - config.max_latents}) together; raise it, or lower "
-            "config.prompt_slots, config.max_latents or config.max_answer_tokens"
+            f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of prompt "
+            f"({max(config.prompt_slots)}), latents ({config.max_latents}) and answer ({others - config.max_latents}); "
+            "raise it, or lower config.prompt_slots, config.max_latents or config.max_answer_tokens"
         )
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
 

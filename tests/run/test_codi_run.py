@@ -189,7 +189,7 @@ def test_a_key_younger_than_the_checkpoint_is_at_its_default(fake, folder, tmp_p
     del facts["imitate"]["lora"], facts["imitate"]["distil_factor"]
     path.write_text(json.dumps(facts))
     _run(_config(folder, rank=0), tmp_path)
-    with pytest.raises(UserError, match=r"config\.imitate\.distil_factor: is 2.0, and 1.0 is what"):
+    with pytest.raises(UserError, match=r"config\.imitate\.distil_factor: is 2.0, and 20.0 is what"):
         _run(_config(folder, rank=0, distil_factor=2.0), tmp_path)
 
 
