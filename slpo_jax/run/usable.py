@@ -91,9 +91,10 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
             f"prompt none of the {positions} positions of {config.init}; lower it or config.max_answer_tokens"
         )
     if not config.init and max(config.prompt_slots) + others > positions:
+        prompt = max(config.prompt_slots)
         raise UserError(
-            f"config.model.n_positions: {positions} is less than the {max(config.prompt_slots) + others} slots of prompt "
-            f"({max(config.prompt_slots)}), latents ({config.max_latents}) and answer ({others - config.max_latents}); "
+            f"config.model.n_positions: {positions} is less than the {prompt + others} slots of prompt ({prompt}), "
+            f"latents ({config.max_latents}) and answer ({others - config.max_latents}) together; "
             "raise it, or lower config.prompt_slots, config.max_latents or config.max_answer_tokens"
         )
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
