@@ -185,6 +185,11 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         if (row, name) not in left_out:
             sets[row].append(name)
     notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
+    stamps = {name: read_stamp(folder.set_files(name, row)) for row, names in sets.items() for name in names}
+    notes += [
+        f"{name}: {stamp.left_out:,} problem(s) of its source are left out, as their answers can't be compared."
+        for name, stamp in sorted(stamps.items()) if stamp and stamp.left_out
+    ]  # fmt: skip
     found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
     return {row: records for row, records in found.items() if records}, notes
 

@@ -27,6 +27,7 @@ class Stamp:
         problems: their number.
         settings: what else the results depend on, by key of the config, and how rollouts ended.
         files: digests of the files that were written, by name.
+        left_out: how many more problems the source has, whose answers can't be compared.
     """
 
     checkpoint: str
@@ -35,6 +36,7 @@ class Stamp:
     problems: int
     settings: Mapping[str, Any]
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
 
     @property
     def model(self) -> dict[str, Any]:

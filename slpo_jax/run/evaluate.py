@@ -87,8 +87,10 @@ def _evaluate_row(
     limit = experiment.config.evaluate.limit
     row = _choose_rule(experiment, row, load)
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
+    tests = {name: experiment.test_set(name) for name in names}
     stamps = {
-        name: Stamp(row.checkpoint, *problems_digest(experiment.test_set(name), limit), settings) for name in names
+        name: Stamp(row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out)
+        for name, test in tests.items()
     }
     row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't

@@ -50,6 +50,7 @@ class EncodedProblems:
         steps: ids of each problem's steps, one list a step.
         answers: ids of each answer, without end marker and eos.
         template: what made the ids.
+        left_out: how many more problems the source has, whose answers can't be compared.
     """
 
     problems: tuple[Problem, ...]
@@ -57,6 +58,7 @@ class EncodedProblems:
     steps: list[list[Ids]]
     answers: list[Ids]
     template: Template
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -121,6 +123,7 @@ def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedP
         steps=template.step_ids([problem.steps for problem in problems]),
         answers=template.answer_ids([problem.answer for problem in problems]),
         template=template,
+        left_out=getattr(problems, "left_out", 0),
     )
 
 

@@ -60,6 +60,16 @@ def check_source(source: str) -> None:
         raise no_such_file(path)
 
 
+class Problems(tuple[Problem, ...]):
+    """The problems of a source in its order.
+
+    Attributes:
+        left_out: how many more it has, whose answers can't be compared.
+    """
+
+    left_out: int = 0
+
+
 def load_problems(
     source: str, synthetic: SyntheticConfig | None = None, role: Role = "train", latex: bool = False
 ) -> tuple[Problem, ...]:
@@ -124,7 +134,7 @@ def load_problems(
     return _problems(source, dataset_rows(source, role), all_numeric=False, latex=latex)
 
 
-def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, latex: bool) -> tuple[Problem, ...]:
+def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, latex: bool) -> Problems:
     raw = list(_raw_problems(rows))
     problems, left_out = _in_latex(raw) if latex else _with_numbers(raw, all_numeric)
     if left_out:
@@ -135,7 +145,9 @@ def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, l
         logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
     if not problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
-    return tuple(problems)
+    found = Problems(problems)
+    found.left_out = len(left_out)
+    return found
 
 
 def _raw_problems(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, RawProblem]]:

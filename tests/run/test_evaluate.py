@@ -256,6 +256,17 @@ def test_rows_of_a_checkpoint_that_is_gone_are_left_out(finished, monkeypatch):
     assert tuple(write_report(finished.work)["eval"]) == ROWS
 
 
+def test_the_report_counts_problems_whose_answers_can_not_be_compared(finished, monkeypatch):
+    path = finished.folder / "math.jsonl"
+    problems = json.loads((finished.folder / "real.json").read_text())
+    records = [{"problem": each["question"], "solution": "So.", "answer": str(each["answer"])} for each in problems]
+    records.insert(2, records[0] | {"answer": "x^2"})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    finished.evaluate(monkeypatch, **{"data.eval.real": str(path)})
+    found = write_report(finished.work)
+    assert "real: 1 problem(s) of its source are left out, as their answers can't be compared." in found["notes"]
+
+
 def test_rows_on_other_problems_are_left_out(finished, monkeypatch):
     """Whose references are the same: a row that the command had no part of kept its old questions."""
     path = finished.folder / "real.json"

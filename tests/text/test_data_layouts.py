@@ -254,7 +254,8 @@ def test_latex_that_can_not_be_compared_is_counted_out(tmp_path, warnings):
     answers = ["2", "", r"\frac{1}{2}", "5}", None]
     records = [{"problem": f"P{n}?", "solution": "none", "answer": answer} for n, answer in enumerate(answers)]
     path = write_jsonl(tmp_path / "math.jsonl", records)
-    assert _answers(load_problems(path, latex=True)) == ["2", r"\frac{1}{2}"]
+    problems = load_problems(path, latex=True)
+    assert (_answers(problems), problems.left_out) == (["2", r"\frac{1}{2}"], 3)
     assert warnings == [f"{path}: left out 3 of 5 problems: {path}, line 2: answer '' is no LaTeX that can be compared"]
     path = write_jsonl(tmp_path / "bad.jsonl", rows("", "}{"))
     with pytest.raises(UserError) as caught:
