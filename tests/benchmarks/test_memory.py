@@ -14,7 +14,7 @@ from benchmarks.measure.workload import GPT2
 pytestmark = [pytest.mark.usefixtures("cpu_devices")]
 TINY = {
     "model.n_layer": 1, "model.n_embd": 32, "model.n_head": 2, "tokenizer": "synthetic:20", "prompt_slots": (16,),
-    "max_latents": 3, "max_answer_tokens": 3, "rl.batch_size": 8, "rl.group": 2, "objective.slpo.passes": 1,
+    "max_latents": 3, "max_answer_tokens": 3, "rl.batch_size": 8, "rl.group": 2, "objective.slpo.passes": 2,
 }  # fmt: skip
 LARGEST = {"rl.capacities": ((1.0, 1.0),)}  # of a scoring pass: of the smaller ones, each compiled, only one runs
 
