@@ -3,7 +3,7 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). COCONUT on Llama has the rates of GPT-2.
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). On Llama the rates are GPT-2's.
 """
 
 from slpo_jax.config import default_config
