@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from slpo_jax.models.dense import product
+
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
@@ -97,7 +99,7 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     scores = jnp.where(mask_BLS[:, None], scores, MASKED)
     if prefix is None:
         weights = jax.nn.softmax(scores, axis=-1).astype(v_BGSD.dtype)
-        return unstacked(jnp.einsum("bgqs,bgsd->bgqd", stacked(weights), v_BGSD))
+        return unstacked(product("bgqs,bgsd->bgqd", stacked(weights), v_BGSD))
     k_CGUD, v_CGUD, valid_U = prefix
     shared, _, width, _ = k_CGUD.shape
 
@@ -113,5 +115,5 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     seen = jnp.broadcast_to(valid_U.reshape(shared, -1, width), (shared, rows // shared, width))
     before = jnp.where(seen.reshape(rows, 1, 1, width), ungrouped(before), MASKED)
     weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BGSD.dtype)
-    out = ungrouped(jnp.einsum("cgqu,cgud->cgqd", grouped(weights[..., :width]), v_CGUD))
-    return out + unstacked(jnp.einsum("bgqs,bgsd->bgqd", stacked(weights[..., width:]), v_BGSD))
+    out = ungrouped(product("cgqu,cgud->cgqd", grouped(weights[..., :width]), v_CGUD))
+    return out + unstacked(product("bgqs,bgsd->bgqd", stacked(weights[..., width:]), v_BGSD))

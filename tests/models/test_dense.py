@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.dense import dense, head_logits
+from slpo_jax.models.dense import dense, head_logits, of_rows, product
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
@@ -55,3 +55,47 @@ def test_no_gradient_is_laid_out_anew():
     layer = dense(96, jnp.float32, 0.02, "layer", use_bias=False)
     program = jax.jit(jax.grad(loss)).lower(jnp.ones((64, 96)), jnp.ones((4, 8, 64))).compile().as_text()
     assert "f32[96,4,8]" not in program
+
+
+def low(array):
+    """In bfloat16, and what that holds in float64."""
+    rounded = jnp.asarray(array, jnp.bfloat16)
+    return rounded, np.asarray(rounded, np.float64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "a", "b"),
+    [
+        ("nd,dv->nv", (6, 512), (512, 5)),
+        ("nd,vd->nv", (6, 512), (5, 512)),
+        ("bgqs,bgsd->bgqd", (2, 3, 4, 512), (2, 3, 512, 5)),
+    ],
+)
+def test_low_products_and_their_gradients_are_rounded_once(spec, a, b):
+    rng = np.random.default_rng(2)
+    (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
+    got, pull = jax.vjp(lambda a, b: product(spec, a, b), a, b)
+    g, g_exact = low(rng.normal(size=got.shape))
+    first, second, out = spec.replace("->", ",").split(",")
+    expected = (
+        np.einsum(spec, a_exact, b_exact),
+        np.einsum(f"{out},{second}->{first}", g_exact, b_exact),
+        np.einsum(f"{first},{out}->{second}", a_exact, g_exact),
+    )
+    for given, exact in zip((got, *pull(g)), expected, strict=True):
+        assert given.dtype == jnp.bfloat16
+        # Half a unit in the last of 8 places, and what float32 sums are off.
+        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
+def test_low_layers_ask_for_sums_in_float32():
+    """What XLA:CPU multiplies natively; asked for bfloat16 it casts both operands up first."""
+
+    def products(x, kernel):
+        contracted = ((1,), (0,)), ((), ())
+        program = jax.make_jaxpr(jax.grad(lambda *of: of_rows(*of, contracted).astype(jnp.float32).sum(), (0, 1)))
+        return [line for line in str(program(x, kernel)).splitlines() if "dot_general" in line]
+
+    lines = products(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16))
+    assert len(lines) == 3
+    assert all(":f32[" in line for line in lines)
