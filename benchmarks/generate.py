@@ -39,11 +39,12 @@ from slpo_jax.text.batches import EncodedProblems, encode_problems, pad_prompts
 from slpo_jax.text.problems import load_problems
 
 OURS, THEIRS = "slpo_jax", "transformers"
+DTYPES = ("float32", "bfloat16")
 DEFINITIONS = """
 tokens/s: tokens really generated, up to and including eos, over the seconds of the whole call, prompts included
 ratio: slpo_jax's tokens/s over transformers' of the same round, median (least-most); the order turns every round
-slpo_jax: Evaluator.run, as a run's own evaluation calls it, in float32; transformers: `generate` with sdpa, questions \
-in their order, each batch padded to its longest prompt
+slpo_jax: Evaluator.run, as a run's own evaluation calls it, activations and cache in the dtype that its row names \
+(`model.dtype`); transformers: `generate` with sdpa, questions in their order, each batch padded to its longest prompt
 fastest: of transformers' settings, by one call of each on the trial's tokens: weights and cache on one question, \
 after a call on two tokens, then with the best of them the rows at a time on all questions
 """.strip().splitlines()
@@ -70,15 +71,17 @@ class Work:
         return sum(read_completion(tokens, (), eos_ids).tokens for tokens in tokens_NA.tolist())
 
 
-def make_work(source: str, questions: int, samples: int, tokens: int) -> Work:
+def make_work(source: str, questions: int, samples: int, tokens: int, dtype: str = "float32") -> Work:
     """The model and the first questions of a set of problems.
 
+    Args:
+        dtype: of activations and of the cache.
     Raises:
         UserError: no such problems, or no SmolLM2.
     """
     config = default_config()
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=tokens)
-    config.gate.enabled, config.dropout.rate = False, 0.0
+    config.gate.enabled, config.dropout.rate, config.model.dtype = False, 0.0, dtype
     config.evaluate.update(temperature=1.0, batch_size=questions * samples, prompt_multiple=1 << 10)
     setup = assemble(config)
     problems = load_problems(source, role="test")[:questions]
@@ -175,18 +178,23 @@ def _settings(dtype: str, cache: str, rows: int) -> str:
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     """Every number of the report, ready for JSON."""
     set_up(1)
-    work = make_work(flags.problems, flags.questions, flags.samples, flags.tokens)
+    asked = (flags.problems, flags.questions, flags.samples, flags.tokens)
+    ours = {f"{OURS}, {dtype}": make_work(*asked, dtype) for dtype in flags.ours}
+    work = next(iter(ours.values()))
     with tempfile.TemporaryDirectory() as folder:
         export(work.setup, work.setup.initial_params(), Path(folder))
         theirs, settings, tried = fastest_theirs(work, Path(folder), flags)
-    runs = {OURS: make_ours(work), THEIRS: theirs}
-    first = {name: timed(run, 0, flags.tokens) for name, run in runs.items() if name == OURS or flags.warm}
+    runs = {name: make_ours(of_dtype) for name, of_dtype in ours.items()} | {THEIRS: theirs}
+    first = {name: timed(run, 0, flags.tokens) for name, run in runs.items() if name in ours or flags.warm}
     rounds: list[dict[str, dict[str, float]]] = []
     for number in tqdm(range(1, 1 + flags.rounds), "rounds", disable=not sys.stderr.isatty()):
         order = list(runs)[:: 1 if number % 2 else -1]
         rounds.append({name: timed(runs[name], number, flags.tokens) for name in order})
-    ratios = [each[OURS]["tokens_per_second"] / each[THEIRS]["tokens_per_second"] for each in rounds]
-    sides = {name: {what: summary([each[name][what] for each in rounds]) for what in first[OURS]} for name in runs}
+    measured = ("tokens", "seconds", "tokens_per_second")
+    sides = {name: {what: summary([each[name][what] for each in rounds]) for what in measured} for name in runs}
+    for name in ours:
+        ratios = [each[name]["tokens_per_second"] / each[THEIRS]["tokens_per_second"] for each in rounds]
+        sides[name]["ratio"] = summary(ratios)
     shapes = {name: getattr(flags, name) for name in ("questions", "samples", "tokens", "rounds")}
     return {
         "machine": machine(),
@@ -194,9 +202,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
         "fastest": settings,
         "tried": tried,
         "sides": sides,
-        "ratio": summary(ratios),
-        "ratio_of_medians": sides[OURS]["tokens_per_second"]["median"] / sides[THEIRS]["tokens_per_second"]["median"],
-        "compile_seconds": first[OURS]["seconds"] - sides[OURS]["seconds"]["median"],
+        "compile_seconds": {name: first[name]["seconds"] - sides[name]["seconds"]["median"] for name in ours},
     }
 
 
@@ -207,11 +213,11 @@ def markdown(result: dict[str, Any]) -> str:
         f"machine: {listed(result['machine'])}",
         f"work: {listed(result['work'])}",
         f"transformers: {result['fastest']}; tokens/s of all that was tried: {tried}",
-        f"ratio of medians: {result['ratio_of_medians']:.2f}; compile: {result['compile_seconds']:.0f} s",
+        f"compile seconds: {', '.join(f'{name}: {value:.0f}' for name, value in result['compile_seconds'].items())}",
     )
     lines = [
         [name, *(spread(side[what], digits) for what, digits in (("tokens_per_second", 1), ("seconds", 1))),
-         spread(side["tokens"], 0), spread(result["ratio"], 2) if name == OURS else ""]
+         spread(side["tokens"], 0), spread(side["ratio"], 2) if "ratio" in side else ""]
         for name, side in result["sides"].items()
     ]  # fmt: skip
     head = ("", "Tokens/s", "Seconds", "Tokens", "Ratio")
@@ -233,7 +239,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trial_tokens", type=int, default=16, help="of completions in a trial; default: 16")
     parser.add_argument("--rows", type=int, nargs="+", help="completions at a time that are tried with transformers; "
                         "default: all, and 32")  # fmt: skip
-    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=("float32", "bfloat16"))
+    parser.add_argument("--ours", nargs="+", choices=DTYPES, default=DTYPES, help="slpo_jax's; default: both")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="tried with transformers")
     parser.add_argument("--caches", nargs="+", choices=("dynamic", "static"), default=("dynamic", "static"))
     parser.add_argument("--no_warm_up", dest="warm", action="store_false", help="measure transformers at once")
     flags = parser.parse_args(argv)

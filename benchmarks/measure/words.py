@@ -86,7 +86,7 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
     facts = {name: getattr(flags, name) for name in ("prompts", "samples", "tokens", "rounds")} | {
         "parameters": sum(x.size for x in jax.tree.leaves(params["reasoner"])), "shards": devices,
         "prompt_tokens": [min(lengths), max(lengths)], "prompt_slots": slots[0],
-        "activations": config.model.dtype, "optimizer": config.rl.optimizer.name,
+        "optimizer": config.rl.optimizer.name,
     }  # fmt: skip
     parts = Parts(policy, objective, reward, flags.samples)
     return Work(setup, parts, optimizer_config(setup, objective), params, batch, verify, facts)

@@ -5,6 +5,7 @@ longest, with causal SDPA attention and no mask, and with logits at the completi
 between the completions of a prompt.
 """
 
+import copy
 import dataclasses
 import itertools
 import time
@@ -62,10 +63,11 @@ def make_sequences(prompts: Prompts, completions_NA: torch.Tensor, eos_ids: tupl
 
 
 class Witness:
-    """Model, optimizer and step, in float32.
+    """Model, optimizer and step; parameters and optimizer in float32.
 
     Attributes:
         model: transformers' LlamaForCausalLM.
+        speaker: what generates: the model itself, or a copy in bfloat16 that each rollout takes anew.
         sampled: the last step's completions, int64 [N, A].
     """
 
@@ -79,6 +81,8 @@ class Witness:
         cache: str = "dynamic",
         micro_batches: int = 1,
         compiled: bool = False,
+        speaks_low: bool = False,
+        scores_low: bool = False,
     ):
         """Reads the weights.
 
@@ -91,6 +95,8 @@ class Witness:
             cache: `generate`'s cache_implementation.
             micro_batches: parts of the prompts that are scored one after the other.
             compiled: torch.compile the scoring pass.
+            speaks_low: generate in bfloat16.
+            scores_low: score under autocast to bfloat16.
         Raises:
             ValueError: a setting that this implementation lacks.
             CompileError: `compiled`, and torch.compile doesn't work on this machine.
@@ -103,6 +109,8 @@ class Witness:
         self.micro_batches, self.parameters = micro_batches, list(self.model.parameters())
         self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
         self.sampled: torch.Tensor | None = None
+        self.speaker = copy.deepcopy(self.model).to(torch.bfloat16) if speaks_low else self.model
+        self._scoring = {"device_type": "cpu", "dtype": torch.bfloat16, "enabled": scores_low}
         self._multiple, self._encode = 1, self.model.model
         if compiled:
             check_compiler("cpu")
@@ -117,7 +125,11 @@ class Witness:
         """
         config, used = self.config, slice(int(np.asarray(prompts.valid).any(axis=0).argmax()), None)
         tokens_BP = torch.tensor(np.array(prompts.tokens[:, used], np.int64))
-        out = self.model.generate(
+        if self.speaker is not self.model:
+            with torch.no_grad():
+                for own, trained in zip(self.speaker.parameters(), self.parameters, strict=True):
+                    own.copy_(trained)
+        out = self.speaker.generate(
             input_ids=tokens_BP,
             attention_mask=torch.tensor(np.array(prompts.valid[:, used], np.int64)),
             max_new_tokens=tokens or config.answer_slots, do_sample=True, temperature=config.temperature, top_k=0,
@@ -129,10 +141,11 @@ class Witness:
 
     def log_probs(self, sequences: Sequences) -> torch.Tensor:
         """float32 [N, A], of the completions' tokens."""
-        hidden_NLD = self._encode(input_ids=sequences.tokens, use_cache=False).last_hidden_state
-        rows_N1 = torch.arange(len(hidden_NLD))[:, None]
-        logits_NAV = self.model.lm_head(hidden_NLD[rows_N1, sequences.columns])
-        losses = F.cross_entropy(logits_NAV.flatten(0, 1), sequences.targets.flatten(), reduction="none")
+        with torch.autocast(**self._scoring):
+            hidden_NLD = self._encode(input_ids=sequences.tokens, use_cache=False).last_hidden_state
+            rows_N1 = torch.arange(len(hidden_NLD))[:, None]
+            logits_NAV = self.model.lm_head(hidden_NLD[rows_N1, sequences.columns])
+        losses = F.cross_entropy(logits_NAV.flatten(0, 1).float(), sequences.targets.flatten(), reduction="none")
         return -losses.unflatten(0, sequences.targets.shape)
 
     def accumulate(self, prompts: Prompts, completions_NA: torch.Tensor, rewards_BG: np.ndarray) -> float:

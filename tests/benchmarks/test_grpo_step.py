@@ -53,7 +53,7 @@ def result(work, ours):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
         tried = ("--caches", "dynamic", "static", "--losses", "eager", "prompt by prompt")
-        return benchmark.benchmark(flags(*tried), work)
+        return benchmark.benchmark(flags(*tried), {"float32": work})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
         return total / metrics["loss"][1], metrics["log_likelihood"][0]
 
     (value, likelihood), gradient = jax.value_and_grad(mean, has_aux=True)(work.params)
-    theirs = benchmark.Theirs(work, folder, loss)
+    theirs = benchmark.Theirs(work, folder, (loss, "float32"))
     found = theirs.witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
     assert found == pytest.approx(float(value), abs=1e-6)
     model = work.setup.origin.description.model
@@ -111,6 +111,24 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
     sequences = sequences_of(batch.prompts, completions, policy.config.eos_ids)
     log_probs = theirs.witness.log_probs(sequences)
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_torch_in_bfloat16_is_torch_roughly(work, folder, completions):
+    """The same loss and gradient up to bfloat16's rounding, and what speaks has the weights of now."""
+    batch, found = varied(work), {}
+    for dtype in ("float32", "bfloat16"):
+        witness = benchmark.Theirs(work, folder, ("eager", dtype), ("dynamic", dtype)).witness
+        witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
+        found[dtype] = torch.cat([parameter.grad.flatten() for parameter in witness.parameters])
+    exact, low = found["float32"], found["bfloat16"]
+    assert 1e-4 < float((low - exact).norm() / exact.norm()) < 0.05
+    with torch.no_grad():
+        witness.parameters[0].mul_(2)
+    witness.rollout(batch.prompts, 1)
+    spoken = next(witness.speaker.parameters())
+    assert spoken.dtype == torch.bfloat16
+    assert torch.equal(spoken, witness.parameters[0].to(torch.bfloat16))
 
 
 def sequences_of(prompts, completions, eos_ids):
@@ -156,19 +174,21 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
 def test_report_has_every_number(result):
     """Of both sides, in turns."""
     assert json.loads(json.dumps(result)) == result
-    assert set(result["tried"]) == {"dynamic cache", "static cache", "eager loss", "prompt by prompt loss"}
-    mine, theirs = result["sides"]["slpo_jax"], result["sides"]["torch"]
+    choices = ("dynamic cache", "static cache", "eager loss", "prompt by prompt loss")
+    assert set(result["tried"]) == {f"{what} in {dtype}" for what in choices for dtype in ("float32", "bfloat16")}
+    mine, theirs = result["sides"]["slpo_jax, float32"], result["sides"]["torch"]
+    ratios = result["ratios"]["slpo_jax, float32"]
     for what in benchmark.PARTS:
         ratio = np.array(theirs[what]["values"]) / mine[what]["values"]
         assert len(ratio) == ROUNDS  # without warm-up
-        np.testing.assert_allclose(result["ratio"][what]["values"], ratio)
+        np.testing.assert_allclose(ratios[what]["values"], ratio)
     for side in (mine, theirs):
         tokens = np.array(side["tokens_per_second"]["values"]) * side["step"]["values"]
         np.testing.assert_allclose(tokens, PROMPTS * GROUP * TOKENS)
     assert min(result["compile_seconds"].values()) > 0
     lines = benchmark.markdown(result).splitlines()
     (row,) = (line for line in lines if line.startswith("| ratio"))
-    assert row.startswith(f"| ratio | {result['ratio']['step']['median']:.2f} (")
+    assert row.startswith(f"| ratio, slpo_jax, float32 | {ratios['step']['median']:.2f} (")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
 
 
