@@ -10,6 +10,7 @@ from grid import Grid, Run, Study
 _REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
 _GPT2 = ("coconut_gpt2", "codi_gpt2")
 TWELVE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "configs" / "twelve.py"))
+_HALF, _THEN = 300, ("reward", "reference", "answer_only")
 _CELLS = {reasoner: Run(reasoner, config=f"configs/twelve.py:{reasoner}") for reasoner in _REASONERS}
 
 
@@ -27,9 +28,20 @@ def _again(
     return Run(label, start | dict(overrides), after=after or reasoner, config=config, rows=(objective,))
 
 
-def _on_both(others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
-    """The runs of both reasoners on GPT-2, and what is run from each."""
-    return tuple(run for reasoner in _GPT2 for run in (_CELLS[reasoner], *others(reasoner)))
+def _on(reasoners: Sequence[str], others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
+    """The runs of these reasoners, and what is run from each."""
+    return tuple(run for reasoner in reasoners for run in (_CELLS[reasoner], *others(reasoner)))
+
+
+def _first(reasoner: str) -> Run:
+    """Pass@k for half of the steps."""
+    return _again(f"{reasoner}_first", reasoner, {"rl.steps": _HALF}, "pass_at_k")
+
+
+def _then(name: str, reasoner: str, steps: int = _HALF, suffix: str = "") -> Run:
+    """Another objective after that."""
+    label, first = f"{reasoner}_then_{name}{suffix}", f"{reasoner}_first"
+    return _again(label, reasoner, {"rl.steps": steps}, name, first, "pass_at_k")
 
 
 def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, Any]) -> Run:
@@ -42,7 +54,7 @@ _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
-_HALF, _THEN = {"rl.steps": 300}, ("reward", "reference", "answer_only")
+_THEN_EQUAL_SECONDS = 1500  # of answer_only, after half of the steps of pass_at_k
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
 _COT = {"max_answer_tokens": 32, "imitate.max_latent_stage": 0, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}
@@ -70,11 +82,16 @@ TWELVE_GRIDS = {
     # As "twelve", but as many seconds of training as SLPO has, instead of as many steps.
     "seconds": Grid(
         "configs/twelve.py",
-        _on_both(
+        _on(
+            _GPT2,
             lambda reasoner: [
-                _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
-                for name, steps in _EQUAL_SECONDS.items()
-            ]
+                _first(reasoner),
+                *(
+                    _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
+                    for name, steps in _EQUAL_SECONDS.items()
+                ),
+                _then("answer_only", reasoner, _THEN_EQUAL_SECONDS, "_seconds"),
+            ],
         ),
         rows=("slpo_mean", *_EQUAL_SECONDS),
         folder="twelve",
@@ -82,14 +99,12 @@ TWELVE_GRIDS = {
     # Is one after the other above all controls on all figures? As many steps in all as each alone in "twelve".
     "schedules": Grid(
         "configs/twelve.py",
-        _on_both(
+        _on(
+            _REASONERS,
             lambda reasoner: [
-                _again(f"{reasoner}_first", reasoner, _HALF, "pass_at_k"),
-                *(
-                    _again(f"{reasoner}_then_{name}", reasoner, _HALF, name, f"{reasoner}_first", "pass_at_k")
-                    for name in _THEN
-                ),
-            ]
+                _first(reasoner),
+                *(_then(name, reasoner) for name in _THEN),
+            ],
         ),
         rows=("pass_at_k", "mixture", *_THEN),
         folder="twelve",
@@ -111,8 +126,9 @@ TWELVE_GRIDS = {
     # Figure 4 and table 6.
     "advantages": Grid(
         "configs/twelve.py",
-        _on_both(
-            lambda reasoner: [_again(f"{reasoner}_grpo", reasoner, {"objective.slpo_mean.advantage": "grpo"})]
+        _on(
+            _GPT2,
+            lambda reasoner: [_again(f"{reasoner}_grpo", reasoner, {"objective.slpo_mean.advantage": "grpo"})],
         ),
         rows=("slpo_mean",),
         metrics=("pass@1", "pass@8", "pass@16"),
@@ -121,7 +137,8 @@ TWELVE_GRIDS = {
     # Figures 3 and 8.
     "sweeps": Grid(
         "configs/twelve.py",
-        _on_both(
+        _on(
+            _GPT2,
             lambda reasoner: [
                 _again(f"{reasoner}_K{K}_G{G}", reasoner, {"objective.slpo_mean.passes": K, "rl.group": G})
                 for K, G in _SWEEP
@@ -134,7 +151,8 @@ TWELVE_GRIDS = {
     # How many latents, and how many right, does each threshold of the gate give?
     "thresholds": Grid(
         "configs/twelve.py",
-        _on_both(
+        _on(
+            _GPT2,
             lambda reasoner: [
                 _evaluated(f"{reasoner}_threshold_{x}", reasoner, "slpo_mean",
                            {"evaluate.thresholds": (x,), "evaluate.samples": 0})
@@ -149,7 +167,8 @@ TWELVE_GRIDS = {
     # Figure 7; its picture is in each run's figures/difficulty.png.
     "difficulty": Grid(
         "configs/twelve.py",
-        _on_both(
+        _on(
+            _GPT2,
             lambda reasoner: [
                 _evaluated(
                     f"{reasoner}_difficulty_{stage}_{split}",
