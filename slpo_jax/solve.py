@@ -36,6 +36,9 @@ def describe(solver: "Solver", solution: "Solution") -> str:
         f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
         f"thought   {_ending(solver, solution)}",
     ]
+    if solver.drawn_thinker:
+        name = solver.setup.config.thinker.name
+        lines.append(f"untrained {name}'s own parameters are those that training would begin with")
     if not solution.latents:
         return "\n".join(lines)
     lines.append("")
@@ -110,6 +113,7 @@ def as_json(solver: "Solver", solution: "Solution", found: "Vote | None", seed: 
         "majority": found.majority,
     }
     facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
+    facts["untrained_thinker"] = solver.drawn_thinker
     return facts | dataclasses.asdict(solution) | {"latent_steps": len(solution.latents), "vote": voted}
 
 

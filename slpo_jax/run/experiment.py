@@ -109,22 +109,28 @@ class Setup:
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
-    def stored_params(self) -> dict[str, Any]:
+    def stored_params(self, draws_thinker: bool = False) -> dict[str, Any]:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
+        Args:
+            draws_thinker: it may lack parameters of the thinker's own, whatever the stages are.
         Raises:
             UserError: it is damaged, or can't be gone on from with this thinker.
         """
         orbax = self.origin.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.origin.read is not None:
-            check_thinker(self.config, stored, self.abstract_params())
+            check_thinker(self.config, stored, self.abstract_params(), draws_thinker)
         return stored
 
-    def initial_params(self) -> dict[str, Any]:
-        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks."""
+    def initial_params(self, draws_thinker: bool = False) -> dict[str, Any]:
+        """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
+
+        Args:
+            draws_thinker: parameters of the thinker's own that it lacks need not be trained afterwards.
+        """
         found: dict[str, Any] = {}
-        stored = self.stored_params()
+        stored = self.stored_params(draws_thinker)
         if self.origin.orbax is not None:
             shapes = self.abstract_params()
             found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})

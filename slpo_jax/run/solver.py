@@ -33,12 +33,14 @@ class Solver:
         params: {"reasoner": ..., "gate": ...}.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
+        drawn_thinker: the checkpoint lacks the thinker's own parameters; they are what training would begin with.
     """
 
     setup: Setup
     params: Any
     stopping: Stopping
     rule: float | int
+    drawn_thinker: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,8 @@ def load_solver(
         max_answer_tokens: None is the run's budget.
         reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
         base, tokenizer, lora_alpha: see `slpo_jax.config`.
-        thinker: a name in `THINKERS`; "" is the run's.
+        thinker: a name in `THINKERS`; "" is the run's. Parameters of its own that the checkpoint lacks are drawn as
+            training draws them first.
         instruction, answers: `config.prompt.instruction` and `.answers` of a text reasoner; "" is the run's.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
@@ -132,7 +135,9 @@ def load_solver(
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
         rule = threshold
     setup = assemble(config, identity=identity)
-    return Solver(setup, setup.initial_params(), stopping, rule)
+    params = setup.initial_params(draws_thinker=bool(thinker))
+    lacking = "thinker" in params and "thinker" not in setup.stored_params(draws_thinker=True)
+    return Solver(setup, params, stopping, rule, lacking)
 
 
 def solve(solver: Solver, question: str) -> Solution:

@@ -66,8 +66,8 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
         )
 
 
-def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """Parameters of the thinker's own must be of this thinker, and be there or be trained."""
+def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
+    """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking."""
     name = config.thinker.name
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get("thinker")) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
@@ -75,7 +75,7 @@ def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, 
             f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "
             "set config.thinker as it was trained with"
         )
-    if ours is not None and theirs is None and "rl" not in config.stages:
+    if ours is not None and theirs is None and "rl" not in config.stages and not may_lack:
         raise UserError(
             f"config.thinker.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
             "or use another thinker"
