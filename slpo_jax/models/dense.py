@@ -73,6 +73,29 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
 
 
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
-    """[.., D] -> float32 logits [.., V]."""
+    """[.., D] -> float32 logits [.., V].
+
+    In low precision their cotangents are rounded to the dtype of the two, as torch's autocast does: a product of one in
+    float32 with one in bfloat16 is slow everywhere.
+    """
+    if _is_low(hidden, head_VD):
+        logits = _low_logits(hidden.reshape(-1, hidden.shape[-1]), head_VD)
+        return logits.reshape(*hidden.shape[:-1], logits.shape[-1])
     contracted = ((hidden.ndim - 1,), (1,)), ((), ())
     return of_rows(hidden, head_VD, contracted, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _low_logits(hidden_ND: jax.Array, head_VD: jax.Array) -> jax.Array:
+    return jnp.einsum("nd,vd->nv", hidden_ND, head_VD, preferred_element_type=jnp.float32)
+
+
+def _low_logits_forward(hidden_ND: jax.Array, head_VD: jax.Array):
+    return _low_logits(hidden_ND, head_VD), (hidden_ND, head_VD)
+
+
+def _low_logits_backward(operands, g_NV: jax.Array):
+    return _product_backward("nd,vd->nv", operands, g_NV.astype(operands[0].dtype))
+
+
+_low_logits.defvjp(_low_logits_forward, _low_logits_backward)

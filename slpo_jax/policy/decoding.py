@@ -59,14 +59,13 @@ def decode_answers(
     reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
     rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
     most, sizes = config.answer_slots - first, cache_sizes(config.answer_slots)
-    is_long = len(sizes) > 1  # shorter ones are drawn as they always were
 
     def say(state: _Answers, hidden_ND, slot) -> _Answers:
         logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
         if config.banned_ids:
             logits_NV = logits_NV.at[:, jnp.array(config.banned_ids)].set(-jnp.inf)
         drawing_N = noise.token_keys(keys_N, slot)
-        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p, in_blocks=is_long)
+        token_N = draw_tokens(drawing_N, logits_NV, config.temperature, config.top_k, config.top_p)
         token_N = jnp.where(state.ended_N, config.pad_id, token_N)
         tokens_NA = jax.lax.dynamic_update_slice_in_dim(state.tokens_NA, token_N[:, None], slot, axis=1)
         ended_N, stops_N = state.ended_N | is_end(token_N, config.eos_ids), state.stops_N

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 BLOCK = 256  # tokens that are drawn from together: about the root of real vocabularies
+LARGE = 4 * BLOCK  # tokens of a vocabulary that is drawn from in blocks
 
 
 def most_likely(logits_NV: jax.Array, top_k: int, top_p: float) -> tuple[jax.Array, jax.Array | None]:
@@ -45,20 +46,19 @@ def draw_tokens(
     temperature: float,
     top_k: int = 0,
     top_p: float = 1.0,
-    in_blocks: bool = False,
 ) -> jax.Array:
-    """One token a row, int32 [N].
+    """One token a row, int32 [N]; of a large vocabulary with nothing to cut as `draw_from_blocks` does.
 
     Args:
         keys_N: typed keys, used once.
         temperature: 0 is greedy, whatever the others are.
         top_k, top_p: see `most_likely`.
-        in_blocks: with nothing to cut, draw as `draw_from_blocks` does.
     """
     if temperature == 0.0:
         return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
     kept_NM, ids_NM = most_likely(logits_NV / temperature, top_k, top_p)
-    draw = draw_from_blocks if in_blocks and ids_NM is None else jax.random.categorical
+    in_blocks = ids_NM is None and kept_NM.shape[-1] >= LARGE
+    draw = draw_from_blocks if in_blocks else jax.random.categorical
     drawn_N = jax.vmap(draw)(keys_N, kept_NM)
     if ids_NM is not None:
         drawn_N = jnp.take_along_axis(ids_NM, drawn_N[:, None], axis=1)[:, 0]

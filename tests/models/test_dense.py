@@ -41,6 +41,22 @@ def test_logits_are_summed_in_float32():
     np.testing.assert_allclose(got, exact, atol=1e-3)  # rounded to bfloat16, they are some 0.1 off
 
 
+def test_low_logits_gradients_are_of_their_rounded_cotangents():
+    rng = np.random.default_rng(3)
+    (hidden, hidden_exact), (head, head_exact) = low(rng.normal(size=(2, 3, 512))), low(rng.normal(size=(7, 512)))
+    g = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    _, pull = jax.vjp(head_logits, hidden, head)
+    of_hidden, of_head = pull(jnp.asarray(g))
+    _, g_exact = low(g)
+    assert np.abs(g_exact - g).max() > 1e-4
+    for given, exact in (
+        (of_hidden, g_exact @ head_exact),
+        (of_head, np.tensordot(g_exact, hidden_exact, [(0, 1), (0, 1)])),
+    ):
+        assert given.dtype == jnp.bfloat16
+        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
 def test_logits_of_no_positions():
     """A thought of no steps, as `solve` shows it for written chains of thought."""
     assert head_logits(jnp.ones((1, 0, 4)), jnp.ones((7, 4))).shape == (1, 0, 7)

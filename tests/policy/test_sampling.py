@@ -54,10 +54,11 @@ def test_nothing_to_cut_is_the_untruncated_draw(keys):
 def test_draws_from_blocks_have_the_same_law(keys, monkeypatch):
     """Two blocks of which one is not full; a third has nothing that may be drawn."""
     monkeypatch.setattr(sampling, "BLOCK", 4)
+    monkeypatch.setattr(sampling, "LARGE", len(LOGITS) + 6)
     logits = np.concatenate([LOGITS, np.full(6, -np.inf, np.float32)])
     logits[1] = -np.inf
-    tokens = compiled(draw_tokens, static=("temperature", "in_blocks"))(
-        keys, jnp.broadcast_to(logits, (DRAWS, len(logits))), temperature=0.5, in_blocks=True
+    tokens = compiled(draw_tokens, static=("temperature",))(
+        keys, jnp.broadcast_to(logits, (DRAWS, len(logits))), temperature=0.5
     )
     weights = np.exp(logits.astype(np.float64) / 0.5)
     law, counts = weights / weights.sum(), np.bincount(tokens, minlength=len(logits))
