@@ -30,9 +30,10 @@ def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
     Args:
         limit: problems of each test set; None: the config's own.
     Returns:
-        line -> {"row": its name, "seeds": how many, "means": metric -> figure, "differences" and "by_set"}: baseline ->
-        metric -> figure or set -> figure. A figure is {"value", "low", "high"}: of a mean over the sets with one
-        standard error on each side, of a difference with its interval. There is a line for each label and row.
+        line -> {"row": its name, "kind": what its settings are counted as, "seeds": how many, "means": metric ->
+        figure, "differences" and "by_set"}: baseline -> metric -> figure or set -> figure. A figure is {"value", "low",
+        "high"}: of a mean over the sets with one standard error on each side, of a difference with its interval. There
+        is a line for each label and row.
     """
     found: dict[str, Any] = {}
     for run in grid.runs:
@@ -54,6 +55,7 @@ def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
             differences = {b: _differences(report, row, b, grid.metrics) for b in grid.minus if b != row}
             found[line] = {
                 "row": row,
+                "kind": run.kind or row,
                 "seeds": len(folders),
                 "means": _means(report, row, grid.metrics),
                 # The mean of the sets comes after them; where there is one set alone, its figure stands.
@@ -110,12 +112,15 @@ def _table(head: Sequence[str]) -> list[str]:
 
 
 def _tally(compared: Grid | Study, found: dict[str, Any]) -> list[str]:
-    """In how many settings, each label and set being one, is a row above a baseline?"""
+    """In how many settings, each label and set being one, is a row above a baseline, and above all of them?"""
     counts: dict[tuple[str, str], dict[str, list[Figures]]] = {}
     for line in found.values():
-        for b, metrics in line.get("by_set", {}).items():
+        by_set = {b: metrics for b, metrics in line.get("by_set", {}).items() if metrics}
+        if len(by_set) > 1:
+            by_set["all of them"] = _least(list(by_set.values()))
+        for b, metrics in by_set.items():
             for metric, sets in metrics.items():
-                counts.setdefault((line["row"], b), {}).setdefault(metric, []).extend(sets.values())
+                counts.setdefault((line["kind"], b), {}).setdefault(metric, []).extend(sets.values())
     if all(len(figures) < 2 for metrics in counts.values() for figures in metrics.values()):
         return []
     lines = ["", "Settings in which the row is above (whose interval lies above 0) of all:", ""]
@@ -127,6 +132,15 @@ def _tally(compared: Grid | Study, found: dict[str, Any]) -> list[str]:
             cells.append("{} ({}) of {}".format(*above, len(figures)) if figures else "")
         lines.append(f"| {row} | {b} | {' | '.join(cells)} |")
     return lines
+
+
+def _least(baselines: Sequence[dict[str, dict[str, Figures]]]) -> dict[str, dict[str, Figures]]:
+    """Metric -> set -> the least of each figure over the baselines."""
+    keys = ("value", "low")
+    return {
+        metric: {name: {key: min(b[metric][name][key] for b in baselines) for key in keys} for name in sets}
+        for metric, sets in baselines[0].items()
+    }
 
 
 def _named(compared: Grid | Study) -> str:

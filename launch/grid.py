@@ -18,6 +18,7 @@ class Run:
         config: instead of the grid's.
         rows: that are compared of it, instead of the grid's.
         alone: it takes no rows of `after`, being evaluated in another way.
+        kind: what its settings are counted as; "": as its rows.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Run:
     config: str = ""
     rows: tuple[str, ...] = ()
     alone: bool = False
+    kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,12 @@ def _again(
     objective: str = "slpo_mean",
     after: str = "",
     stage: str = "cold_start",
+    kind: str = "",
 ) -> Run:
     """An objective with another setting, from the cold start of the reasoner's own run, or a stage of another's."""
     start = {"stages": ("rl", "evaluate"), "init": f"{{after}}/checkpoints/{stage}", "rl.objectives": (objective,)}
     config = _CELLS[reasoner].config
-    return Run(label, start | dict(overrides), after=after or reasoner, config=config, rows=(objective,))
+    return Run(label, start | dict(overrides), after=after or reasoner, config=config, rows=(objective,), kind=kind)
 
 
 def _on(reasoners: Sequence[str], others: Callable[[str], Sequence[Run]]) -> tuple[Run, ...]:
@@ -35,13 +36,13 @@ def _on(reasoners: Sequence[str], others: Callable[[str], Sequence[Run]]) -> tup
 
 def _first(reasoner: str) -> Run:
     """Pass@k for half of the steps."""
-    return _again(f"{reasoner}_first", reasoner, {"rl.steps": _HALF}, "pass_at_k")
+    return _again(f"{reasoner}_first", reasoner, {"rl.steps": _HALF}, "pass_at_k", kind="pass_at_k, half of the steps")
 
 
 def _then(name: str, reasoner: str, steps: int = _HALF, suffix: str = "") -> Run:
     """Another objective after that."""
-    label, first = f"{reasoner}_then_{name}{suffix}", f"{reasoner}_first"
-    return _again(label, reasoner, {"rl.steps": steps}, name, first, "pass_at_k")
+    label, kind = f"{reasoner}_then_{name}{suffix}", f"pass_at_k, then {name}{suffix.replace('_', ', equal ')}"
+    return _again(label, reasoner, {"rl.steps": steps}, name, f"{reasoner}_first", "pass_at_k", kind)
 
 
 def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, Any]) -> Run:
@@ -52,6 +53,7 @@ def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, An
 
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+_BASELINES = ("cold_start", "imitate_control", "reference")
 # Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
 _THEN_EQUAL_SECONDS = 1500  # of answer_only, after half of the steps of pass_at_k
@@ -76,7 +78,7 @@ TWELVE_GRIDS = {
         "configs/twelve.py",
         tuple(_CELLS.values()),
         rows=("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", *TWELVE["COMPARED"]),
-        minus=("cold_start", "imitate_control", "reference"),
+        minus=_BASELINES,
         metrics=("acc", "pass@1", "pass@8", "pass@16", "latent_steps", "distinct_answers"),
     ),
     # As "twelve", but as many seconds of training as SLPO has, instead of as many steps.
@@ -87,13 +89,16 @@ TWELVE_GRIDS = {
             lambda reasoner: [
                 _first(reasoner),
                 *(
-                    _again(f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name)
+                    _again(
+                        f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name, kind=f"{name}, equal seconds"
+                    )
                     for name, steps in _EQUAL_SECONDS.items()
                 ),
                 _then("answer_only", reasoner, _THEN_EQUAL_SECONDS, "_seconds"),
             ],
         ),
         rows=("slpo_mean", *_EQUAL_SECONDS),
+        minus=_BASELINES,
         folder="twelve",
     ),
     # Is one after the other above all controls on all figures? As many steps in all as each alone in "twelve".
@@ -107,6 +112,7 @@ TWELVE_GRIDS = {
             ],
         ),
         rows=("pass_at_k", "mixture", *_THEN),
+        minus=_BASELINES,
         folder="twelve",
     ),
     # Table 2's rows of explicit text: written steps, and steps that are left out until none is, one after the other or

@@ -231,13 +231,19 @@ def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
     below = {"value": -0.02, "low": -0.03, "high": 0.01}
     figures = {
         "row": "mine",
+        "kind": "mine, longer",
         "seeds": 2,
         "means": {"acc": figure},
         "differences": {"cold_start": {"acc": figure, "latent_steps": figure | {"low": -1}}},
-        "by_set": {"cold_start": {"acc": {"a": figure, "b": below, "c": figure | {"low": -1}}}},
+        "by_set": {
+            "cold_start": {"acc": {"a": figure, "b": below, "c": figure | {"low": -1}}},
+            "control": {"acc": {"a": below, "b": figure, "c": figure}},
+        },
     }
     lines = comparison.markdown(grid, {"one": figures, "two": figures}).splitlines()
-    assert lines.count("| mine | cold_start | 4 (2) of 6 |  |") == 1
+    assert lines.count("| mine, longer | cold_start | 4 (2) of 6 |  |") == 1
+    assert lines.count("| mine, longer | control | 4 (4) of 6 |  |") == 1
+    assert lines.count("| mine, longer | all of them | 2 (0) of 6 |  |") == 1
     assert lines.count("| one | 2 | 2.00 ± 1.00 |  |") == 1
     baseline = figures | {"differences": {"cold_start": {}}}
     assert list(comparison.shown(grid, {"base": baseline, "one": figures})) == ["one"]
