@@ -32,9 +32,8 @@ def _is_low(*operands: jax.Array) -> bool:
     return len({x.dtype for x in operands}) == 1 and operands[0].dtype.itemsize < 4
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two, in their dtype, with sums in float32 that are rounded once.
+    """`jnp.einsum` of two; of two in low precision with sums in float32 that are rounded once.
 
     In bfloat16 XLA:CPU multiplies natively only where the result is asked for in float32: else it casts both operands
     up first, which takes twice the time for a matrix, and four times for a cache of values. The gradient is made of
@@ -43,21 +42,24 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     Args:
         spec: every index is in two of the three terms.
     """
-    if not _is_low(a, b):
-        return jnp.einsum(spec, a, b)
+    return _low_product(spec, a, b) if _is_low(a, b) else jnp.einsum(spec, a, b)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _low_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
-def _product_forward(spec: str, a: jax.Array, b: jax.Array):
-    return product(spec, a, b), (a, b)
+def _low_forward(spec: str, a: jax.Array, b: jax.Array):
+    return _low_product(spec, a, b), (a, b)
 
 
-def _product_backward(spec: str, operands, g: jax.Array):
+def _low_backward(spec: str, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
-    return product(f"{out},{second}->{first}", g, b), product(f"{first},{out}->{second}", a, g)
+    return _low_product(f"{out},{second}->{first}", g, b), _low_product(f"{first},{out}->{second}", a, g)
 
 
-product.defvjp(_product_forward, _product_backward)
+_low_product.defvjp(_low_forward, _low_backward)
 
 
 def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:
@@ -95,7 +97,7 @@ def _low_logits_forward(hidden_ND: jax.Array, head_VD: jax.Array):
 
 
 def _low_logits_backward(operands, g_NV: jax.Array):
-    return _product_backward("nd,vd->nv", operands, g_NV.astype(operands[0].dtype))
+    return _low_backward("nd,vd->nv", operands, g_NV.astype(operands[0].dtype))
 
 
 _low_logits.defvjp(_low_logits_forward, _low_logits_backward)
