@@ -116,7 +116,7 @@ def _tally(compared: Grid | Study, found: dict[str, Any]) -> list[str]:
     counts: dict[tuple[str, str], dict[str, list[Figures]]] = {}
     for line in found.values():
         by_set = {b: metrics for b, metrics in line.get("by_set", {}).items() if metrics}
-        if len(by_set) > 1:
+        if len(by_set) > 1 and {*by_set} == {*compared.minus} - {line["row"]}:
             by_set["all of them"] = _least(list(by_set.values()))
         for b, metrics in by_set.items():
             for metric, sets in metrics.items():

@@ -9,7 +9,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Reader, accuracy, record_rows
 from slpo_jax.run.digests import settings_of
 from slpo_jax.run.experiment import assemble
-from slpo_jax.run.solver import Solution
+from slpo_jax.run.solver import Solution, Solver
 from slpo_jax.solve import describe
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
@@ -113,7 +113,7 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     with pytest.raises(UserError, match="'boxed'"):
         setup.reward(tokens, batch.references)
     solution = Solution("How many ?", None, "1", [])
-    solver = type("Solver", (), {"setup": setup})
+    solver = Solver(setup, None, "length", 0)
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
     cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", []))
     assert "answer    none: the text has no end" in cut_off

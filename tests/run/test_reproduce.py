@@ -226,7 +226,7 @@ def test_a_run_that_fails_ends_with_one_line(folder, capsys, monkeypatch, tmp_pa
 
 
 def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
-    grid = Grid("", (), metrics=("acc", "latent_steps"))
+    grid = Grid("", (), minus=("cold_start", "control"), metrics=("acc", "latent_steps"))
     figure = {"value": 0.02, "low": 0.01, "high": 0.03}
     below = {"value": -0.02, "low": -0.03, "high": 0.01}
     figures = {
@@ -245,6 +245,10 @@ def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
     assert lines.count("| mine, longer | control | 4 (4) of 6 |  |") == 1
     assert lines.count("| mine, longer | all of them | 2 (0) of 6 |  |") == 1
     assert lines.count("| one | 2 | 2.00 ± 1.00 |  |") == 1
+    third = dataclasses.replace(grid, minus=(*grid.minus, "mine"))  # the row itself, which it can't be above
+    assert "| mine, longer | all of them | 1 (0) of 3 |  |" in comparison.markdown(third, {"one": figures})
+    third = dataclasses.replace(grid, minus=(*grid.minus, "lacking"))
+    assert "all of them" not in comparison.markdown(third, {"one": figures})
     baseline = figures | {"differences": {"cold_start": {}}}
     assert list(comparison.shown(grid, {"base": baseline, "one": figures})) == ["one"]
     assert list(comparison.shown(grid, {"base": baseline})) == ["base"]
