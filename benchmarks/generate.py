@@ -29,7 +29,7 @@ from benchmarks.measure.report import (
     spread,
     summary,
 )
-from benchmarks.measure.words import export
+from benchmarks.measure.words import DTYPES, export
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf import bundled_gguf
@@ -39,7 +39,6 @@ from slpo_jax.text.batches import EncodedProblems, encode_problems, pad_prompts
 from slpo_jax.text.problems import load_problems
 
 OURS, THEIRS = "slpo_jax", "transformers"
-DTYPES = ("float32", "bfloat16")
 DEFINITIONS = """
 tokens/s: tokens really generated, up to and including eos, over the seconds of the whole call, prompts included
 ratio: slpo_jax's tokens/s over transformers' of the same round, median (least-most); the order turns every round

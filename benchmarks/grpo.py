@@ -30,7 +30,7 @@ from benchmarks.measure.report import (
     spread,
     summary,
 )
-from benchmarks.measure.words import Work, export, make_work
+from benchmarks.measure.words import DTYPES, Work, export, make_work
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate, shard_rows
 from slpo_jax.policy import noise
@@ -40,7 +40,6 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"
-DTYPES = ("float32", "bfloat16")
 PARTS = ("step", "rollout", "gradient", "other", "cpu")
 LOSSES = {  # of torch's scoring pass: (prompts at a time, 0 for all; whether it is compiled)
     "eager": (0, False), "prompt by prompt": (1, False), "compiled": (0, True),

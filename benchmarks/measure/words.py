@@ -21,6 +21,7 @@ from slpo_jax.training.batches import make_batch
 from slpo_jax.training.optimizer import OptimizerConfig
 
 CONFIG = "configs/soft_smollm2.py:grpo"
+DTYPES = ("float32", "bfloat16")  # that both sides are tried in
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,8 @@ def of_rows(x, matrix, dimension_numbers, precision=None, preferred_element_type
     """
     (_, matrix_axes), batch = dimension_numbers
     rows = x.reshape(-1, x.shape[-1])
-    if preferred_element_type is None and _is_low(rows, matrix):
-        out = product("nd,dv->nv" if matrix_axes == (0,) else "nd,vd->nv", rows, matrix)
+    if matrix_axes == (0,) and preferred_element_type is None and _is_low(rows, matrix):
+        out = product("nd,dv->nv", rows, matrix)
     else:
         out = jax.lax.dot_general(rows, matrix, (((1,), matrix_axes), batch), precision, preferred_element_type)
     return out.reshape(*x.shape[:-1], out.shape[-1])
