@@ -148,7 +148,7 @@ class Backbone(nn.Module):
 
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Float32 logits [B, L, V]."""
-        return head_logits(hidden_BLD, self.head.astype(self.config.dtype))
+        return head_logits(hidden_BLD, self.head)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """A `KVCache` of this model's shapes with no valid slot."""

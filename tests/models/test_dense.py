@@ -35,7 +35,7 @@ def test_a_layer_begins_as_it_says():
 def test_logits_are_summed_in_float32():
     rng = np.random.default_rng(1)
     hidden, head = jnp.asarray(rng.normal(size=(2, 3, 512)), jnp.bfloat16), jnp.asarray(rng.normal(size=(7, 512)))
-    got = head_logits(hidden, head.astype(jnp.bfloat16))
+    got = head_logits(hidden, head)
     exact = np.asarray(hidden, np.float64) @ np.asarray(head.astype(jnp.bfloat16), np.float64).T
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, exact, atol=1e-3)  # rounded to bfloat16, they are some 0.1 off
@@ -55,6 +55,26 @@ def test_low_logits_gradients_are_of_their_rounded_cotangents():
     ):
         assert given.dtype == jnp.bfloat16
         np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7])
+def test_gradients_of_parameters_are_not_rounded(rows):
+    """Kernels and heads are float32, and in low precision are rounded where they are used."""
+    rng = np.random.default_rng(4)
+    (x, x_exact), kernel = low(rng.normal(size=(rows, 16))), rng.normal(size=(16, 5)).astype(np.float32)
+    g, g_exact = low(rng.normal(size=(rows, 5)))
+    _, kernel_exact = low(kernel)
+    layer = dense(5, jnp.bfloat16, 0.02, "layer", use_bias=False)
+    for function, matrix, wide in (
+        (lambda x, kernel: layer.apply({"params": {"kernel": kernel}}, x), kernel, 1e-2),
+        (lambda x, kernel: head_logits(x, kernel.T), kernel, 1e-5),
+    ):
+        got, pull = jax.vjp(function, x, jnp.asarray(matrix))
+        np.testing.assert_allclose(np.asarray(got, np.float64), x_exact @ kernel_exact, rtol=wide, atol=wide)
+        of_x, of_kernel = pull(g.astype(got.dtype))
+        assert (of_x.dtype, of_kernel.dtype) == (jnp.bfloat16, jnp.float32)
+        np.testing.assert_allclose(of_kernel, x_exact.T @ g_exact, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(of_x, np.float64), g_exact @ kernel_exact.T, rtol=1e-2, atol=1e-2)
 
 
 def test_logits_of_no_positions():
