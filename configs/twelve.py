@@ -3,7 +3,7 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). On Llama the rates are GPT-2's.
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). COCONUT's on Llama are those on GPT-2.
 """
 
 from slpo_jax.config import default_config
@@ -30,6 +30,10 @@ CHOSEN = {
     },
     "codi_gpt2": {
         "reference": 1e-4, "slpo_sum": 3e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 1e-5, "reward": 1e-5,
+        "pass_at_k": 3e-5, "mixture": 3e-5,
+    },
+    "codi_llama": {
+        "reference": 1e-5, "slpo_sum": 1e-5, "slpo_mean": 1e-5, "slpo_pkpo": 1e-5, "answer_only": 3e-5, "reward": 3e-5,
         "pass_at_k": 3e-5, "mixture": 3e-5,
     },
 }  # fmt: skip
