@@ -85,7 +85,7 @@ TWELVE_GRIDS = {
     "seconds": Grid(
         "configs/twelve.py",
         _on(
-            _GPT2,
+            _REASONERS,
             lambda reasoner: [
                 _first(reasoner),
                 *(
