@@ -60,6 +60,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
+        return 130
     except OSError as error:
         print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
         return 2

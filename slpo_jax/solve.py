@@ -60,6 +60,10 @@ def _missing(solver: "Solver", solution: "Solution") -> str:
     if parse_completion(solution.text, style) is not None:
         return "none: the text has no end, so what it says last may be cut off"
     what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style, "no number")
+    if style == "coconut" and "#" not in solution.text:
+        what = "no # before a number"
+        if solver.setup.origin.recipe.kind == "text":
+            what += "; --answers=last_number reads one without"
     return f"none: the text has {what}"
 
 
@@ -126,7 +130,7 @@ def _define_flags() -> None:
     flags.DEFINE_float("threshold", None, "Of the gate; default: the one chosen in the run, or 0.5.", 0.0, 1.0)
     flags.DEFINE_integer("latents", None, "A fixed number of latents, instead of the gate.", lower_bound=0)
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "Of the noise of --samples.", lower_bound=0)
+    flags.DEFINE_integer("seed", 0, "Of the noise of --samples.", lower_bound=0, upper_bound=2**32 - 1)
     flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2; default: what the checkpoint says.")
     flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
     flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")
@@ -149,6 +153,8 @@ def main(argv: list[str]) -> None:
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
+    if values.lora_alpha is not None and values.lora_alpha <= 0:
+        raise UserError(f"--lora_alpha: {values.lora_alpha} is too little; give a number above 0")
     set_up_jax()
     from slpo_jax.run.solver import load_solver, solve, vote  # takes seconds, for which --help need not wait
 

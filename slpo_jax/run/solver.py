@@ -134,6 +134,8 @@ def load_solver(
         if stopping != "threshold":
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
         rule = threshold
+    if thinker and not config.max_latents:
+        raise UserError(f"--latents: 0 leaves --thinker={thinker} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
     params = setup.initial_params(draws_thinker=bool(thinker))
     lacking = "thinker" in params and "thinker" not in setup.stored_params(draws_thinker=True)

@@ -56,7 +56,7 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
         lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(
             f"config.init: {config.init} is a base model and no {config.reasoner} yet ({lacking}); put imitate into "
-            "config.stages, or give a reasoner's checkpoint"
+            "config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner=text_gpt2, text_llama"
         )
     trains = set(config.stages) != {"evaluate"} or bool(finished)
     if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
@@ -86,9 +86,12 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
     """The buckets, cut to what the model's positions leave for prompts."""
     others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     if others >= positions and config.init:
+        what = f"{others - config.max_latents} answer tokens leave a prompt none of the {positions} positions of "
+        if not config.max_latents:
+            raise UserError(f"config.max_answer_tokens: {what}{config.init}; lower it")
         raise UserError(
-            f"config.max_latents: {config.max_latents} latents and {others - config.max_latents} answer tokens leave a "
-            f"prompt none of the {positions} positions of {config.init}; lower it or config.max_answer_tokens"
+            f"config.max_latents: {config.max_latents} latents and {what}{config.init}; lower it or "
+            "config.max_answer_tokens"
         )
     if not config.init and max(config.prompt_slots) + others > positions:
         prompt = max(config.prompt_slots)

@@ -34,6 +34,15 @@ def tiny_grid(folder, **changes):
     )
 
 
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(flags):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "reproduce", interrupted)
+    assert reproduce.main(["twelve"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted; the same command goes on from what is finished\n"
+
+
 def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
     (tmp_path / "small.py").write_text(small_run.CONFIG)
     grid = tiny_grid(tmp_path, seeds=(0, 1))

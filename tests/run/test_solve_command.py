@@ -96,6 +96,18 @@ ERRORS = {
     "bytes that are no text": (["--checkpoint=WORK", "Tom has \udcff ."], "question: 'Tom has \\udcff .'", "UTF-8"),
     "a long question": (["--checkpoint=WORK", "Tom has 1 pens . " * 8], "question: has ", "positions for 33"),
     "too many latents": (["--checkpoint=WORK", "--latents=50", QUESTION], "--latents: 50 latents", "lower it"),
+    "too many tokens": (
+        ["--checkpoint=WORK", "--latents=0", "--max_answer_tokens=99", QUESTION],
+        "--max_answer_tokens: 99",
+        "lower it",
+    ),
+    "a thinker without a thought": (
+        ["--checkpoint=WORK", "--latents=0", "--thinker=soft", QUESTION],
+        "--latents: 0",
+        "--latents=4",
+    ),
+    "a seed too large": (["--checkpoint=WORK", "--samples=2", "--seed=4294967296", QUESTION], "4294967295", "--help"),
+    "an update of no size": (["--checkpoint=WORK", "--lora_alpha=-3", QUESTION], "--lora_alpha: -3", "above 0"),
     "gate and number": (["--checkpoint=WORK", "--latents=2", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
     "no gate": (["--checkpoint=WORK/checkpoints/imitate", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
     "another reasoner": (
