@@ -5,7 +5,6 @@ NAME is `twelve_rates` (configs/twelve.py) or `soft_rates` (configs/soft_quickst
 validation problems; of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
 """
 
-import argparse
 import pprint
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from grids import GRIDS
 from soft import SOFT
 from twelve import TWELVE
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import FlagParser, UserError
 from slpo_jax.io.files import read_json
 
 Gains = Mapping[str, Mapping[str, Mapping[float, float]]]
@@ -103,15 +102,16 @@ def markdown(name: str, found: Gains) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2], allow_abbrev=False)
+    parser = FlagParser(prog="python launch/rates.py", description=(__doc__ or "").partition("\n")[2])
     parser.add_argument("name", nargs="?", choices=sorted(TRIED), default="twelve_rates", help="of the grid")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
-    flags = parser.parse_args()
-    path = (flags.workdir or Path("runs") / flags.name) / f"{flags.name}.json"
     try:
-        found = gains(flags.name, read_json(path, f"run launch/reproduce.py {flags.name} first"))
+        flags = parser.parse_args(argv)
+        path = (flags.workdir or Path("runs") / flags.name) / f"{flags.name}.json"
+        where = f" --workdir={flags.workdir}" if flags.workdir else ""
+        found = gains(flags.name, read_json(path, f"run launch/reproduce.py {flags.name}{where} first"))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

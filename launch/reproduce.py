@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import studies
 from comparison import compare, draw, markdown
@@ -21,15 +21,8 @@ from grids import GRIDS, STUDIES
 from jobs import plan, run_all
 from over_training import draw_curves
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import FlagParser, UserError
 from slpo_jax.io.files import write_text
-
-
-class Parser(argparse.ArgumentParser):
-    """What is wrong in the flags as a `UserError`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -38,7 +31,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = Parser(prog="python launch/reproduce.py", description="Runs of a grid, and their comparison.")
+    parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a grid, and their comparison.")
     parser.add_argument("name", choices=sorted([*GRIDS, *STUDIES]), help="of a grid or study in launch/grids.py")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
     parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the grid's")
@@ -46,7 +39,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="problems of each test set; default: the config's")
     flags = parser.parse_args(argv)
     if flags.seeds and not flags.seeds.replace(",", "").isdecimal():
-        raise UserError(f"--seeds: {flags.seeds} is no list of numbers; give e.g. 0,1,2")
+        raise UserError(f"--seeds: {flags.seeds} is no list of whole numbers from 0 on; give e.g. 0,1,2")
     if flags.limit is not None and flags.limit < 1:
         raise UserError(f"--limit: {flags.limit} is too few; give at least 1")
     return flags
@@ -84,6 +77,7 @@ def reproduce(flags: argparse.Namespace) -> tuple[Grid | Study, dict[str, Any], 
     root = (flags.workdir or Path("runs") / (grid.folder or name)).expanduser()
     seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
     jobs = plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit)
+    root.mkdir(parents=True, exist_ok=True)
     run_all(jobs)
     if study is None:
         return grid, compare(grid, root, flags.limit), root

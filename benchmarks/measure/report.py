@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
 from benchmarks.measure.workload import Shapes, load_config
-from slpo_jax.errors import UserError
+from slpo_jax.errors import FlagParser, UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.run.command import set_up_jax
 
@@ -74,8 +74,8 @@ def page(
     return "\n".join([f"# {title}", *(f"- {line}" for line in (*facts, *definitions)), "", *markdown_table(head, rows)])
 
 
-class Parser(argparse.ArgumentParser):
-    """Flags of a benchmark, --json among them, with what is wrong in them as a `UserError`.
+class Parser(FlagParser):
+    """Flags of a benchmark, --json among them.
 
     Args:
         module: of the benchmark.
@@ -83,13 +83,10 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, module: str, description: str, shapes: Iterable[str] = ()):
-        super().__init__(prog=f"python -m benchmarks.{module}", description=description, allow_abbrev=False)
+        super().__init__(prog=f"python -m benchmarks.{module}", description=description)
         if shapes:
             self.add_argument("--shapes", choices=sorted(shapes), default="gpt2", help="default: gpt2, the 124M model")
         self.add_argument("--json", type=Path, help="file for all numbers")
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
 
 
 def check_flags(flags: argparse.Namespace, **least: int) -> None:

@@ -4,7 +4,6 @@
 `python -m slpo_jax.evaluation.report DIR [DIR...] [--out DIR]` does either.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import FlagParser, UserError
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
@@ -194,11 +193,11 @@ def _write(workdir: Workdir, report: Mapping[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line: one folder is reported in place, or with --out several are compared. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m slpo_jax.evaluation.report", description="Report evaluated runs.")
+    parser = FlagParser(prog="python -m slpo_jax.evaluation.report", description="Report evaluated runs.")
     parser.add_argument("workdirs", nargs="+", metavar="DIR", help="workdir of a run that was evaluated")
     parser.add_argument("--out", help="folder for the report over several runs (one DIR alone is reported in place)")
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         if args.out is None and len(args.workdirs) > 1:
             raise UserError("--out: missing; name the folder for the report over several runs")
         if args.out is None:

@@ -6,7 +6,10 @@ from typing import Any
 
 from slpo_jax.evaluation.rows import Rows
 
-COMMON = ("seed", "init", "reasoner", "data.train", "data.valid", "max_latents", "dropout.rate", "thinker.name")
+COMMON = (
+    "seed", "init", "reasoner", "data.train", "data.valid", "max_latents", "dropout.rate", "thinker.name",
+    "model.dtype",
+)  # fmt: skip
 """Keys that a report names once, where all checkpoints agree in them."""
 _OF_A_STAGE = frozenset({
     "cot_steps", "stage_steps", "final_steps", "steps", "batch_size", "trajectories", "group", "passes", "advantage",

@@ -54,7 +54,7 @@ def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
         UserError: max_value is negative.
     """
     if max_value < 0:
-        raise UserError(f"tokenizer synthetic:{max_value}: the largest number is negative; give 0 or more")
+        raise UserError(f"config.tokenizer: synthetic:{max_value}: the largest number is negative; give 0 or more")
     specials = (PAD, UNK, EOS)
     latents = (START_LATENT, END_LATENT, LATENT)
     numbers = map(str, range(max_value + 1))
@@ -83,13 +83,13 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     if source.startswith(synthetic_prefix := "synthetic:"):
         max_value = source.removeprefix(synthetic_prefix)
         if not max_value.isdecimal():
-            raise UserError(f"tokenizer {source}: the largest number is missing; write e.g. synthetic:30")
+            raise UserError(f"config.tokenizer: {source}: the largest number is missing; write e.g. synthetic:30")
         return arithmetic_tokenizer(int(max_value))
     directory = Path(source).expanduser()
     if directory.is_dir():
         return _from_directory(directory)
     if not is_hub_id(source):
-        raise UserError(f"tokenizer {source}: no such directory; give a directory, a hub id or synthetic:N")
+        raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
     return _from_hub(source)
 
 
@@ -239,7 +239,7 @@ def _from_hub(hub_id: str) -> "PreTrainedTokenizerFast":
         tokenizer = transformers.AutoTokenizer.from_pretrained(hub_id, local_files_only=not hub_reachable())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"tokenizer {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
+            f"config.tokenizer: {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
             f"({_first_line(error)}); give a local directory or check the network"
         ) from error
     return _checked(tokenizer, hub_id)

@@ -71,7 +71,7 @@ def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
 
 def test_a_workdir_that_can_not_be_is_one_line(capsys):
     assert reproduce.main(["ablations", "--workdir=/dev/null/x", "--only=main"]) == 2
-    assert capsys.readouterr().err == "error: --workdir: /dev/null/x/main/seed_0: Not a directory; give another\n"
+    assert capsys.readouterr() == ("", "error: --workdir: /dev/null/x: Not a directory; give another\n")
 
 
 def test_a_run_is_another_when_the_one_before_it_is(tmp_path):
@@ -379,3 +379,13 @@ def test_rates_are_the_best_by_the_mean_of_four_figures():
     found.popitem()
     with pytest.raises(UserError, match=r"lacks codi_gpt2, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
         rates.gains("twelve_rates", found)
+
+
+def test_what_is_wrong_in_the_rates_command_is_one_line(tmp_path, capsys):
+    assert rates.main(["no_rates"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: argument name: invalid choice: 'no_rates'")
+    assert err.count("\n") == 1
+    assert rates.main([f"--workdir={tmp_path}"]) == 2
+    assert f"; run launch/reproduce.py twelve_rates --workdir={tmp_path} first\n" in capsys.readouterr().err
