@@ -3,7 +3,7 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). COCONUT's on Llama are those on GPT-2.
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`).
 """
 
 from slpo_jax.config import default_config
@@ -22,7 +22,7 @@ COMPARED = {
     "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
 }
-# Learning rate by reasoner and objective; a reasoner that is not here has that of its kind on GPT-2.
+# Learning rate by reasoner and objective.
 CHOSEN = {
     "coconut_gpt2": {
         "reference": 1e-4, "slpo_sum": 1e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 3e-5, "reward": 1e-5,
@@ -35,6 +35,10 @@ CHOSEN = {
     "codi_llama": {
         "reference": 1e-5, "slpo_sum": 1e-5, "slpo_mean": 1e-5, "slpo_pkpo": 1e-5, "answer_only": 3e-5, "reward": 3e-5,
         "pass_at_k": 3e-5, "mixture": 3e-5,
+    },
+    "coconut_llama": {
+        "reference": 1e-5, "slpo_sum": 1e-5, "slpo_mean": 3e-5, "slpo_pkpo": 1e-5, "answer_only": 1e-5, "reward": 1e-5,
+        "pass_at_k": 1e-5, "mixture": 1e-5,
     },
 }  # fmt: skip
 
@@ -77,7 +81,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.log_every = 20
     config.checkpoint_every = 1000
 
-    names, chosen = [], CHOSEN.get(reasoner, CHOSEN.get(reasoner.replace("llama", "gpt2"), {}))
+    names, chosen = [], CHOSEN.get(reasoner, {})
     for name, (kind, settings) in COMPARED.items():
         for rate in RATES if tune else (chosen.get(name, 3e-5),):
             names.append(variant(name, rate) if tune else name)
