@@ -276,5 +276,14 @@ def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
         )
         objective_of(config, name)
     if "rl" in settings.stages:
-        for name in settings.rl.objectives:
-            objective_of(config, name)
+        for place, name in enumerate(settings.rl.objectives):
+            after = objective_of(config, name).after
+            need(
+                after in ("", *config.objective),
+                f"objective.{name}.after: {after!r} is no objective; use one of {', '.join(config.objective)}",
+            )
+            need(
+                after not in settings.rl.objectives[place:],
+                f"objective.{name}.after: {after} is not trained before it; put it before {name} into "
+                "config.rl.objectives",
+            )

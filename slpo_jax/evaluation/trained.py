@@ -13,7 +13,7 @@ COMMON = (
 """Keys that a report names once, where all checkpoints agree in them."""
 _OF_A_STAGE = frozenset({
     "cot_steps", "stage_steps", "final_steps", "steps", "batch_size", "trajectories", "group", "passes", "advantage",
-    "pass_k", "estimator", "mixture_weight", "temperature", "learning_rate", "latent_reduction", "sigma",
+    "pass_k", "after", "estimator", "mixture_weight", "temperature", "learning_rate", "latent_reduction", "sigma",
 })  # fmt: skip
 """Last parts of the keys that a report names for each checkpoint."""
 _IN_FULL = ("imitate.dropout",)
@@ -68,4 +68,4 @@ def _shown(found: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any
     """A checkpoint's settings that a report names, except those that it shares with the others, or that aren't set."""
     keys = [key for key in found if key in COMMON or ("." in key and key.rpartition(".")[2] in _OF_A_STAGE)]
     keys += [key for key in _IN_FULL if key in found]
-    return {key: found[key] for key in keys if key not in shared and found[key] is not None}
+    return {key: found[key] for key in keys if key not in shared and found[key] not in (None, "")}

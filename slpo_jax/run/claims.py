@@ -98,12 +98,28 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
 
 
 def starting_stage(experiment: Experiment, stage: str) -> str:
-    """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`."""
-    about_to_be = set(experiment.config.stages)
-    for name in reversed(_BEFORE.get(stage, _BEFORE_RL)):
-        if experiment.workdir.stage(name).is_finished or name in about_to_be:
+    """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`.
+
+    An objective that comes after another one starts from that.
+
+    Raises:
+        UserError: that one is neither there nor about to be.
+    """
+    after = experiment.config.objective.get(stage, {}).get("after", "")
+    for name in (after,) if after else reversed(_BEFORE.get(stage, _BEFORE_RL)):
+        if experiment.workdir.stage(name).is_finished or _is_about_to_be(experiment, name):
             return name
+    if after:
+        raise UserError(
+            f"config.objective.{stage}.after: {after} is not in {experiment.workdir}; put it before {stage} into "
+            "config.rl.objectives"
+        )
     return ""
+
+
+def _is_about_to_be(experiment: Experiment, stage: str) -> bool:
+    config = experiment.config
+    return stage in config.stages or ("rl" in config.stages and stage in config.rl.objectives)
 
 
 def _binds(folder: StageFolder) -> bool:
@@ -199,6 +215,8 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
         del shared["objectives"]
         if own.get("learning_rate") is not None:  # and not the one that all share
             del shared["optimizer"]["learning_rate"]
+        if own.get("steps") is not None:
+            del shared["steps"]
         facts |= {"stage": "rl", "objective": {stage: own}, "rl": shared}
     facts["data"] = {key: config.data[key] for key in (*_DATA, "synthetic")}
     if stage == "imitate_control":
@@ -221,7 +239,7 @@ def _start(experiment: Experiment, stage: str) -> dict[str, str]:
     facts: dict[str, Any] = {}
     if _binds(folder):
         facts = _read(folder)
-    elif stage in experiment.config.stages:  # it is about to be run
+    elif _is_about_to_be(experiment, stage):
         facts = _facts(experiment, stage)
     return {"stage": stage, "digest": digest(facts) if facts else ""}
 

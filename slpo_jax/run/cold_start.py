@@ -30,4 +30,4 @@ def run_cold_start(experiment: Experiment) -> None:
     loss_fn = cold_start.make_loss(experiment.policy, experiment.reward, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, stage, config.micro_batches)
     validation = Validation(config.steps, config.evaluate_every, config.patience)
-    train_validated(experiment, stage, state, step_fn, prompted_batches(experiment, config), validation)
+    train_validated(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)

@@ -1,4 +1,4 @@
-"""The stage rl: every objective of `config.rl.objectives`, each trained from the same start."""
+"""The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another."""
 
 import dataclasses
 from typing import Any
@@ -29,7 +29,7 @@ def run_rl(experiment: Experiment) -> None:
 
 
 def train_objective(experiment: Experiment, name: str) -> None:
-    """Train one objective from where imitation and the cold start ended, with the same batches and keys as the others.
+    """Train one objective from its start (`claims.starting_stage`), with the same batches and keys as the others.
 
     Args:
         name: a name under `config.objective`.
@@ -48,12 +48,13 @@ def train_objective(experiment: Experiment, name: str) -> None:
     host_reward = experiment.host_reward if experiment.reads_on_host else None
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward, reference)
     step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)
-    batch = prompted_batches(experiment, config, objective.needs_answers)
+    steps = steps_of(experiment, objective)
+    batch = prompted_batches(experiment, config, steps, objective.needs_answers)
     if config.evaluate_every:
-        train_validated(experiment, name, state, step_fn, batch, Validation(config.steps, config.evaluate_every))
+        train_validated(experiment, name, state, step_fn, batch, Validation(steps, config.evaluate_every))
         return
-    run, state, _ = open_stage(experiment, name, state, config.steps)
-    state = run.advance(state, step_fn, batch, config.steps)
+    run, state, _ = open_stage(experiment, name, state, steps)
+    state = run.advance(state, step_fn, batch, steps)
     close_stage(experiment, name, run, state)
 
 
@@ -113,7 +114,12 @@ def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any
     return scaled(optimizer, factors)
 
 
+def steps_of(experiment: Setup, objective: Objective) -> int:
+    """Its optimizer steps, or else `config.rl.steps`."""
+    return experiment.config.rl.steps if objective.steps is None else objective.steps
+
+
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with the objective's learning rate if it has one."""
-    base = experiment.optimizer_config(STAGE, experiment.config.rl.steps * objective.updates_per_step)
+    base = experiment.optimizer_config(STAGE, steps_of(experiment, objective) * objective.updates_per_step)
     return base if objective.learning_rate is None else dataclasses.replace(base, learning_rate=objective.learning_rate)

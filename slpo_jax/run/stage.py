@@ -57,15 +57,16 @@ def note_finished(experiment: Experiment, stage: str, state: TrainState) -> None
     hosts.barrier(f"{stage} is finished")
 
 
-def prompted_batches(experiment: Experiment, config, answers: bool = False):
+def prompted_batches(experiment: Experiment, config, steps: int, answers: bool = False):
     """step -> the sharded batch of prompts and references.
 
     Args:
         config: the stage's section.
+        steps: that will be taken.
         answers: also the reference answers' tokens.
     """
     seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
-    most = experiment.train.most_tokens(seed, config.steps, config.batch_size, parts)
+    most = experiment.train.most_tokens(seed, steps, config.batch_size, parts)
 
     def batch(step: int):
         made = make_batch(

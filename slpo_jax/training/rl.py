@@ -24,8 +24,8 @@ class RlConfig:
     Attributes:
         batch_size: prompts a step, over all devices.
         micro_batches: gradient accumulation.
-        steps: optimizer steps of each objective.
-        objectives: names under `config.objective`; each is trained from the same start.
+        steps: optimizer steps of each objective that has no number of its own.
+        objectives: names under `config.objective`; each is trained from the same start, or after another of them.
         group: G, rollouts a prompt.
         temperature: of the answers in training rollouts; 0 is greedy.
         top_k: likeliest tokens that they are sampled from; 0 is all.

@@ -238,6 +238,33 @@ def test_an_objective_with_a_rate_of_its_own_does_not_care_for_the_shared_one(ru
     run.error(r"config\.objective\.exact\.learning_rate", **_text(), stages=("rl",), **changed)
 
 
+def test_an_objective_with_steps_of_its_own_does_not_care_for_the_shared_number(run):
+    for stage in ORDER:
+        run.delete(stage)
+    run.train("exact", **_text(), stages=("rl",), **{"objective.exact.steps": 3})
+    check_stages(run.experiment(**_text(), stages=("rl",), **{"objective.exact.steps": 3, "rl.steps": 77}))
+    run.error(r"config\.objective\.exact\.steps", **_text(), stages=("rl",))
+
+
+def test_an_objective_after_another_depends_on_it(run):
+    """On what it was trained with, whether it is there, unfinished, or to be trained again."""
+    two = {"rl.objectives": ("slpo", "answer_only"), "objective.answer_only.after": "slpo", "stages": ("rl",)}
+    experiment = run.experiment(**two)
+    assert (starting_stage(experiment, "slpo"), starting_stage(experiment, "answer_only")) == ("cold_start", "slpo")
+    run.train("answer_only", **two)
+    check_stages(run.experiment(**two))
+    check_stages(run.experiment(**two | {"rl.objectives": ("answer_only",)}))
+    run.error(r"config\.objective\.answer_only\.after", **two | {"objective.answer_only.after": ""})
+    run.delete("slpo")
+    check_stages(run.experiment(**two))
+    check_stages(run.experiment(stages=("evaluate",)))
+    other = two | {"objective.slpo.learning_rate": 0.25}
+    assert "began from another slpo" in run.error(_path(run, "answer_only"), **other)
+    run.train("slpo", **other | {"rl.objectives": ("slpo",)})
+    for changes in (other, {"stages": ("evaluate",)}):
+        assert "began from another slpo" in run.error(_path(run, "answer_only"), **changes)
+
+
 def test_a_refused_command_leaves_the_config_of_the_one_before(run):
     """Also where a stage's parameters or its longest problem decide."""
     for stage in ORDER:

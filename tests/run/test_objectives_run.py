@@ -130,6 +130,30 @@ def test_an_objective_added_later_is_all_that_is_trained(work):
     assert tuple(json.loads((work / "report.json").read_text())["eval"])[-4:] == ALL
 
 
+def test_one_objective_after_another(work):
+    """Beside the others: what a run of its own makes that starts from the first one's checkpoint, to the last bit."""
+    settings = ("--config.objective.answer_only.after=pathwise", "--config.objective.answer_only.steps=4")
+    shutil.rmtree(work / "checkpoints" / "answer_only", ignore_errors=True)
+    pathwise = checkpoint_of(work, "pathwise")
+    done = run(*_command(ALL), *settings, folder=work.parent)
+    assert done.status == 0, done.stderr[-3000:]
+    done = run(
+        "--config=side.py", "--workdir=then", f"--config.init={work / 'checkpoints' / 'pathwise'}",
+        "--config.stages=('rl',)", "--config.rl.objectives=('answer_only',)", "--config.rl.steps=4", folder=work.parent,
+    )  # fmt: skip
+    assert done.status == 0, done.stderr[-3000:]
+    ours, theirs = checkpoint_of(work, "answer_only"), checkpoint_of(work.parent / "then", "answer_only")
+    assert ours.keys() == theirs.keys()
+    for path in theirs:
+        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=path)
+    wte = "['params']['reasoner']['backbone']['wte']"
+    assert (ours["step"], pathwise["step"]) == (4, TOTALS["slpo"])
+    assert (ours[wte] != pathwise[wte]).any()
+    assert np.abs(ours[wte] - pathwise[wte]).max() < np.abs(ours[wte] - checkpoint_of(work, "cold_start")[wte]).max()
+    assert _facts(work, "answer_only")["start"]["stage"] == "pathwise"
+    assert "steps" not in _facts(work, "answer_only")["rl"]
+
+
 def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
     """CoT-SFT in words alone; then a block of mixtures before them, trained by its likelihood and by replay.
 

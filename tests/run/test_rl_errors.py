@@ -89,6 +89,28 @@ CASES = {
         "config.objective.slpo.scored_latents: 9 are more than config.max_latents=",
         "0 for all",
     ),
+    "after no objective": (
+        {"objective.slpo.after": "cold_start"},
+        "config.objective.slpo.after: 'cold_start' is no objective",
+        "use one of answer_only, exact, grpo, pathwise, slpo",
+    ),
+    "after one that comes later": (
+        {"rl.objectives": ("slpo", "pathwise"), "objective.slpo.after": "pathwise"},
+        "config.objective.slpo.after: pathwise is not trained before it",
+        "put it before slpo into config.rl.objectives",
+    ),
+    "after itself": ({"objective.slpo.after": "slpo"}, "config.objective.slpo.after: slpo is not trained", "before it"),
+    "after one that is not there": (
+        {"objective.slpo.after": "pathwise"},
+        "config.objective.slpo.after: pathwise is not in ",
+        "put it before slpo into config.rl.objectives",
+    ),
+    "no step": ({"objective.slpo.steps": 0}, "config.objective.slpo.steps: 0", "1 or more"),
+    "a longer warm-up than its own steps": (
+        {"objective.slpo.steps": 3, "rl.optimizer.warmup_steps": 4},
+        "config.rl.optimizer.warmup_steps: ",
+        "3",
+    ),
     "no answer and no stop": (
         {"rl.objectives": ("answer_only",)}
         | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},

@@ -25,6 +25,9 @@ class Objective(abc.ABC):
     """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
+        after: the objective of the same run that it begins where that one ended; "": where imitation and the cold start
+            did.
+        steps: optimizer steps; None is the stage's (`config.rl.steps`).
         learning_rate: None is the stage's (`config.rl.optimizer`).
         thinker_learning_rate: of parameters of the thinker's own, under the same schedule; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
@@ -39,6 +42,8 @@ class Objective(abc.ABC):
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
 
+    after: str = ""
+    steps: int | None = setting(None, least=1)
     learning_rate: float | None = setting(None, above=0)
     thinker_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
@@ -83,14 +88,14 @@ class Objective(abc.ABC):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it compares with the parameters that the stage started from: `reference` is asked for."""
+        """Whether it compares with the parameters that it started from: `reference` is asked for."""
         return False
 
     def reference(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
-        """What it has to know of the policy that the stage started from, leaves [N, ..]: `Trajectories.reference`.
+        """What it has to know of the policy that it started from, leaves [N, ..]: `Trajectories.reference`.
 
         Args:
-            params: those that the stage started from.
+            params: those that it started from.
         """
         return None
 
