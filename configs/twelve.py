@@ -3,7 +3,8 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`).
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,path` it trains SLPO alone, for each of the
+numbers of steps in `PATH`: what it is like on its way.
 """
 
 from slpo_jax.config import default_config
@@ -11,6 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
+PATH = (150, 300, 450)  # steps; at 600 it is the cell's own
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
     "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
@@ -48,10 +50,16 @@ def variant(name: str, rate: float) -> str:
     return f"{name}_{rate:.0e}"
 
 
+def stopped(name: str, steps: int) -> str:
+    """What an objective is called that ends after as many steps."""
+    return f"{name}_{steps}"
+
+
 def get_config(cell: str = "coconut_gpt2"):
-    reasoner, _, tune = cell.partition(",")
-    if tune not in ("", "tune"):
-        raise UserError(f"configs/twelve.py:{cell}: {tune} is no variant; give REASONER or REASONER,tune")
+    reasoner, _, kind = cell.partition(",")
+    if kind not in ("", "tune", "path"):
+        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER[,tune] or REASONER,path")
+    tune = kind == "tune"
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"
@@ -81,12 +89,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.log_every = 20
     config.checkpoint_every = 1000
 
-    names, chosen = [], CHOSEN.get(reasoner, {})
-    for name, (kind, settings) in COMPARED.items():
-        for rate in RATES if tune else (chosen.get(name, 3e-5),):
-            names.append(variant(name, rate) if tune else name)
-            objective_variant(config, names[-1], kind, learning_rate=rate, **settings)
-    config.rl.objectives = tuple(names)
+    config.rl.objectives = tuple(_objectives(config, kind))
     if tune:
         config.data.eval.valid = "synthetic:valid"
     else:
@@ -94,3 +97,18 @@ def get_config(cell: str = "coconut_gpt2"):
         config.data.eval.large = "synthetic:large"
         config.data.eval.template = "synthetic:template"
     return config
+
+
+def _objectives(config, kind: str) -> list[str]:
+    """The names of those that a cell trains, with their settings in the config."""
+    names, chosen = [], CHOSEN.get(config.reasoner, {})
+    for name, (objective, settings) in COMPARED.items():
+        for rate in RATES if kind == "tune" else (chosen.get(name, 3e-5),):
+            names.append(variant(name, rate) if kind == "tune" else name)
+            objective_variant(config, names[-1], objective, learning_rate=rate, **settings)
+    if kind != "path":
+        return names
+    for steps in PATH:
+        own = config.objective.slpo_mean.to_dict() | {"steps": steps}
+        objective_variant(config, stopped("slpo_mean", steps), own.pop("kind"), **own)
+    return [stopped("slpo_mean", steps) for steps in PATH]

@@ -55,6 +55,7 @@ _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _BASELINES = ("cold_start", "imitate_control", "reference")
 # Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
+_ON_ITS_WAY = tuple(TWELVE["stopped"]("slpo_mean", steps) for steps in TWELVE["PATH"])
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
 _THEN_EQUAL_SECONDS = 1500  # of answer_only, after half of the steps of pass_at_k
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
@@ -154,6 +155,13 @@ TWELVE_GRIDS = {
         metrics=("pass@1", "pass@2", "pass@8", "pass@16"),
         folder="twelve",
     ),
+    # What SLPO is like on its way.
+    "path": Grid(
+        "configs/twelve.py",
+        tuple(Run(f"{reasoner}_path", config=f"configs/twelve.py:{reasoner},path") for reasoner in _GPT2),
+        rows=_ON_ITS_WAY,
+        folder="twelve",
+    ),
     # How many latents, and how many right, does each threshold of the gate give?
     "thresholds": Grid(
         "configs/twelve.py",
@@ -206,6 +214,11 @@ STUDIES = {
     "gradients": Study(
         "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise_along"),
         ("--batches=16", "--epsilons=0.01"),
+    ),
+    # The same while SLPO is trained, of as many passes as it has.
+    "gradients_path": Study(
+        "path", "gradients", ("cold_start", *_ON_ITS_WAY), "estimator", ("cosine", "cosine_of_means", "noise_along"),
+        ("--batches=16", "--passes=4", "--epsilons"),
     ),
     # The same under additive noise of the dropout's size, where a thought's likelihood is known and nothing is fitted.
     "gradients_exact": Study(

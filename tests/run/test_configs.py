@@ -139,22 +139,32 @@ def test_capacities_are_pairs_that_ascend_to_everything(capacities):
 
 
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
-@pytest.mark.parametrize("tune", ["", ",tune"])
-def test_cells_of_the_twelve_settings(reasoner, tune):
+@pytest.mark.parametrize("kind", ["", ",tune", ",path"])
+def test_cells_of_the_twelve_settings(reasoner, kind):
     """Each is a config of its own, and those that tune see no test set."""
     module = _module(next(path for path in FILES if path.stem == "twelve"))
-    config = module.get_config(reasoner + tune)
+    config = module.get_config(reasoner + kind)
     check(config)
     assert config.reasoner == reasoner
     names = set(config.rl.objectives)
     assert names <= set(config.objective)
     assert len(names) == len(config.rl.objectives)
-    if tune:
+    if kind == ",tune":
         assert set(config.data.eval) == {"valid"}
         assert names == {module.variant(name, rate) for name in module.COMPARED for rate in module.RATES}
-    else:
-        assert set(config.data.eval) == {"same", "large", "template"}
+        return
+    assert set(config.data.eval) == {"same", "large", "template"}
+    if not kind:
         assert names == set(module.COMPARED)
+        return
+    cell = module.get_config(reasoner)
+    assert config.imitate == cell.imitate, "the same reasoner"
+    for steps in module.PATH:  # the cell's own, cut short
+        path = config.objective[f"slpo_mean_{steps}"].to_dict()
+        assert path.pop("steps") == steps < cell.rl.steps
+        assert path == {key: value for key, value in cell.objective.slpo_mean.to_dict().items() if key != "steps"}
+    with pytest.raises(UserError, match=r"twelve\.py:.*,luck: luck is no variant; give REASONER"):
+        module.get_config(f"{reasoner},luck")
 
 
 @pytest.mark.parametrize("name", ["soft_llama1b", "soft_llama3b", "soft_smollm2"])
