@@ -45,13 +45,21 @@ class Job:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What its result depends on, beside the code."""
-        return {"arguments": list(self.arguments), "config": self.config, "data": dict(self.data), "after": self.after}
+        """What its result depends on, beside the code; not where the grid and the checkout lie."""
+        facts = {"config": self.config, "data": dict(self.data), "after": self.after}
+        return {"arguments": self.wherever(self.arguments)} | facts
 
     @property
     def is_finished(self) -> bool:
         """Whether it ran to its end with these arguments, and its evaluation is to the byte what it was then."""
         return read_json(self.workdir / DONE, default={}) == self.finished_facts()
+
+    def wherever(self, arguments: Sequence[str]) -> list[str]:
+        """Without the paths of the grid's folder and of the checkout, which may be moved."""
+        places = {f"{self.workdir.parents[1]}/": "{grid}/", f"{ROOT}/": "{checkout}/"}
+        for path, name in places.items():
+            arguments = [argument.replace(path, name) for argument in arguments]
+        return list(arguments)
 
     def finished_facts(self) -> dict[str, Any]:
         """What is written down of a run that is finished."""

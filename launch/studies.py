@@ -46,7 +46,7 @@ def _command(name: str, study: Study, job: Job) -> tuple[list[str], dict[str, An
     checkpoints = [Workdir(job.workdir).stage(stage).path for stage in study.checkpoints]
     arguments = [*map(str, checkpoints), f"--config={Path(config).relative_to(ROOT)}", *study.flags]
     command = [sys.executable, "-m", f"benchmarks.{study.module}", *arguments]
-    facts = job.facts | {"study": arguments, "checkpoints": [files_digest(path) for path in checkpoints]}
+    facts = job.facts | {"study": job.wherever(arguments), "checkpoints": [files_digest(path) for path in checkpoints]}
     return [*command, f"--json={job.workdir / name}.json"], facts
 
 

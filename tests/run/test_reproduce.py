@@ -84,6 +84,23 @@ def test_a_run_is_another_when_the_one_before_it_is(tmp_path):
     assert third.facts == same.facts
 
 
+def test_a_grid_and_a_checkout_may_be_moved(tmp_path, monkeypatch):
+    """What was run stays finished, though every path in its command is another."""
+
+    def planned(name):
+        found = jobs.plan(GRIDS["advantages"], tmp_path / name, [0], [], None)
+        return [job.arguments for job in found], [job.facts for job in found]
+
+    (here, facts), elsewhere = planned("here"), planned("there")
+    (tmp_path / "copy").symlink_to(jobs.ROOT)
+    monkeypatch.setattr(jobs, "ROOT", tmp_path / "copy")
+    for arguments, same in (elsewhere, planned("here")):
+        assert not set(here) & set(arguments)
+        assert same == facts
+    assert str(tmp_path) not in json.dumps(facts)
+    assert len({json.dumps(each) for each in facts}) == len(facts)
+
+
 @pytest.mark.parametrize("name", sorted(GRIDS))
 def test_every_grid_sets_keys_that_its_config_has(name):
     grid = GRIDS[name]
