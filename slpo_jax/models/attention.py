@@ -7,7 +7,6 @@ from flax import struct
 from slpo_jax.models.dense import product
 
 MASKED = float(jnp.finfo(jnp.float32).min)
-SCORES_AT_ONCE = 2**28  # of a call: 1 GiB. What has more is made in pieces, of some queries each
 
 
 @struct.dataclass
@@ -79,8 +78,6 @@ def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
 
-    Of long calls only `SCORES_AT_ONCE` scores are there at a time, and are made again in the backward pass.
-
     Args:
         q_BHLD: queries of B = C*R rows.
         k_BGSD, v_BGSD: own keys and values of G heads, each read, without being copied, by H/G consecutive query heads.
@@ -89,22 +86,6 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     Returns:
         [B, H, L, Dh], in the dtype of the values; scores and softmax in float32.
     """
-    slots = mask_BLS.shape[2] + (prefix[0].shape[2] if prefix else 0)
-    rows, heads, length, _ = q_BHLD.shape
-    at_once = max(1, SCORES_AT_ONCE // (rows * heads * slots))
-    if length <= at_once:
-        return _attend_at_once(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix)
-
-    def one(query):
-        q_BHD, mask_BS = query
-        return _attend_at_once(q_BHD[:, :, None], k_BGSD, v_BGSD, mask_BS[:, None], prefix)[:, :, 0]
-
-    queries = jnp.moveaxis(q_BHLD, 2, 0), jnp.moveaxis(mask_BLS, 1, 0)
-    return jnp.moveaxis(jax.lax.map(jax.checkpoint(one), queries, batch_size=at_once), 0, 2)
-
-
-def _attend_at_once(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix) -> jax.Array:
-    """`attend` with all scores at once."""
     (rows, heads, length, _), groups = q_BHLD.shape, k_BGSD.shape[1]
 
     def stacked(x):  # [B, H, L, .] -> [B, G, H/G*L, .]: the query heads that share a key become one matrix
