@@ -3,7 +3,8 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,path` it trains SLPO alone, for each of the
+(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,ways` it trains `WAYS`, objectives one
+after the other, and evaluates on 4,000 validation problems. With `REASONER,path` it trains SLPO alone, for each of the
 numbers of steps in `PATH`: what it is like on its way.
 """
 
@@ -23,6 +24,27 @@ COMPARED = {
     "reward": ("pathwise", {"estimator": "reward", "temperature": 1.0}),
     "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
+}
+# What may be above a cold gate in all four figures, by name: the objective that it comes after, steps, the row of
+# `COMPARED` whose learning rate it has, and settings of its own. As many seconds each, in all, as SLPO's 600 steps.
+_PASS_AT_1 = {"k": 1, "log": False}  # the expected reward, with the answer summed over instead of sampled
+WAYS = {
+    "pass_at_8": ("", 800, "pass_at_k", {}),
+    "pass_at_8_itself": ("", 800, "pass_at_k", {"log": False}),
+    "pass_at_1": ("", 800, "pass_at_k", {"k": 1}),
+    "pass_at_1_itself": ("", 800, "pass_at_k", _PASS_AT_1),
+    "first": ("", 300, "pass_at_k", {}),
+    "then_answer_only": ("first", 1500, "answer_only", {}),
+    "then_pass_at_1": ("first", 500, "pass_at_k", _PASS_AT_1),
+    "then_half": ("first", 250, "pass_at_k", _PASS_AT_1),
+    "then_half_answer_only": ("then_half", 800, "answer_only", {}),
+    "anneal_8": ("", 200, "pass_at_k", {}),
+    "anneal_4": ("anneal_8", 200, "pass_at_k", {"k": 4}),
+    "anneal_2": ("anneal_4", 200, "pass_at_k", {"k": 2}),
+    "annealed": ("anneal_2", 200, "pass_at_k", {"k": 1}),
+    "anneal_4_itself": ("anneal_8", 200, "pass_at_k", {"k": 4, "log": False}),
+    "anneal_2_itself": ("anneal_4_itself", 200, "pass_at_k", {"k": 2, "log": False}),
+    "annealed_itself": ("anneal_2_itself", 200, "pass_at_k", _PASS_AT_1),
 }
 # Learning rate by reasoner and objective.
 CHOSEN = {
@@ -57,9 +79,9 @@ def stopped(name: str, steps: int) -> str:
 
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
-    if kind not in ("", "tune", "path"):
-        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER[,tune] or REASONER,path")
-    tune = kind == "tune"
+    if kind not in ("", "tune", "ways", "path"):
+        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER[,tune], [,ways] or [,path]")
+    tune = kind in ("tune", "ways")
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"
@@ -92,6 +114,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.rl.objectives = tuple(_objectives(config, kind))
     if tune:
         config.data.eval.valid = "synthetic:valid"
+        config.data.synthetic.valid_size = 4000 if kind == "ways" else 500
     else:
         config.data.eval.same = "synthetic:test"
         config.data.eval.large = "synthetic:large"
@@ -102,6 +125,12 @@ def get_config(cell: str = "coconut_gpt2"):
 def _objectives(config, kind: str) -> list[str]:
     """The names of those that a cell trains, with their settings in the config."""
     names, chosen = [], CHOSEN.get(config.reasoner, {})
+    if kind == "ways":
+        for name, (after, steps, row, settings) in WAYS.items():
+            objective, own = COMPARED[row]
+            own = own | settings | {"after": after, "steps": steps, "learning_rate": chosen.get(row, 3e-5)}
+            objective_variant(config, name, objective, **own)
+        return list(WAYS)
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if kind == "tune" else (chosen.get(name, 3e-5),):
             names.append(variant(name, rate) if kind == "tune" else name)

@@ -74,6 +74,13 @@ TWELVE_GRIDS = {
         rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["COMPARED"] for rate in TWELVE["RATES"]),
         seeds=(100,),
     ),
+    # Which ways are above the cold gate in all four figures in as many seconds? Of that seed too, on validation alone.
+    "ways": Grid(
+        "configs/twelve.py",
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},ways") for reasoner in _REASONERS),
+        rows=tuple(TWELVE["WAYS"]),
+        seeds=(100,),
+    ),
     # The paper's tables 1 and 2: every objective and control in each of the twelve settings.
     "twelve": Grid(
         "configs/twelve.py",

@@ -139,7 +139,7 @@ def test_capacities_are_pairs_that_ascend_to_everything(capacities):
 
 
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
-@pytest.mark.parametrize("kind", ["", ",tune", ",path"])
+@pytest.mark.parametrize("kind", ["", ",tune", ",ways", ",path"])
 def test_cells_of_the_twelve_settings(reasoner, kind):
     """Each is a config of its own, and those that tune see no test set."""
     module = _module(next(path for path in FILES if path.stem == "twelve"))
@@ -152,6 +152,11 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
     if kind == ",tune":
         assert set(config.data.eval) == {"valid"}
         assert names == {module.variant(name, rate) for name in module.COMPARED for rate in module.RATES}
+        return
+    if kind == ",ways":
+        assert set(config.data.eval) == {"valid"}
+        assert config.rl.objectives == tuple(module.WAYS)
+        assert {config.objective[name].after for name in module.WAYS} <= {"", *module.WAYS}
         return
     assert set(config.data.eval) == {"same", "large", "template"}
     if not kind:

@@ -64,6 +64,11 @@ CASES = {
         "config.objective.pathwise.estimator: pass_at_k is of 4 thoughts, which without noise are all one",
         "or estimator=reward",
     ),
+    "k of pathwise": (
+        {"rl.objectives": ("pathwise",), "objective.pathwise.k": 5},
+        "config.objective.pathwise.k: 5 is more than the rollouts of a prompt (4)",
+        "lower it or raise config.rl.group",
+    ),
     "k of pkpo": (
         {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 4},
         "config.objective.slpo.pass_k: 4 is not below config.rl.group (4)",

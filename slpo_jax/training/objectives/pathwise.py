@@ -5,6 +5,7 @@ length and the stop decisions fixed, s_i(a) = log pi(a | x, h(theta, x, eps_i)) 
 of the thought is needed.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,19 +21,40 @@ from slpo_jax.policy.rollout import replay
 from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
 
 
-def pass_at_k_log_prob(scores_G: jax.Array) -> jax.Array:
-    """log(1 - prod_i (1 - p_i)), p_i = exp s_i: the probability that one of G rollouts at least says the reference.
+def pass_at_k_log_prob(scores_G: jax.Array, k: int | None = None) -> jax.Array:
+    """The log-probability that one at least of k rollouts says the reference, mean over the subsets of k among G.
+
+    Of all G that is log(1 - prod_i (1 - p_i)), p_i = exp s_i; of one log(mean_i p_i).
 
     Args:
         scores_G: float32 [G], log-probabilities s_i of the reference.
+        k: from 1 to G; None is G.
     Returns:
         float32 scalar, finite with a finite gradient for every s_i <= 0, which is not 0 where all are far below.
     """
+    if k is not None and k < scores_G.size:
+        return _one_of_k_log_prob(scores_G, k)
     # Where all p_i are below 1e-7, their sum is that probability to float32's rounding.
     rare = jnp.max(scores_G) < -16.0
     usual_G = jnp.minimum(jnp.where(rare, -1.0, scores_G), -1e-4)
     none_right = jnp.sum(jnp.log1p(-jnp.exp(usual_G)))
     return jnp.where(rare, jax.nn.logsumexp(scores_G), jnp.log(-jnp.expm1(none_right)))
+
+
+def _one_of_k_log_prob(scores_G: jax.Array, k: int) -> jax.Array:
+    """The same of k < G, over the subsets one rollout after the other.
+
+    With u_j the sum of 1 - prod (1 - p_i) over the subsets of j rollouts among the first n - 1, the subsets of the
+    first n that hold the n-th add C(n - 1, j - 1) p_n + (1 - p_n) u_(j-1). All summands are positive, so nothing
+    cancels; they are in units of the largest p_i, so nothing underflows.
+    """
+    largest = jax.lax.stop_gradient(scores_G.max())
+    shares_G, wrong_G = jnp.exp(scores_G - largest), -jnp.expm1(scores_G)
+    u = jnp.zeros(k)  # of j = 1..k; of none there is no chance
+    for n in range(scores_G.size):
+        subsets = jnp.array([math.comb(n, j) for j in range(k)], jnp.float32)
+        u = u + subsets * shares_G[n] + wrong_G[n] * jnp.concatenate([jnp.zeros(1), u[:-1]])
+    return jnp.log(u[-1]) + largest - math.log(math.comb(scores_G.size, k))
 
 
 @dataclass(frozen=True)
@@ -45,10 +67,15 @@ class Pathwise(Objective):
             temperature 1 (greedy ones bias it); "mixture" is `mixture_weight` of "pass_at_k" and the rest the mean of
             s_i(reference).
         mixture_weight: of "mixture", from 0 to 1.
+        k: of "pass_at_k" and "mixture", how many of the G rollouts may try; None is all of them. With 1 it is Pass@1.
+        log: of these two, whether the logarithm of that probability is maximised, or itself, whose gradient is weaker
+            the rarer a problem is solved.
     """
 
     estimator: Literal["pass_at_k", "reward", "mixture"] = "pass_at_k"
     mixture_weight: float = setting(0.5, least=0, most=1)
+    k: int | None = setting(None, least=1)
+    log: bool = True
 
     @property
     def needs_answers(self) -> bool:
@@ -67,8 +94,12 @@ class Pathwise(Objective):
                 f"config.rl.{name}: {getattr(policy.config, name)} leaves tokens out, and answers that are not sampled "
                 f"from the policy bias {key}'s estimator reward; keep all"
             )
+        if self.k is not None and self.k > group:
+            raise UserError(
+                f"{key}.k: {self.k} is more than the rollouts of a prompt ({group}); lower it or raise config.rl.group"
+            )
         weight = {"reward": 0.0, "mixture": self.mixture_weight}.get(self.estimator, 1.0)
-        if weight and not _thoughts_differ(policy):
+        if weight and self.k != 1 and not _thoughts_differ(policy):
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
                 "config.dropout.rate, use a config.thinker.name with noise of its own (additive, noisy_soft, gumbel), "
@@ -86,9 +117,10 @@ class Pathwise(Objective):
             loss = policy_gradient_loss(((1.0, scores_N), stop), self.advantages(rewards_BG))
             return loss, metrics | means(rewards_BG.size, answer_log_likelihood=scores_N)
         scores_BG = scores_N.reshape(rewards_BG.shape)
-        solved_B = jax.vmap(pass_at_k_log_prob)(scores_BG)
+        solved_B = jax.vmap(lambda scores_G: pass_at_k_log_prob(scores_G, self.k))(scores_BG)
         weight = self.mixture_weight if self.estimator == "mixture" else 1.0
-        loss = -jnp.sum(weight * solved_B + (1.0 - weight) * scores_BG.mean(axis=1))
+        aim_B = solved_B if self.log else jnp.exp(solved_B)
+        loss = -jnp.sum(weight * aim_B + (1.0 - weight) * scores_BG.mean(axis=1))
         if stop is not None:
             loss = loss + policy_gradient_loss((stop,), self.advantages(rewards_BG))
         metrics |= means(rewards_BG.size, reference_log_likelihood=scores_N)
