@@ -27,24 +27,20 @@ COMPARED = {
 }
 # What may be above a cold gate in all four figures, by name: the objective that it comes after, steps, the row of
 # `COMPARED` whose learning rate it has, and settings of its own. As many seconds each, in all, as SLPO's 600 steps.
-_PASS_AT_1 = {"k": 1, "log": False}  # the expected reward, with the answer summed over instead of sampled
 WAYS = {
+    "reference": ("", 900, "reference", {}),
+    "slpo_mean": ("", 600, "slpo_mean", {}),
+    "answer_only": ("", 2400, "answer_only", {}),
     "pass_at_8": ("", 800, "pass_at_k", {}),
-    "pass_at_8_itself": ("", 800, "pass_at_k", {"log": False}),
     "pass_at_1": ("", 800, "pass_at_k", {"k": 1}),
-    "pass_at_1_itself": ("", 800, "pass_at_k", _PASS_AT_1),
+    "pass_at_1_itself": ("", 800, "pass_at_k", {"k": 1, "log": False}),  # the expected reward, no answer sampled
     "first": ("", 300, "pass_at_k", {}),
     "then_answer_only": ("first", 1500, "answer_only", {}),
-    "then_pass_at_1": ("first", 500, "pass_at_k", _PASS_AT_1),
-    "then_half": ("first", 250, "pass_at_k", _PASS_AT_1),
-    "then_half_answer_only": ("then_half", 800, "answer_only", {}),
+    "then_pass_at_1_itself": ("first", 500, "pass_at_k", {"k": 1, "log": False}),
     "anneal_8": ("", 200, "pass_at_k", {}),
     "anneal_4": ("anneal_8", 200, "pass_at_k", {"k": 4}),
     "anneal_2": ("anneal_4", 200, "pass_at_k", {"k": 2}),
     "annealed": ("anneal_2", 200, "pass_at_k", {"k": 1}),
-    "anneal_4_itself": ("anneal_8", 200, "pass_at_k", {"k": 4, "log": False}),
-    "anneal_2_itself": ("anneal_4_itself", 200, "pass_at_k", {"k": 2, "log": False}),
-    "annealed_itself": ("anneal_2_itself", 200, "pass_at_k", _PASS_AT_1),
 }
 # Learning rate by reasoner and objective.
 CHOSEN = {

@@ -51,6 +51,22 @@ def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, An
     return Run(label, start | dict(overrides), after=reasoner, config=_CELLS[reasoner].config, alone=True)
 
 
+def _ways(reasoner: str) -> tuple[Run, ...]:
+    """Objectives one after the other at a constant rate, and some of them at one that falls to 0."""
+    config = f"configs/twelve.py:{reasoner},ways"
+    falls = {"stages": ("rl", "evaluate"), "rl.optimizer.schedule": "linear"}
+    alone = falls | {"init": "{after}/checkpoints/cold_start", "rl.objectives": _FALLING}
+    # What it goes on from is the one at a constant rate.
+    then = falls | {"init": "{after}/checkpoints/first", "rl.objectives": (_THEN_FALLING,),
+                    f"objective.{_THEN_FALLING}.after": ""}  # fmt: skip
+    return (
+        Run(reasoner, config=config),
+        Run(f"{reasoner}_falling", alone, reasoner, config=config, rows=_FALLING),
+        Run(f"{reasoner}_then_falling", then, reasoner, config=config, rows=(_THEN_FALLING,)),
+    )
+
+
+_FALLING, _THEN_FALLING = ("reference", "slpo_mean", "answer_only", "pass_at_8"), "then_answer_only"
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _BASELINES = ("cold_start", "imitate_control", "reference")
@@ -77,7 +93,7 @@ TWELVE_GRIDS = {
     # Which ways are above the cold gate in all four figures in as many seconds? Of that seed too, on validation alone.
     "ways": Grid(
         "configs/twelve.py",
-        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},ways") for reasoner in _REASONERS),
+        tuple(run for reasoner in _GPT2 for run in _ways(reasoner)),
         rows=tuple(TWELVE["WAYS"]),
         seeds=(100,),
     ),
