@@ -13,7 +13,8 @@ COMMON = (
 """Keys that a report names once, where all checkpoints agree in them."""
 _OF_A_STAGE = frozenset({
     "cot_steps", "stage_steps", "final_steps", "steps", "batch_size", "trajectories", "group", "passes", "advantage",
-    "pass_k", "after", "estimator", "mixture_weight", "temperature", "learning_rate", "latent_reduction", "sigma",
+    "pass_k", "after", "estimator", "mixture_weight", "k", "log", "temperature", "learning_rate", "schedule",
+    "latent_reduction", "sigma",
 })  # fmt: skip
 """Last parts of the keys that a report names for each checkpoint."""
 _IN_FULL = ("imitate.dropout",)
