@@ -4,7 +4,8 @@
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
 (`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,ways` it trains `WAYS`, objectives one
-after the other, and evaluates on 4,000 validation problems. With `REASONER,path` it trains SLPO alone, for each of the
+after the other, and evaluates on 4,000 validation problems. With `REASONER,falling` it trains `FALLING`, some of
+them, and evaluates on the test sets. With `REASONER,path` it trains SLPO alone, for each of the
 numbers of steps in `PATH`: what it is like on its way.
 """
 
@@ -25,26 +26,37 @@ COMPARED = {
     "pass_at_k": ("pathwise", {"estimator": "pass_at_k"}),
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
 }
+_FALLS = {"schedule": "linear"}  # the learning rate, to 0
 # What may be above a cold gate in all four figures, by name: the objective that it comes after, steps, the row of
 # `COMPARED` whose learning rate it has, and settings of its own. As many seconds each, in all, as SLPO's 600 steps.
 WAYS = {
     "reference": ("", 900, "reference", {}),
     "slpo_mean": ("", 600, "slpo_mean", {}),
     "answer_only": ("", 2400, "answer_only", {}),
-    "mixture": ("", 800, "mixture", {}),
     "pass_at_8": ("", 800, "pass_at_k", {}),
     "pass_at_1": ("", 800, "pass_at_k", {"k": 1}),
     "pass_at_1_itself": ("", 800, "pass_at_k", {"k": 1, "log": False}),  # the expected reward, no answer sampled
     "first": ("", 300, "pass_at_k", {}),
     "then_answer_only": ("first", 1500, "answer_only", {}),
-    "then_mixture": ("first", 500, "mixture", {}),
-    "then_reference": ("first", 550, "reference", {}),
     "then_pass_at_1_itself": ("first", 500, "pass_at_k", {"k": 1, "log": False}),
     "anneal_8": ("", 200, "pass_at_k", {}),
     "anneal_4": ("anneal_8", 200, "pass_at_k", {"k": 4}),
     "anneal_2": ("anneal_4", 200, "pass_at_k", {"k": 2}),
     "annealed": ("anneal_2", 200, "pass_at_k", {"k": 1}),
+    "reference_falling": ("", 900, "reference", _FALLS),
+    "slpo_mean_falling": ("", 600, "slpo_mean", _FALLS),
+    "answer_only_falling": ("", 2400, "answer_only", _FALLS),
+    "mixture_falling": ("", 800, "mixture", _FALLS),
+    "pass_at_8_falling": ("", 800, "pass_at_k", _FALLS),
+    "then_answer_only_falling": ("first", 1500, "answer_only", _FALLS),
+    "then_mixture_falling": ("first", 500, "mixture", _FALLS),
+    "then_reference_falling": ("first", 550, "reference", _FALLS),
 }
+# On the test sets: what validation asks for, what it comes after, and what it is set beside.
+FALLING = (
+    "reference_falling", "slpo_mean_falling", "pass_at_8_falling", "first", "then_answer_only",
+    "then_answer_only_falling",
+)  # fmt: skip
 # Learning rate by reasoner and objective.
 CHOSEN = {
     "coconut_gpt2": {
@@ -66,6 +78,9 @@ CHOSEN = {
 }  # fmt: skip
 
 
+_KINDS = ("tune", "ways", "falling", "path")
+
+
 def variant(name: str, rate: float) -> str:
     """What an objective is called at a rate that is tried."""
     return f"{name}_{rate:.0e}"
@@ -78,8 +93,8 @@ def stopped(name: str, steps: int) -> str:
 
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
-    if kind not in ("", "tune", "ways", "path"):
-        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER[,tune], [,ways] or [,path]")
+    if kind not in ("", *_KINDS):
+        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER or REASONER,{{{','.join(_KINDS)}}}")
     tune = kind in ("tune", "ways")
     config = default_config()
     config.reasoner = reasoner
@@ -124,12 +139,14 @@ def get_config(cell: str = "coconut_gpt2"):
 def _objectives(config, kind: str) -> list[str]:
     """The names of those that a cell trains, with their settings in the config."""
     names, chosen = [], CHOSEN.get(config.reasoner, {})
-    if kind == "ways":
-        for name, (after, steps, row, settings) in WAYS.items():
+    if kind in ("ways", "falling"):
+        ways = FALLING if kind == "falling" else tuple(WAYS)
+        for name in ways:
+            after, steps, row, settings = WAYS[name]
             objective, own = COMPARED[row]
             own = own | settings | {"after": after, "steps": steps, "learning_rate": chosen.get(row, 3e-5)}
             objective_variant(config, name, objective, **own)
-        return list(WAYS)
+        return list(ways)
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if kind == "tune" else (chosen.get(name, 3e-5),):
             names.append(variant(name, rate) if kind == "tune" else name)

@@ -39,26 +39,10 @@ def _first(reasoner: str) -> Run:
     return _again(f"{reasoner}_first", reasoner, {"rl.steps": _HALF}, "pass_at_k", kind="pass_at_k, half of the steps")
 
 
-def _then(name: str, reasoner: str, steps: int = _HALF, how: str = "") -> Run:
-    """Another objective after that; `how`: a key of `_HOW`."""
-    label, kind = f"{reasoner}_then_{name}{how}", f"pass_at_k, then {name}{_HOW[how][0]}"
-    return _again(label, reasoner, {"rl.steps": steps} | _HOW[how][1], name, f"{reasoner}_first", "pass_at_k", kind)
-
-
-def _with_steps(steps: Mapping[str, int], reasoner: str, how: str) -> list[Run]:
-    """Each objective with its number of steps."""
-    runs = []
-    for name, number in steps.items():
-        overrides, kind = {"rl.steps": number} | _HOW[how][1], f"{name}{_HOW[how][0]}"
-        runs.append(_again(f"{reasoner}_{name}{how}", reasoner, overrides, name, kind=kind))
-    return runs
-
-
-_FALLS = {"rl.optimizer.schedule": "linear"}
-# By the end of a label: what a comparison calls it, and further overrides.
-_HOW: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "": ("", {}), "_seconds": (", equal seconds", {}), "_falling": (", falling", _FALLS)
-}  # fmt: skip
+def _then(name: str, reasoner: str, steps: int = _HALF, suffix: str = "") -> Run:
+    """Another objective after that."""
+    label, kind = f"{reasoner}_then_{name}{suffix}", f"pass_at_k, then {name}{suffix.replace('_', ', equal ')}"
+    return _again(label, reasoner, {"rl.steps": steps}, name, f"{reasoner}_first", "pass_at_k", kind)
 
 
 def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, Any]) -> Run:
@@ -67,32 +51,12 @@ def _evaluated(label: str, reasoner: str, stage: str, overrides: Mapping[str, An
     return Run(label, start | dict(overrides), after=reasoner, config=_CELLS[reasoner].config, alone=True)
 
 
-def _ways(reasoner: str) -> tuple[Run, ...]:
-    """Objectives one after the other at a constant rate, and some of them at one that falls to 0."""
-    config = f"configs/twelve.py:{reasoner},ways"
-    constant = {"rl.objectives": tuple(name for name in TWELVE["WAYS"] if name not in _FALLING_ALONE)}
-    falls = {"stages": ("rl", "evaluate")} | _FALLS
-    alone = falls | {"init": "{after}/checkpoints/cold_start", "rl.objectives": _FALLING}
-    # What it goes on from is the one at a constant rate.
-    then = falls | {"init": "{after}/checkpoints/first", "rl.objectives": _THEN_FALLING}
-    then |= {f"objective.{name}.after": "" for name in _THEN_FALLING}
-    return (
-        Run(reasoner, constant, config=config, rows=constant["rl.objectives"]),
-        Run(f"{reasoner}_falling", alone, reasoner, config=config, rows=_FALLING),
-        Run(f"{reasoner}_then_falling", then, reasoner, config=config, rows=_THEN_FALLING),
-    )
-
-
-_FALLING = ("reference", "slpo_mean", "answer_only", "mixture", "pass_at_8")
-_THEN_FALLING = ("then_answer_only", "then_mixture", "then_reference")
-_FALLING_ALONE = ("mixture", "then_mixture", "then_reference")
 _SWEEP = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))  # (K, G)
 _THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _BASELINES = ("cold_start", "imitate_control", "reference")
 # Steps in about the time of 600 of SLPO (docs/reproduction.md, "Learning rates").
 _ON_ITS_WAY = tuple(TWELVE["stopped"]("slpo_mean", steps) for steps in TWELVE["PATH"])
 _EQUAL_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
-_EQUAL_FALLING = {"reference": 900, "slpo_mean": 600, "pass_at_k": 800, "mixture": 800}
 _THEN_EQUAL_SECONDS = 1500  # of answer_only, after half of the steps of pass_at_k
 _TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
          "imitate.control": False}  # fmt: skip
@@ -113,7 +77,7 @@ TWELVE_GRIDS = {
     # Which ways are above the cold gate in all four figures in as many seconds? Of that seed too, on validation alone.
     "ways": Grid(
         "configs/twelve.py",
-        tuple(run for reasoner in _GPT2 for run in _ways(reasoner)),
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},ways") for reasoner in _GPT2),
         rows=tuple(TWELVE["WAYS"]),
         seeds=(100,),
     ),
@@ -132,7 +96,12 @@ TWELVE_GRIDS = {
             _REASONERS,
             lambda reasoner: [
                 _first(reasoner),
-                *_with_steps(_EQUAL_SECONDS, reasoner, "_seconds"),
+                *(
+                    _again(
+                        f"{reasoner}_{name}_seconds", reasoner, {"rl.steps": steps}, name, kind=f"{name}, equal seconds"
+                    )
+                    for name, steps in _EQUAL_SECONDS.items()
+                ),
                 _then("answer_only", reasoner, _THEN_EQUAL_SECONDS, "_seconds"),
             ],
         ),
@@ -140,20 +109,13 @@ TWELVE_GRIDS = {
         minus=_BASELINES,
         folder="twelve",
     ),
-    # The same with a rate that falls to 0; of one after the other, the second's.
+    # What "ways" asks for, on the test sets: seeds that nothing was chosen or tried with.
     "falling": Grid(
         "configs/twelve.py",
-        _on(
-            _REASONERS,
-            lambda reasoner: [
-                _first(reasoner),
-                *_with_steps(_EQUAL_FALLING, reasoner, "_falling"),
-                _then("answer_only", reasoner, _THEN_EQUAL_SECONDS, "_falling"),
-            ],
-        ),
-        rows=tuple(_EQUAL_FALLING),
-        minus=_BASELINES,
-        folder="twelve",
+        tuple(Run(reasoner, config=f"configs/twelve.py:{reasoner},falling") for reasoner in _REASONERS),
+        rows=TWELVE["FALLING"],
+        minus=("cold_start", "imitate_control", "reference_falling"),
+        seeds=(3, 4, 5),
     ),
     # Is one after the other above all controls on all figures? As many steps in all as each alone in "twelve".
     "schedules": Grid(

@@ -20,7 +20,7 @@ from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import SPEED, initial_files
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.dataset_rows import source_path
-from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS
 
 ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
 
@@ -213,8 +213,9 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
     else:  # an objective of the stage rl; the others beside it don't matter
         shared, own = config.rl.to_dict(), config.objective.get(stage, {})
         del shared["objectives"]
-        if own.get("learning_rate") is not None:  # and not the one that all share
-            del shared["optimizer"]["learning_rate"]
+        for key in OPTIMIZER_KEYS:
+            if own.get(key) is not None:  # and not the one that all share
+                del shared["optimizer"][key]
         if own.get("steps") is not None:
             del shared["steps"]
         facts |= {"stage": "rl", "objective": {stage: own}, "rl": shared}

@@ -190,9 +190,10 @@ class Setup:
         problems = self.train.problems
         return self.reader.rewards(tokens_NA, [problems[index % len(problems)].answer for index in index_N.tolist()])
 
-    def optimizer_config(self, stage: str, total_steps: int) -> OptimizerConfig:
-        """The stage's `config.STAGE.optimizer`, checked."""
-        return fill(OptimizerConfig, self.config[stage].optimizer, f"config.{stage}.optimizer", total_steps=total_steps)
+    def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
+        """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
+        key, own = f"config.{stage}.optimizer", own | {"total_steps": total_steps}
+        return fill(OptimizerConfig, self.config[stage].optimizer, key, **own)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.halves import make_rl_step
-from slpo_jax.training.objectives import Objective
+from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from slpo_jax.training.state import copied, init_state
 
@@ -120,6 +120,6 @@ def steps_of(experiment: Setup, objective: Objective) -> int:
 
 
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
-    """`config.rl.optimizer`, with the objective's learning rate if it has one."""
-    base = experiment.optimizer_config(STAGE, steps_of(experiment, objective) * objective.updates_per_step)
-    return base if objective.learning_rate is None else dataclasses.replace(base, learning_rate=objective.learning_rate)
+    """`config.rl.optimizer`, with what the objective has of its own instead."""
+    own = {name: getattr(objective, name) for name in OPTIMIZER_KEYS if getattr(objective, name) is not None}
+    return experiment.optimizer_config(STAGE, steps_of(experiment, objective) * objective.updates_per_step, **own)

@@ -3,7 +3,7 @@
 from slpo_jax.training.objectives.answer_only import AnswerOnly
 from slpo_jax.training.objectives.exact import Exact
 from slpo_jax.training.objectives.grpo import Grpo
-from slpo_jax.training.objectives.objective import Objective
+from slpo_jax.training.objectives.objective import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.objectives.pathwise import Pathwise
 from slpo_jax.training.objectives.slpo import Slpo
 
@@ -16,4 +16,4 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 """By name the settings of an objective (`config.objective.NAME`), which are the objective themselves."""
 
-__all__ = ["OBJECTIVES", "Objective"]
+__all__ = ["OBJECTIVES", "OPTIMIZER_KEYS", "Objective"]
