@@ -4,9 +4,9 @@
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
 (`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,ways` it trains `WAYS`, objectives one
-after the other, and evaluates on 4,000 validation problems. With `REASONER,falling` it trains `FALLING`, some of
-them, and evaluates on the test sets. With `REASONER,path` it trains SLPO alone, for each of the
-numbers of steps in `PATH`: what it is like on its way.
+after the other, and evaluates on 4,000 validation problems. With `REASONER,falling` it trains `FALLING`, some of them,
+and evaluates on the test sets. With `REASONER,path` it trains SLPO alone, for each of the numbers of steps in `PATH`:
+what it is like on its way.
 """
 
 from slpo_jax.config import default_config
@@ -94,7 +94,8 @@ def stopped(name: str, steps: int) -> str:
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
     if kind not in ("", *_KINDS):
-        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER or REASONER,{{{','.join(_KINDS)}}}")
+        known = ", ".join(f"REASONER,{each}" for each in _KINDS)
+        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, {known}")
     tune = kind in ("tune", "ways")
     config = default_config()
     config.reasoner = reasoner

@@ -238,6 +238,15 @@ def test_an_objective_with_a_rate_of_its_own_does_not_care_for_the_shared_one(ru
     run.error(r"config\.objective\.exact\.learning_rate", **_text(), stages=("rl",), **changed)
 
 
+def test_an_objective_with_a_schedule_of_its_own_does_not_care_for_the_shared_one(run):
+    for stage in ORDER:
+        run.delete(stage)
+    own, changed = {"objective.exact.schedule": "cosine"}, {"rl.optimizer.schedule": "linear"}
+    run.train("exact", **_text(), stages=("rl",), **own)
+    check_stages(run.experiment(**_text(), stages=("rl",), **own, **changed))
+    run.error(r"config\.objective\.exact\.schedule", **_text(), stages=("rl",), **changed)
+
+
 def test_an_objective_with_steps_of_its_own_does_not_care_for_the_shared_number(run):
     for stage in ORDER:
         run.delete(stage)

@@ -139,7 +139,7 @@ def test_capacities_are_pairs_that_ascend_to_everything(capacities):
 
 
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
-@pytest.mark.parametrize("kind", ["", ",tune", ",ways", ",path"])
+@pytest.mark.parametrize("kind", ["", ",tune", ",ways", ",falling", ",path"])
 def test_cells_of_the_twelve_settings(reasoner, kind):
     """Each is a config of its own, and those that tune see no test set."""
     module = _module(next(path for path in FILES if path.stem == "twelve"))
@@ -159,6 +159,14 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
         assert {config.objective[name].after for name in module.WAYS} <= {"", *module.WAYS}
         return
     assert set(config.data.eval) == {"same", "large", "template"}
+    if kind == ",falling":  # to the letter what was chosen on validation
+        assert config.rl.objectives == module.FALLING
+        assert {config.objective[name].after for name in names} <= {"", *names}
+        ways = module.get_config(f"{reasoner},ways")
+        assert all(config.objective[name] == ways.objective[name] for name in names)
+        falling = {name for name in names if config.objective[name].schedule == "linear"}
+        assert falling == {name for name in names if name.endswith("falling")}
+        return
     if not kind:
         assert names == set(module.COMPARED)
         return

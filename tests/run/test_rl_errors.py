@@ -8,6 +8,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.rl import make_objective, optimizer_config
 
 # case -> (changes, what the line begins with, what it says)
 CASES = {
@@ -116,6 +117,16 @@ CASES = {
         "config.rl.optimizer.warmup_steps: ",
         "3",
     ),
+    "an unknown schedule": (
+        {"objective.slpo.schedule": "falling"},
+        "config.objective.slpo.schedule: 'falling' is not valid",
+        "constant, linear, cosine",
+    ),
+    "a warm-up that its own schedule has no room for": (
+        {"objective.slpo.steps": 4, "objective.slpo.schedule": "linear", "rl.optimizer.warmup_steps": 4},
+        "config.rl.optimizer.warmup_steps: 4",
+        "a linear schedule of 4 steps in all has room for 3",
+    ),
     "no answer and no stop": (
         {"rl.objectives": ("answer_only",)}
         | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},
@@ -176,6 +187,20 @@ def test_an_objective_can_t_have_the_name_of_another_stage_or_row(name, tmp_path
     line = _refused(config, tmp_path)
     assert line.startswith(f"config.objective.{name}: ")
     assert "use another" in line
+
+
+def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
+    config = load_config()
+    config.rl.objectives = ("slpo", "answer_only")
+    config.rl.optimizer.update(learning_rate=0.25, schedule="linear", final_fraction=0.5)
+    config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
+    experiment = build(config, tmp_path / "work")
+    found = [optimizer_config(experiment, make_objective(experiment, name)) for name in config.rl.objectives]
+    experiment.log.close()
+    assert [each.learning_rate for each in found] == [0.25, 0.125]
+    assert [each.schedule for each in found] == ["linear", "constant"]
+    assert [each.total_steps for each in found] == [config.rl.steps, 50]
+    assert {each.final_fraction for each in found} == {0.5}
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "a b"])
