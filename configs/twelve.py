@@ -14,6 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
+_KINDS = ("tune", "ways", "falling", "path")
 PATH = (150, 300, 450)  # steps; at 600 it is the cell's own
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
@@ -76,9 +77,6 @@ CHOSEN = {
         "pass_at_k": 1e-5, "mixture": 1e-5,
     },
 }  # fmt: skip
-
-
-_KINDS = ("tune", "ways", "falling", "path")
 
 
 def variant(name: str, rate: float) -> str:
