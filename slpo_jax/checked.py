@@ -234,7 +234,7 @@ def _noun(hint: Any, limits: _Limits) -> str:
     if kind in _UNIONS:
         return " or ".join(_noun(part, limits) for part in parts)
     if kind is Literal:
-        return f"one of {', '.join(map(str, parts))}"
+        return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
     if kind is tuple and parts[-1] is ...:
         return f"a tuple{' of at least one element' * (limits.fewest > 0)}, each {_noun(parts[0], limits)}"
     if kind is tuple:

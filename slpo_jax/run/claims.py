@@ -214,7 +214,7 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
         shared, own = config.rl.to_dict(), config.objective.get(stage, {})
         del shared["objectives"]
         for key in OPTIMIZER_KEYS:
-            if own.get(key) is not None:  # and not the one that all share
+            if own.get(key):  # and not the one that all share
                 del shared["optimizer"][key]
         if own.get("steps") is not None:
             del shared["steps"]

@@ -121,5 +121,5 @@ def steps_of(experiment: Setup, objective: Objective) -> int:
 
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with what the objective has of its own instead."""
-    own = {name: getattr(objective, name) for name in OPTIMIZER_KEYS if getattr(objective, name) is not None}
+    own = {name: getattr(objective, name) for name in OPTIMIZER_KEYS if getattr(objective, name)}
     return experiment.optimizer_config(STAGE, steps_of(experiment, objective) * objective.updates_per_step, **own)

@@ -120,7 +120,7 @@ CASES = {
     "an unknown schedule": (
         {"objective.slpo.schedule": "falling"},
         "config.objective.slpo.schedule: 'falling' is not valid",
-        "constant, linear, cosine",
+        "give one of '', constant, linear, cosine",
     ),
     "a warm-up that its own schedule has no room for": (
         {"objective.slpo.steps": 4, "objective.slpo.schedule": "linear", "rl.optimizer.warmup_steps": 4},

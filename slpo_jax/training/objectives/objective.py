@@ -20,7 +20,7 @@ from slpo_jax.policy.score import Capacity, capacities, smallest_capacity
 from slpo_jax.training.state import Params, Sums
 
 OPTIMIZER_KEYS = ("learning_rate", "schedule")
-"""Settings that an objective may have instead of the stage's optimizer."""
+"""Settings of the stage's optimizer that an objective may have instead; None or "": it has not."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Objective(abc.ABC):
             did.
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
         learning_rate: None is the stage's (`config.rl.optimizer`).
-        schedule: of the rate, "constant", "linear" or "cosine" (`OptimizerConfig`); None is the stage's.
+        schedule: of the rate, "constant", "linear" or "cosine" (`OptimizerConfig`); "" is the stage's.
         thinker_learning_rate: of parameters of the thinker's own, under the same schedule; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: "rloo", "grpo" or "pkpo", see `policy.advantage`.
@@ -49,7 +49,7 @@ class Objective(abc.ABC):
     after: str = ""
     steps: int | None = setting(None, least=1)
     learning_rate: float | None = setting(None, above=0)
-    schedule: Literal["constant", "linear", "cosine"] | None = None
+    schedule: Literal["", "constant", "linear", "cosine"] = ""
     thinker_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
     advantage: Literal["rloo", "grpo", "pkpo"] = "rloo"
