@@ -45,7 +45,7 @@ def _bad_values(hint: Any) -> list[Any]:
         refused = [_bad_values(part) for part in parts if part is not type(None)]
         return [value for values in refused for value in values if value is not None]
     if kind is Literal:
-        return ["", parts[0] + "x", None, 1]
+        return [value for value in ("", f"{parts[0]}x", None, 1) if value not in parts]
     if kind is tuple:
         return ["x", None, 1, *((value,) for value in _bad_values(parts[0]) if value is not None)]
     if kind is dict:
