@@ -34,8 +34,13 @@ from slpo_jax.errors import UserError
 
 CONFIGURATIONS = ((1, 8), (4, 8), (8, 8), (4, 4))  # (K, G), the paper's
 BASE = (4, 8)  # what relative times refer to
-PAPER = "paper, 2 prompts, RTX 5880 Ada: step 0.624, 1.130, 2.021, 0.676 s (relative 0.55, 1.00, 1.79, 0.60)"
 PARTS = ("rollout", "surrogate", "backward", "other")
+PAPER = {  # seconds of the step, rollout, surrogate and backward; 2 prompts, RTX 5880 Ada
+    (1, 8): (0.624, 0.321, 0.108, 0.177),
+    (4, 8): (1.130, 0.294, 0.274, 0.545),
+    (8, 8): (2.021, 0.319, 0.585, 1.101),
+    (4, 4): (0.676, 0.243, 0.146, 0.272),
+}
 AXES = {
     "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt_tokens": (36, 72, 144), "prompts": (1, 2, 4)},
     "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt_tokens": (24, 32, 48),
@@ -103,6 +108,12 @@ def _row(candidate: Any, measured: list[dict[str, float]]) -> dict[str, Any]:
     return row
 
 
+def _row_of_the_paper(pair: tuple[int, int]) -> dict[str, Any]:
+    step, *parts = PAPER[pair]
+    seconds = dict(zip(PARTS, [*parts, step - sum(parts)], strict=True))
+    return {"passes": pair[0], "group": pair[1], "step": step, "relative": step / PAPER[BASE][0], **seconds}
+
+
 def add_relative(rows: list[dict[str, Any]]) -> None:
     """`relative`, the median step over that of `BASE`, and for torch `ratio_vs_torch`, its step over ours."""
 
@@ -139,6 +150,11 @@ def markdown(result: dict[str, Any]) -> str:
         if ours:
             seconds = row["compile_seconds"]
             compiles.append([*pair, *(f"{seconds[name]:.1f}" if name in seconds else "" for name in PROGRAMS)])
+    for row in result["paper"]:
+        cells = [f"{row[name]:.3f}" for name in ("step", *PARTS)]
+        rest = [*cells[1:], f"{row['surrogate'] / row['step']:.0%}", *[""] * 4]
+        timings.append(["paper, RTX 5880 Ada", str(row["passes"]), str(row["group"]), cells[0],
+                        f"{row['relative']:.2f}x", *rest])  # fmt: skip
     found = result["rows"][0]
     lengths = {
         name: round(found[name]["median"], 2) for name in ("mean_latents", "longest_latents", "mean_answer_tokens")
@@ -268,10 +284,11 @@ def benchmark(shapes: Shapes, config, flags: argparse.Namespace) -> dict[str, An
         check_parts(flags, work.mesh.size)
         rows, tried = measure(work, flags)
     add_relative(rows)
-    definitions = [*DEFINITIONS, *([PAPER] if flags.shapes == "gpt2" else [])]
+    paper = [_row_of_the_paper(pair) for pair in flags.only if flags.shapes == "gpt2" and pair in PAPER]
     facts = {"micro_batches": flags.micro_batches, "torch_micro_batches": flags.torch_micro_batches}
     return {"shapes": flags.shapes, "warmup": flags.warmup, "steps": flags.steps, "machine": machine(),
-            "work": work.facts | facts, "definitions": definitions, "torch_tried": tried, "rows": rows}  # fmt: skip
+            "work": work.facts | facts, "definitions": DEFINITIONS, "torch_tried": tried, "rows": rows,
+            "paper": paper}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a reproduction is made of: runs in a grid, and studies of what they left."""
+"""What a reproduction is made of: runs in a grid, studies of what they left, and timings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -76,3 +76,18 @@ class Study:
     flags: tuple[str, ...] = ()
     rows: ClassVar[tuple[str, ...]] = ()
     minus: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """A benchmark of random weights, which asks for no run; its `--json` has the paper's rows beside ours.
+
+    Attributes:
+        module: of benchmarks/.
+        parts: of a step, which a bar is made of.
+        flags: of the benchmark.
+    """
+
+    module: str
+    parts: tuple[str, ...]
+    flags: tuple[str, ...] = ()

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grid import Grid, Run
+from grid import Grid, Run, Timing
 from soft import SOFT_GRIDS
 from twelve import STUDIES, TWELVE_GRIDS
 
-__all__ = ["GRIDS", "STUDIES"]
+__all__ = ["GRIDS", "STUDIES", "TIMINGS"]
 
 _LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
 
@@ -80,4 +80,9 @@ GRIDS = {
     ),
     **TWELVE_GRIDS,
     **SOFT_GRIDS,
+}
+
+TIMINGS = {
+    # The paper's table of computational cost. With PyTorch beside it: `python -m benchmarks.step`.
+    "cost": Timing("step", ("rollout", "surrogate", "backward", "other"), ("--shapes=gpt2", "--torch=none")),
 }

@@ -6,6 +6,7 @@ seeds, and `DIR/NAME.md`, `.json` and `.png` over the labels, from whatever runs
 Others of its runs (--seeds, --only) may go on beside it.
 
 Or a study in there: a benchmark of the checkpoints that a grid's runs left, in `DIR/LABEL/seed_S/NAME.md` and `.json`.
+Or a table of time: `DIR/NAME.md`, `.json` and `.png`, measured anew at every call.
 """
 
 import argparse
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import studies
+import timings
 from comparison import compare, draw, markdown
 from grid import Grid, Study
-from grids import GRIDS, STUDIES
+from grids import GRIDS, STUDIES, TIMINGS
 from jobs import plan, run_all
 from over_training import draw_curves
 
@@ -32,7 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a grid, and their comparison.")
-    parser.add_argument("name", choices=sorted([*GRIDS, *STUDIES]), help="of a grid or study in launch/grids.py")
+    parser.add_argument("name", choices=sorted([*GRIDS, *STUDIES, *TIMINGS]), help="in launch/grids.py")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
     parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the grid's")
     parser.add_argument("--only", default="", help="labels, e.g. main,grpo; default: all")
@@ -42,6 +44,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         raise UserError(f"--seeds: {flags.seeds} is no list of whole numbers from 0 on; give e.g. 0,1,2")
     if flags.limit is not None and flags.limit < 1:
         raise UserError(f"--limit: {flags.limit} is too few; give at least 1")
+    if flags.name in TIMINGS and (given := [key for key in ("seeds", "only", "limit") if getattr(flags, key)]):
+        raise UserError(f"--{given[0]}: {flags.name} has no runs; leave it out")
     return flags
 
 
@@ -49,6 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     try:
         flags = parse(argv)
+        if flags.name in TIMINGS:
+            print(timings.measure(flags.name, TIMINGS[flags.name], _folder(flags, flags.name)))
+            return 0
         compared, found, root = reproduce(flags)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -74,7 +81,7 @@ def reproduce(flags: argparse.Namespace) -> tuple[Grid | Study, dict[str, Any], 
     study = STUDIES.get(flags.name)
     name = study.grid if study else flags.name
     grid = GRIDS[name]
-    root = (flags.workdir or Path("runs") / (grid.folder or name)).expanduser()
+    root = _folder(flags, grid.folder or name)
     seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
     jobs = plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit)
     root.mkdir(parents=True, exist_ok=True)
@@ -83,6 +90,10 @@ def reproduce(flags: argparse.Namespace) -> tuple[Grid | Study, dict[str, Any], 
         return grid, compare(grid, root, flags.limit), root
     studies.run_study(flags.name, study, jobs)
     return study, studies.collect(flags.name, study, jobs), root
+
+
+def _folder(flags: argparse.Namespace, name: str) -> Path:
+    return (flags.workdir or Path("runs") / name).expanduser()
 
 
 if __name__ == "__main__":

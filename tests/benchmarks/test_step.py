@@ -141,7 +141,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
 def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result)) == result
-    for table, rows in zip(text.split("\n\n")[1:], (len(result["rows"]), 2), strict=True):
+    for table, rows in zip(text.split("\n\n")[1:], (len(result["rows"]) + len(result["paper"]), 2), strict=True):
         lines = table.splitlines()
         assert len(lines) == 2 + rows
         assert len({line.count("|") for line in lines}) == 1

@@ -14,8 +14,9 @@ import rates
 import reproduce
 import small_run
 import studies
+import timings
 from grid import Grid, Run, Study
-from grids import GRIDS, STUDIES
+from grids import GRIDS, STUDIES, TIMINGS
 from twelve import TWELVE
 
 from slpo_jax.config import check
@@ -345,6 +346,50 @@ def test_every_study_has_its_grid_and_benchmark(name, tmp_path):
     importlib.import_module(f"benchmarks.{study.module}").parse([*flags, f"--config={run.config}", *study.flags])
 
 
+@pytest.mark.parametrize("name", sorted(TIMINGS))
+def test_timings_are_the_benchmarks_page_numbers_and_picture(name, tmp_path, monkeypatch, capsys):
+    """Measured anew at every call; a bar's height is the parts' sum over the step that both sides are relative to."""
+    timing, commands, bars = TIMINGS[name], [], []
+    module = importlib.import_module(f"benchmarks.{timing.module}")
+    own = [
+        {"implementation": "slpo_jax", "passes": 4, "group": 8, "relative": 1.0, "step": {"median": 6.0}},
+        {"implementation": "slpo_jax", "passes": 4, "group": 4, "relative": 0.5, "step": {"median": 3.0}},
+    ]
+    for row, seconds in zip(own, ([1.0, 2.0, 3.0, 0.0], [1.0, 1.0, 1.5, -0.5]), strict=True):
+        row |= {part: {"median": x} for part, x in zip(timing.parts, seconds, strict=True)}
+    paper = [module._row_of_the_paper(pair) for pair in ((4, 8), (4, 4))]
+
+    def run(command, **_):
+        commands.append(command)
+        (tmp_path / "out" / f"{name}.json").write_text(json.dumps({"rows": own, "paper": paper}))
+        return types.SimpleNamespace(returncode=len(commands) // 3, stdout="a page\n")
+
+    monkeypatch.setattr(timings, "subprocess", types.SimpleNamespace(run=run, PIPE=None))
+    drawn = timings.Figure.subplots
+
+    def subplots(figure):
+        axis = drawn(figure)
+        bars.append(axis)
+        return axis
+
+    monkeypatch.setattr(timings.Figure, "subplots", subplots)
+    for _ in range(2):
+        assert reproduce.main([name, f"--workdir={tmp_path / 'out'}"]) == 0
+    assert len(commands) == 2
+    assert commands[0][1:3] == ["-m", f"benchmarks.{timing.module}"]
+    module.parse(commands[0][3:])
+    assert capsys.readouterr().out.count("a page") == 2
+    assert (tmp_path / "out" / f"{name}.md").read_text() == "a page\n"
+    assert (tmp_path / "out" / f"{name}.png").stat().st_size > 1000
+    tops = {}
+    for bar in bars[0].patches:
+        centre = round(bar.get_x() + bar.get_width() / 2, 2)
+        tops[centre] = max(tops.get(centre, 0.0), bar.get_y() + bar.get_height())
+    assert tops == {-0.2: 1.0, 0.2: pytest.approx(1.0), 0.8: pytest.approx(3.5 / 6), 1.2: pytest.approx(0.676 / 1.13)}
+    assert reproduce.main([name, f"--workdir={tmp_path / 'out'}"]) == 2
+    assert f"benchmarks.{timing.module}: ended with status 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
@@ -352,6 +397,7 @@ def test_every_study_has_its_grid_and_benchmark(name, tmp_path):
         (["ablations", "--only=luck"], "--only: no run luck; give some of main, "),
         (["ablations", "--seeds=a"], "--seeds: a"),
         (["ablations", "--limit=0"], "--limit: 0"),
+        (["cost", "--limit=1"], "--limit: cost has no runs"),
     ],
 )
 def test_bad_flags_end_with_one_line_and_status_2(flags, fault, capsys):
