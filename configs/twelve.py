@@ -5,8 +5,9 @@ steps, and then every objective that is compared, each from the same cold start.
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
 (`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,ways` it trains `WAYS`, objectives one
 after the other, and evaluates on 4,000 validation problems. With `REASONER,falling` it trains `FALLING`, some of them,
-and evaluates on the test sets. With `REASONER,path` it trains SLPO alone, for each of the numbers of steps in `PATH`:
-what it is like on its way.
+and evaluates on the test sets; with `REASONER,falling_rates` those of them whose rate falls, at every rate of `RATES`
+and on 4,000 validation problems, which `CHOSEN_FALLING` comes from. With `REASONER,path` it trains SLPO alone, for each
+of the numbers of steps in `PATH`: what it is like on its way.
 """
 
 from slpo_jax.config import default_config
@@ -14,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
-_KINDS = ("tune", "ways", "falling", "path")
+_KINDS = ("tune", "ways", "falling", "falling_rates", "path")
 PATH = (150, 300, 450)  # steps; at 600 it is the cell's own
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
@@ -58,6 +59,7 @@ FALLING = (
     "reference_falling", "slpo_mean_falling", "pass_at_8_falling", "first", "then_answer_only",
     "then_answer_only_falling",
 )  # fmt: skip
+FALLING_TUNED = tuple(name for name in FALLING if WAYS[name][-1] == _FALLS)
 # Learning rate by reasoner and objective.
 CHOSEN = {
     "coconut_gpt2": {
@@ -78,6 +80,9 @@ CHOSEN = {
     },
 }  # fmt: skip
 
+# The same at a falling rate, for those of `FALLING_TUNED`; else that of `CHOSEN`.
+CHOSEN_FALLING: dict[str, dict[str, float]] = {}
+
 
 def variant(name: str, rate: float) -> str:
     """What an objective is called at a rate that is tried."""
@@ -94,7 +99,7 @@ def get_config(cell: str = "coconut_gpt2"):
     if kind not in ("", *_KINDS):
         known = ", ".join(f"REASONER,{each}" for each in _KINDS)
         raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, {known}")
-    tune = kind in ("tune", "ways")
+    tune = kind in ("tune", "ways", "falling_rates")
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"
@@ -127,7 +132,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.rl.objectives = tuple(_objectives(config, kind))
     if tune:
         config.data.eval.valid = "synthetic:valid"
-        config.data.synthetic.valid_size = 4000 if kind == "ways" else 500
+        config.data.synthetic.valid_size = 500 if kind == "tune" else 4000
     else:
         config.data.eval.same = "synthetic:test"
         config.data.eval.large = "synthetic:large"
@@ -138,14 +143,8 @@ def get_config(cell: str = "coconut_gpt2"):
 def _objectives(config, kind: str) -> list[str]:
     """The names of those that a cell trains, with their settings in the config."""
     names, chosen = [], CHOSEN.get(config.reasoner, {})
-    if kind in ("ways", "falling"):
-        ways = FALLING if kind == "falling" else tuple(WAYS)
-        for name in ways:
-            after, steps, row, settings = WAYS[name]
-            objective, own = COMPARED[row]
-            own = own | settings | {"after": after, "steps": steps, "learning_rate": chosen.get(row, 3e-5)}
-            objective_variant(config, name, objective, **own)
-        return list(ways)
+    if kind in ("ways", "falling", "falling_rates"):
+        return [_way(config, *each) for each in _named_ways(config.reasoner, kind)]
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if kind == "tune" else (chosen.get(name, 3e-5),):
             names.append(variant(name, rate) if kind == "tune" else name)
@@ -156,3 +155,24 @@ def _objectives(config, kind: str) -> list[str]:
         own = config.objective.slpo_mean.to_dict() | {"steps": steps}
         objective_variant(config, stopped("slpo_mean", steps), own.pop("kind"), **own)
     return [stopped("slpo_mean", steps) for steps in PATH]
+
+
+def _named_ways(reasoner: str, kind: str) -> list[tuple[str, str, float]]:
+    """Name, name in `WAYS` and learning rate of each that a cell trains."""
+    chosen, found = CHOSEN.get(reasoner, {}), []
+    for way in WAYS if kind == "ways" else FALLING:
+        rate = chosen.get(WAYS[way][2], 3e-5)
+        if kind == "falling_rates" and way in FALLING_TUNED:
+            found += [(variant(way, each), way, each) for each in RATES]
+        elif kind != "falling_rates" or way in {WAYS[each][0] for each in FALLING_TUNED}:
+            found.append((way, way, CHOSEN_FALLING.get(reasoner, {}).get(way, rate) if kind == "falling" else rate))
+    return found
+
+
+def _way(config, name: str, way: str, rate: float) -> str:
+    """Its name, with its settings in the config."""
+    after, steps, row, settings = WAYS[way]
+    objective, own = COMPARED[row]
+    own = own | settings | {"after": after, "steps": steps, "learning_rate": rate}
+    objective_variant(config, name, objective, **own)
+    return name

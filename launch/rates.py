@@ -1,8 +1,8 @@
 """`python launch/rates.py [NAME] [--workdir=runs/NAME]`: the learning rates for `CHOSEN` of a config file.
 
-NAME is `twelve_rates` (configs/twelve.py) or `soft_rates` (configs/soft_quickstart.py), which the command
-`launch/reproduce.py NAME` has compared. Of each run and objective the rate with the best mean of some metrics on the
-validation problems; of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
+NAME is `twelve_rates` or `falling_rates` (configs/twelve.py), or `soft_rates` (configs/soft_quickstart.py), which the
+command `launch/reproduce.py NAME` has compared. Of each run and objective the rate with the best mean of some metrics
+on the validation problems; of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
 """
 
 import pprint
@@ -44,6 +44,10 @@ class Tried:
 TRIED = {
     "twelve_rates": Tried(
         tuple(TWELVE["COMPARED"]), TWELVE["RATES"], TWELVE["variant"], ("acc", "pass@1", "pass@8", "pass@16"),
+        "cold_start",
+    ),
+    "falling_rates": Tried(
+        TWELVE["FALLING_TUNED"], TWELVE["RATES"], TWELVE["variant"], ("acc", "pass@1", "pass@8", "pass@16"),
         "cold_start",
     ),
     "soft_rates": Tried(tuple(SOFT["METHODS"]), SOFT["RATES"], SOFT["variant"], ("pass@1", "pass@32"), "imitate"),

@@ -109,6 +109,13 @@ TWELVE_GRIDS = {
         minus=_BASELINES,
         folder="twelve",
     ),
+    # Which learning rate, of those that fall, has each of "falling"? On validation alone.
+    "falling_rates": Grid(
+        "configs/twelve.py",
+        (Run("codi_llama", config="configs/twelve.py:codi_llama,falling_rates"),),
+        rows=tuple(TWELVE["variant"](name, rate) for name in TWELVE["FALLING_TUNED"] for rate in TWELVE["RATES"]),
+        seeds=(100, 101, 102),
+    ),
     # What "ways" asks for, on the test sets: seeds that nothing was chosen or tried with.
     "falling": Grid(
         "configs/twelve.py",

@@ -139,7 +139,7 @@ def test_capacities_are_pairs_that_ascend_to_everything(capacities):
 
 
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
-@pytest.mark.parametrize("kind", ["", ",tune", ",ways", ",falling", ",path"])
+@pytest.mark.parametrize("kind", ["", ",tune", ",ways", ",falling", ",falling_rates", ",path"])
 def test_cells_of_the_twelve_settings(reasoner, kind):
     """Each is a config of its own, and those that tune see no test set."""
     module = _module(next(path for path in FILES if path.stem == "twelve"))
@@ -158,12 +158,21 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
         assert config.rl.objectives == tuple(module.WAYS)
         assert {config.objective[name].after for name in module.WAYS} <= {"", *module.WAYS}
         return
+    if kind == ",falling_rates":
+        assert set(config.data.eval) == {"valid"}
+        tried = {module.variant(name, rate) for name in module.FALLING_TUNED for rate in module.RATES}
+        assert names == tried | {"first"}
+        assert all(config.objective[name].schedule == "linear" for name in tried)
+        return
     assert set(config.data.eval) == {"same", "large", "template"}
     if kind == ",falling":  # to the letter what was chosen on validation
         assert config.rl.objectives == module.FALLING
         assert {config.objective[name].after for name in names} <= {"", *names}
-        ways = module.get_config(f"{reasoner},ways")
-        assert all(config.objective[name] == ways.objective[name] for name in names)
+        ways, chosen = module.get_config(f"{reasoner},ways"), module.CHOSEN_FALLING.get(reasoner, {})
+        for name in names:
+            own = ways.objective[name].to_dict()
+            own["learning_rate"] = chosen.get(name, own["learning_rate"])
+            assert config.objective[name].to_dict() == own
         falling = {name for name in names if config.objective[name].schedule == "linear"}
         assert falling == {name for name in names if name.endswith("falling")}
         return
