@@ -1,4 +1,4 @@
-"""`python -m benchmarks.floor [--shapes gpt2|quickstart] [--prompts N] [--json FILE]`.
+"""`python -m benchmarks.floor [--shapes gpt2|llama|quickstart] [--prompts N] [--json FILE]`.
 
 How far the SLPO step is from what the machine can do: what the machine does at its best, what a step has to compute and
 to move, what XLA makes of it, and which ops take the time. Prints Markdown tables; `--json` writes every number.

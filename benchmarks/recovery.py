@@ -1,4 +1,4 @@
-"""`python -m benchmarks.recovery [--shapes gpt2|quickstart] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.recovery [--shapes gpt2|llama|quickstart] [--json FILE]`; see `--help`.
 
 What a long run pays for being stopped and for growing over devices and processes, through the real command: steps a
 second on 1, 2 and 4 devices of one process and of two, time and size of a checkpoint, what a save costs the steps

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step [--shapes gpt2|quickstart] [--prompts N] [--growth AXIS ..] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.step [--shapes gpt2|llama|quickstart] [--prompts N] [--growth AXIS ..] [--json FILE]`; see `--help`.
 
 The paper's table of computational cost (appendix, "Computational Cost Analysis"): seconds of an SLPO step for several
 (K, G), split into rollout, surrogate and backward, for slpo_jax and for the PyTorch witness (`benchmarks.witness`) on
@@ -41,11 +41,12 @@ PAPER = {  # seconds of the step, rollout, surrogate and backward; 2 prompts, RT
     (8, 8): (2.021, 0.319, 0.585, 1.101),
     (4, 4): (0.676, 0.243, 0.146, 0.272),
 }
+_SMALL = {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt_tokens": (24, 32, 48), "prompts": (8, 32, 128)}
 AXES = {
     "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt_tokens": (36, 72, 144), "prompts": (1, 2, 4)},
-    "quickstart": {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt_tokens": (24, 32, 48),
-                   "prompts": (8, 32, 128)},
-}  # fmt: skip
+    "llama": _SMALL,
+    "quickstart": _SMALL,
+}
 DEFINITIONS = """
 rollout: sample and verify G trajectories a prompt
 surrogate: forward pass of the loss on those trajectories (K scoring passes, moments, log-likelihoods)
