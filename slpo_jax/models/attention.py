@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dense import product
+from slpo_jax.models.dense import float_product, product
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 
@@ -95,7 +95,7 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         return x.reshape(rows, heads, length, x.shape[-1])
 
     q_BHLD = q_BHLD * q_BHLD.shape[-1] ** -0.5
-    scores = unstacked(jnp.einsum("bgqd,bgsd->bgqs", stacked(q_BHLD), k_BGSD, preferred_element_type=jnp.float32))
+    scores = unstacked(float_product("bgqd,bgsd->bgqs", stacked(q_BHLD), k_BGSD))
     scores = jnp.where(mask_BLS[:, None], scores, MASKED)
     if prefix is None:
         weights = jax.nn.softmax(scores, axis=-1).astype(v_BGSD.dtype)
@@ -111,7 +111,7 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         x = x.reshape(shared, groups, rows // shared, -1, x.shape[-1]).swapaxes(1, 2)
         return x.reshape(rows, heads, length, x.shape[-1])
 
-    before = jnp.einsum("cgqd,cgud->cgqu", grouped(q_BHLD), k_CGUD, preferred_element_type=jnp.float32)
+    before = float_product("cgqd,cgud->cgqu", grouped(q_BHLD), k_CGUD)
     seen = jnp.broadcast_to(valid_U.reshape(shared, -1, width), (shared, rows // shared, width))
     before = jnp.where(seen.reshape(rows, 1, 1, width), ungrouped(before), MASKED)
     weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BGSD.dtype)

@@ -1,11 +1,15 @@
 """Products of positions with a matrix, as one product of rows, and products in low precision."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+TURNED = "kernel_VD"
+_BLOCK = 32  # columns that are moved together
 
 
 def of_rows(x, matrix, dimension_numbers, precision=None, preferred_element_type=None) -> jax.Array:
@@ -15,22 +19,22 @@ def of_rows(x, matrix, dimension_numbers, precision=None, preferred_element_type
     SmolLM2-135M's takes a quarter of a backward pass; of rows it doesn't. The bits are the same.
 
     Args:
-        dimension_numbers: contracts x's last axis with one of the matrix's, without batch axes.
+        dimension_numbers: contracts x's last axis with the matrix's first, without batch axes, as `nn.Dense` does.
     Returns:
-        [.., the matrix's other axis].
+        [.., the matrix's last axis].
     """
     (_, matrix_axes), batch = dimension_numbers
     rows = x.reshape(-1, x.shape[-1])
-    if matrix_axes == (0,) and preferred_element_type is None and _is_low(rows):
+    if is_low(rows.dtype):
         out = product("nd,dv->nv", rows, matrix)
     else:
         out = jax.lax.dot_general(rows, matrix, (((1,), matrix_axes), batch), precision, preferred_element_type)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def _is_low(x: jax.Array) -> bool:
-    """Whether it has fewer than 32 bits."""
-    return x.dtype.itemsize < 4
+def is_low(dtype: Any) -> bool:
+    """Whether its numbers have fewer than 32 bits."""
+    return jnp.dtype(dtype).itemsize < 4
 
 
 def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -44,7 +48,19 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         spec: every index is in two of the three terms.
         b: in the precision of `a`, or of float32 as parameters are: then its gradient is not rounded.
     """
-    return _low_product(spec, a, b) if _is_low(a) else jnp.einsum(spec, a, b)
+    return float_product(spec, a, b).astype(a.dtype)
+
+
+def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`product` with results in float32, as logits and scores are.
+
+    In low precision their cotangents are rounded to that of the operands, as torch's autocast does: a product of one in
+    float32 with one in bfloat16 is slow everywhere.
+
+    Args:
+        spec, b: as in `product`.
+    """
+    return _low_product(spec, a, b) if is_low(a.dtype) else jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
 def _sums(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -54,7 +70,7 @@ def _sums(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _low_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return _sums(spec, a, b).astype(a.dtype)
+    return _sums(spec, a, b)
 
 
 def _low_forward(spec: str, a: jax.Array, b: jax.Array):
@@ -63,20 +79,35 @@ def _low_forward(spec: str, a: jax.Array, b: jax.Array):
 
 def _low_backward(spec: str, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
-    of_a, of_b = _sums(f"{out},{second}->{first}", g, b), _sums(*_in_halves(f"{first},{out}->{second}", a, g))
+    g = g.astype(a.dtype)
+    of_a, of_b = _sums(f"{out},{second}->{first}", g, b), _sums_over_rows(f"{first},{out}->{second}", a, g)
     return of_a.astype(a.dtype), of_b.astype(b.dtype)
 
 
-def _in_halves(spec: str, a: jax.Array, g: jax.Array) -> tuple[str, jax.Array, jax.Array]:
-    """What is summed over the rows of two matrices, as sums over two halves of them.
+def _sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
+    """`_sums` where what is summed over is the last axis but one of both.
 
-    XLA:CPU folds the transpose that a sum over rows needs into the product, which it then doesn't multiply natively;
-    of two axes it has to make the transpose, and takes half the time.
+    XLA:CPU folds the transpose that such a sum needs into the product, which it then doesn't multiply natively. So one
+    of the two is laid out anew before.
     """
-    if a.ndim > 2 or len(a) % 2:
-        return spec, a, g
-    a, g = (x.reshape(2, len(x) // 2, x.shape[1]) for x in (a, g))
-    return f"z{spec.replace(',', ',z')}", a, g
+    first, second, out = spec.replace("->", ",").split(",")
+    if out[-2] not in first:
+        first, a, second, g = second, g, first, a
+    if jax.default_backend() == "cpu":
+        first, a = first[:-2] + first[:-3:-1], _transposed(a)
+    return _sums(f"{first},{second}->{out}", a, g)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    """[.., N, D] -> [.., D, N], laid out in that order: in two copies, of which each moves whole blocks of columns.
+
+    In one copy XLA:CPU jumps from row to row; of 1,024 rows of 49,152 that takes four times as long.
+    """
+    *leading, rows, columns = x.shape
+    x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, -columns % _BLOCK)))
+    blocks = jax.lax.optimization_barrier(x.reshape(*leading, rows, -1, _BLOCK).swapaxes(-3, -2))
+    turned = jax.lax.optimization_barrier(blocks.swapaxes(-2, -1))
+    return turned.reshape(*leading, -1, rows)[..., :columns, :]
 
 
 _low_product.defvjp(_low_forward, _low_backward)
@@ -85,10 +116,38 @@ _low_product.defvjp(_low_forward, _low_backward)
 def _all_but_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool = True) -> list[jax.Array | None]:
     """Inputs, kernel and bias as a layer promotes them, but for the kernel in low precision: `product` rounds that."""
     inputs, kernel, bias = nn.dtypes.promote_dtype(*arrays, dtype=dtype, inexact=inexact)
-    return [inputs, arrays[1] if _is_low(inputs) else kernel, bias]
+    return [inputs, arrays[1] if is_low(inputs.dtype) else kernel, bias]
 
 
-def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:
+class Dense(nn.Dense):
+    """A linear layer, with its kernel [D, V] or, where no gradient is asked for, that of `turned`."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        if not self.has_variable("params", TURNED):
+            return super().__call__(inputs)
+        rows = inputs.astype(self.dtype).reshape(-1, inputs.shape[-1])
+        out = product("nd,vd->nv", rows, self.get_variable("params", TURNED))
+        if self.use_bias:
+            out = out + self.get_variable("params", "bias").astype(self.dtype)[None]
+        return out.reshape(*inputs.shape[:-1], self.features)
+
+
+def turned(params: Any) -> Any:
+    """Parameters in low precision with all layers' kernels [D, V] as [V, D], for products that are made many times.
+
+    A product of few rows takes the time that its matrix is read in, and XLA:CPU reads [V, D] in two thirds of the time
+    of [D, V] (docs/speed.md, 12).
+
+    Args:
+        params: a tree in which every `kernel` is a `Dense` layer's.
+    """
+    if not isinstance(params, Mapping):
+        return params
+    rest = {name: turned(inner) for name, inner in params.items() if name != "kernel"}
+    return rest | ({TURNED: params["kernel"].T} if "kernel" in params else {})
+
+
+def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> Dense:
     """A linear layer of a block.
 
     Args:
@@ -97,7 +156,7 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
         std: of the kernel's normal distribution in the beginning.
     """
     init = nn.initializers.normal(std)
-    return nn.Dense(
+    return Dense(
         features, use_bias, dtype=dtype, kernel_init=init, dot_general=of_rows, promote_dtype=_all_but_kernel, name=name
     )
 
@@ -105,30 +164,8 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
     """[.., D] -> float32 logits [.., V].
 
-    In low precision their cotangents are rounded to that of the hidden states, as torch's autocast does: a product of
-    one in float32 with one in bfloat16 is slow everywhere.
-
     Args:
         head_VD: in the precision of `hidden`, or in float32, as `product` takes it.
     """
-    if _is_low(hidden):
-        logits = _low_logits(hidden.reshape(-1, hidden.shape[-1]), head_VD)
-        return logits.reshape(*hidden.shape[:-1], logits.shape[-1])
-    contracted = ((hidden.ndim - 1,), (1,)), ((), ())
-    return of_rows(hidden, head_VD, contracted, preferred_element_type=jnp.float32)
-
-
-@jax.custom_vjp
-def _low_logits(hidden_ND: jax.Array, head_VD: jax.Array) -> jax.Array:
-    return _sums("nd,vd->nv", hidden_ND, head_VD)
-
-
-def _low_logits_forward(hidden_ND: jax.Array, head_VD: jax.Array):
-    return _low_logits(hidden_ND, head_VD), (hidden_ND, head_VD)
-
-
-def _low_logits_backward(operands, g_NV: jax.Array):
-    return _low_backward("nd,vd->nv", operands, g_NV.astype(operands[0].dtype))
-
-
-_low_logits.defvjp(_low_logits_forward, _low_logits_backward)
+    logits = float_product("nd,vd->nv", hidden.reshape(-1, hidden.shape[-1]), head_VD)
+    return logits.reshape(*hidden.shape[:-1], logits.shape[-1])

@@ -88,6 +88,18 @@ def rope_frequencies(config: LlamaConfig) -> np.ndarray:
     return (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
+def cos_sin(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, each taken once.
+
+    XLA:CPU fuses them into all that uses them, and takes them anew there in each layer and for each head; a loop it
+    leaves alone. The bits are the same.
+    """
+    if jax.default_backend() != "cpu":
+        return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jax.lax.map(lambda which: jax.lax.cond(which == 0, jnp.cos, jnp.sin, angles), jnp.arange(2))
+    return cos, sin
+
+
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turn each pair (unit i, unit i + Dh/2) by its position's angle; in float32."""
     cos, sin = rotation
@@ -164,4 +176,4 @@ class Llama(backbone.Backbone):
         angles_B1LF = (
             positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)[None, None, None]
         )
-        return inputs_BLD, (jnp.cos(angles_B1LF), jnp.sin(angles_B1LF))
+        return inputs_BLD, cos_sin(angles_B1LF)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import Backbone
+from slpo_jax.models.dense import is_low, turned
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.llama import Llama, LlamaConfig
 
@@ -119,8 +120,12 @@ class Reasoner:
         return self.config.n_embd
 
     def cast(self, params: Params) -> Params:
-        """The matrices in the activations' type, in which every use of them takes them: once, not in each loop."""
-        return jax.tree.map(lambda x: x.astype(self.config.dtype) if x.ndim >= 2 else x, params)
+        """The matrices in the activations' type, as every use of them takes them: once, not in each loop.
+
+        Those of low precision are laid out for it too: these parameters are for loops without a gradient.
+        """
+        params = jax.tree.map(lambda x: x.astype(self.config.dtype) if x.ndim >= 2 else x, params)
+        return {**params, "backbone": turned(params["backbone"])} if is_low(self.config.dtype) else params
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.dense import dense, head_logits, of_rows, product
+from slpo_jax.models.dense import TURNED, dense, float_product, head_logits, of_rows, product, turned
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
@@ -122,6 +122,50 @@ def test_low_products_and_their_gradients_are_rounded_once(spec, a, b):
         assert given.dtype == jnp.bfloat16
         # Half a unit in the last of 8 places, and what float32 sums are off.
         np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "a", "b"),
+    [
+        ("nd,vd->nv", (6, 16), (40, 16)),  # a transposed cotangent in blocks of columns, the last of them not full
+        ("nd,vd->nv", (5, 64), (64, 64)),
+        ("bgqd,bgsd->bgqs", (2, 3, 5, 64), (2, 3, 7, 64)),
+    ],
+)
+def test_low_products_with_float32_results(spec, a, b):
+    rng = np.random.default_rng(5)
+    (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
+    got, pull = jax.vjp(lambda a, b: float_product(spec, a, b), a, b)
+    g, g_exact = low(rng.normal(size=got.shape))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, np.einsum(spec, a_exact, b_exact), atol=1e-4)
+    first, second, out = spec.replace("->", ",").split(",")
+    for given, exact in zip(
+        pull(g.astype(jnp.float32)),
+        (np.einsum(f"{out},{second}->{first}", g_exact, b_exact),
+         np.einsum(f"{first},{out}->{second}", a_exact, g_exact)),
+        strict=True,
+    ):  # fmt: skip
+        assert given.dtype == jnp.bfloat16
+        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_turned_kernels_make_the_same_layer(use_bias):
+    rng = np.random.default_rng(6)
+    layer = dense(5, jnp.bfloat16, 0.02, "layer", use_bias=use_bias)
+    (x, x_exact), (kernel, kernel_exact) = low(rng.normal(size=(2, 3, 64))), low(rng.normal(size=(64, 5)))
+    params = {"kernel": kernel} | ({"bias": jnp.full(5, 100.0)} if use_bias else {})
+    tree = turned({"norm": {"scale": jnp.ones(3)}, "layer": params})
+    assert tree["layer"][TURNED].shape == (5, 64)
+    assert set(tree["layer"]) == ({TURNED, "bias"} if use_bias else {TURNED})
+    assert set(tree["norm"]) == {"scale"}
+    got = layer.apply({"params": tree["layer"]}, x)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), x_exact @ kernel_exact + 100 * use_bias, rtol=1e-2, atol=0.1
+    )
+    np.testing.assert_array_equal(got, layer.apply({"params": params}, x))
 
 
 def test_low_layers_ask_for_sums_in_float32():

@@ -11,7 +11,7 @@ from tiny_llama import LLAMA, SCALED, hf_llama_config, random_tree
 
 from slpo_jax.errors import UserError
 from slpo_jax.models.attention import attend
-from slpo_jax.models.llama import LlamaConfig, RopeScaling, rope_frequencies
+from slpo_jax.models.llama import LlamaConfig, RopeScaling, cos_sin, rope_frequencies, rotate
 from slpo_jax.models.reasoner import coconut
 
 LLAMA_1B = LlamaConfig()
@@ -98,3 +98,21 @@ def test_real_shapes():
 def test_shapes_that_cannot_be(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(LLAMA, **change)
+
+
+def test_cosines_and_sines_are_taken_once():
+    """And not in each layer, for each head; they are numpy's."""
+    positions = jnp.arange(600, dtype=jnp.float32).reshape(2, 1, 300, 1)
+    angles = positions * rope_frequencies(LLAMA_1B)[None, None, None]
+    cos, sin = jax.jit(cos_sin)(angles)
+    np.testing.assert_allclose(cos, np.cos(np.asarray(angles, np.float64)), atol=1e-6)
+    np.testing.assert_allclose(sin, np.sin(np.asarray(angles, np.float64)), atol=1e-6)
+
+    def layers(x, angles):
+        rotation = cos_sin(angles)
+        for _ in range(3):
+            x = jnp.tanh(rotate(x, rotation).swapaxes(1, 2)).swapaxes(1, 2)
+        return x
+
+    program = jax.jit(layers).lower(jnp.ones((2, 4, 300, 64)), angles).compile().as_text()
+    assert program.count(" sine(") == program.count(" cosine(") == 1
