@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step [--shapes gpt2|llama|quickstart] [--prompts N] [--growth AXIS ..] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.step [--shapes gpt2|llama|quickstart] [--prompts N] [--growth AXIS ..] [--json FILE]`.
 
 The paper's table of computational cost (appendix, "Computational Cost Analysis"): seconds of an SLPO step for several
 (K, G), split into rollout, surrogate and backward, for slpo_jax and for the PyTorch witness (`benchmarks.witness`) on
