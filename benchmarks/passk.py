@@ -24,6 +24,7 @@ from benchmarks.measure.rates import chip_count, matmul_rate
 from benchmarks.measure.report import (
     Parser,
     check_flags,
+    check_torch,
     listed,
     machine,
     on_shapes,
@@ -226,9 +227,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("passk", "Speed of Pass@k evaluation.", SHAPES)
-    parser.add_argument("--problems", type=int, help="default: 1000 (quickstart), 16 (gpt2)")
+    parser.add_argument("--problems", type=int, help="default: 1000, or 16 of gpt2")
     parser.add_argument("--samples", type=int, default=16, help="k, rollouts a problem; default: 16")
-    parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024 (quickstart), 128 (gpt2)")
+    parser.add_argument("--batch_size", type=int, help="rollouts at a time; default: 1024, or 128 of gpt2")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one of warm-up; default: 3")
     parser.add_argument("--torch", choices=("eager", "compiled", "none"), default="eager",
                         help="compiled: torch.compile too; default: eager")  # fmt: skip
@@ -236,6 +237,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if flags.problems is None:
         flags.problems = SHAPES[flags.shapes].prompts
     check_flags(flags, problems=1, samples=1, rounds=1, batch_size=1)
+    check_torch(flags)
     return flags
 
 

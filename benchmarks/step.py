@@ -19,6 +19,7 @@ from benchmarks.measure.ours import PROGRAMS, Ours
 from benchmarks.measure.report import (
     Parser,
     check_flags,
+    check_torch,
     listed,
     machine,
     markdown_table,
@@ -242,7 +243,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("step", "Time of an SLPO step.", SHAPES)
-    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32 (quickstart), 2 (gpt2)")
+    parser.add_argument("--prompts", type=int, help="prompts a step; default: 32, or 2 of gpt2")
     parser.add_argument("--steps", type=int, default=8, help="measured steps; default: 8")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them; default: 2; the first is slow")
     parser.add_argument("--only", type=_pair, nargs="+", metavar="K,G", default=list(CONFIGURATIONS),
@@ -263,6 +264,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if flags.prompts is None:
         flags.prompts = SHAPES[flags.shapes].prompts
     check_flags(flags, prompts=1, steps=1, warmup=0, micro_batches=1, torch_micro_batches=1)
+    if not flags.growth:
+        check_torch(flags)
     if any(passes < 1 or group < 2 for passes, group in flags.only):
         raise UserError("--only: K must be 1 or more and G 2 or more, e.g. --only 4,8 8,8")
     return flags

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import floor, generate, geometry, gradients, grpo, memory, passk, recovery, step, versus
 
 EVERY = [
-    (["--shapes", "llama"], "--shapes"),  # memory has no such flag at all
+    (["--shapes", "bert"], "--shapes"),  # memory has no such flag at all
     (["--json", "no/such/folder/out.json"], "--json: no/such/folder"),
     (["--json", "."], "--json: ."),
     (["--json", "/proc/out.json"], "--json: /proc/out.json can't be written"),
@@ -20,12 +20,14 @@ OWN = {
         (["--growth", "width"], "--growth"),
         (["--growth", "K", "--only", "4,8"], "--growth: it has no --only"),
         (["--step", "3"], "--step"),
+        (["--shapes", "llama"], "--torch: the program in PyTorch is GPT-2's"),
     ],
     passk: [
         (["--samples", "0"], "--samples: 0"),
         (["--batch_size", "0"], "--batch_size: 0"),
         (["--rounds", "none"], "--rounds"),
         (["--torch", "fast"], "--torch"),
+        (["--shapes", "llama"], "give --torch none"),
     ],
     memory: [
         (["--models", "gpt3"], "--models"),
