@@ -144,7 +144,7 @@ def turned(params: Any) -> Any:
     if not isinstance(params, Mapping):
         return params
     rest = {name: turned(inner) for name, inner in params.items() if name != "kernel"}
-    return rest | ({TURNED: params["kernel"].T} if "kernel" in params else {})
+    return rest | ({TURNED: _transposed(params["kernel"])} if "kernel" in params else {})
 
 
 def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> Dense:

@@ -84,6 +84,26 @@ def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     return gradients
 
 
+def _where(condition: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, before: jnp.where(condition, x, before), new, old)
+
+
+def _once_made(tree: Any, condition: jax.Array) -> jax.Array:
+    """The condition, known only once all arrays of the tree are made.
+
+    On a CPU parameters and moments are made anew in loops of their own, and both read the old moments: where the loop
+    that overwrites these may come first, XLA copies them all before.
+    """
+    if jax.default_backend() != "cpu":
+        return condition
+
+    def first(tree):
+        return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
+
+    made = jax.lax.cond(condition, first, lambda tree: jnp.float32(0), tree)
+    return condition & ~jnp.isnan(made)
+
+
 def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout) -> TrainState:
     """The state before a stage's first step, laid out over the devices.
 
@@ -147,8 +167,8 @@ def make_train_step(
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
-        new, old = (optax.apply_updates(part, changes), new_state), (part, opt_state)
-        part, opt_state = jax.tree.map(lambda x, before: jnp.where(finite, x, before), new, old)
+        part = _where(finite, optax.apply_updates(part, changes), part)
+        opt_state = _where(_once_made(part, finite), new_state, opt_state)
         part = layout.pinned(part, layout.specs(part))
         opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
         return part, opt_state, metrics, finite

@@ -1,5 +1,7 @@
 """Any number of devices and micro-batches, and any order of rows, gives the same step."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,6 +187,23 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spo
         assert all(jax.tree.leaves(same)) == (batch is bad)
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
     assert int(state.step) == 5
+
+
+def test_no_moment_is_copied():
+    """Each array of the state is written where it was, which XLA does only where nothing reads it any more."""
+
+    def loss(params, batch, key):
+        out = jnp.sum(jnp.tanh(batch @ params["gate"]["w"]))
+        return out, {"loss": (out, jnp.float32(len(batch)))}
+
+    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
+    params = {"gate": {"w": jnp.ones((96, 48))}}
+    state = init_state(params, ("gate",), optimizer, jax.random.key(4), layout)
+    step = make_train_step(loss, optimizer, ("gate",), layout, "cold_start")
+    program = step.lower(state, jnp.ones((4, 96))).compile().as_text()
+    assert "f32[96,48]" in program
+    assert not [line for line in program.splitlines() if re.search(r"= f32\[96,48\]\S* copy\(", line)]
 
 
 @pytest.mark.parametrize("count", [1, 2])
