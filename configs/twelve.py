@@ -81,7 +81,12 @@ CHOSEN = {
 }  # fmt: skip
 
 # The same at a falling rate, for those of `FALLING_TUNED`; else that of `CHOSEN`.
-CHOSEN_FALLING: dict[str, dict[str, float]] = {}
+CHOSEN_FALLING = {
+    "codi_llama": {
+        "reference_falling": 1e-4, "slpo_mean_falling": 1e-4, "pass_at_8_falling": 1e-4,
+        "then_answer_only_falling": 3e-5,
+    },
+}  # fmt: skip
 
 
 def variant(name: str, rate: float) -> str:
