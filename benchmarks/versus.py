@@ -111,7 +111,8 @@ class Worker:
         self.process.wait()
         self.log.seek(0)
         said = self.log.read().strip().splitlines() or ["it said nothing"]
-        raise UserError(f"{self.checkout}: its benchmark ended: {said[-1]}; give a checkout with benchmarks/measure")
+        remedy = "give a checkout that has benchmarks/measure and these --shapes"
+        raise UserError(f"{self.checkout}: its benchmark ended: {said[-1]}; {remedy}")
 
 
 def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path, compiles: bool) -> dict[str, Any]:

@@ -31,8 +31,8 @@ CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 1e-4, "hrpo": 1e-4, "slpo":
 
 
 def variant(method: str, rate: float) -> str:
-    """What a method's objective is called at a rate that is tried."""
-    return f"{method}_{rate:.0e}"
+    """What a method's objective is called at a rate that is tried, such as METHOD_3e_05: a name that flags can give."""
+    return f"{method}_{rate:.0e}".replace("-", "_")
 
 
 def get_config(argument: str = "lepo"):

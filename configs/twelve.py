@@ -90,8 +90,8 @@ CHOSEN_FALLING = {
 
 
 def variant(name: str, rate: float) -> str:
-    """What an objective is called at a rate that is tried."""
-    return f"{name}_{rate:.0e}"
+    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
+    return f"{name}_{rate:.0e}".replace("-", "_")
 
 
 def stopped(name: str, steps: int) -> str:

@@ -5,6 +5,7 @@ command `launch/reproduce.py NAME` has compared. Of each run and objective the r
 on the validation problems; of equal ones the lower. Before that a table of that mean at each rate, minus a baseline's.
 """
 
+import math
 import pprint
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,25 +62,38 @@ def gains(name: str, found: Mapping[str, Any]) -> Gains:
         name: in `TRIED`.
         found: what `comparison.compare` gives.
     Raises:
-        UserError: an objective was tried at some of the rates alone.
+        UserError: an objective was not tried at some of the rates, or a line can't be read.
     """
     tried, best_of = TRIED[name], dict[str, dict[str, dict[float, float]]]()
     for run in GRIDS[name].runs:
-        for objective in tried.names:
-            lines = {rate: f"{run.label}, {tried.variant(objective, rate)}" for rate in sorted(tried.rates)}
-            each = {rate: _gain(tried, found[line]) for rate, line in lines.items() if line in found}
-            if each and len(each) < len(lines):
-                missing = next(line for line in lines.values() if line not in found)
-                raise UserError(f"{name}.json: lacks {missing}; run launch/reproduce.py {name} again")
-            if each:
-                best_of.setdefault(run.label, {})[objective] = each
+        lines = {(objective, rate): f"{run.label}, {tried.variant(objective, rate)}"
+                 for objective in tried.names for rate in sorted(tried.rates)}  # fmt: skip
+        if not any(line in found for line in lines.values()):
+            continue
+        seeds = set()
+        for (objective, rate), line in lines.items():
+            if line not in found:
+                raise UserError(f"{name}.json: lacks {line}; run launch/reproduce.py {name} again")
+            gain = _gain(tried, found[line])
+            if gain is not None:
+                seeds.add(found[line].get("seeds"))
+                best_of.setdefault(run.label, {}).setdefault(objective, {})[rate] = gain
+            if gain is None or len(seeds) > 1:
+                what = "is damaged, or of other seeds"
+                raise UserError(f"{name}.json: {line} {what}; run launch/reproduce.py {name} again")
+    if not best_of:
+        raise UserError(f"{name}.json: holds none of its runs; run launch/reproduce.py {name} again")
     return best_of
 
 
-def _gain(tried: Tried, line: Mapping[str, Any]) -> float:
-    differences = line["differences"][tried.baseline]
-    mean = sum(differences[metric]["value"] for metric in tried.metrics) / len(tried.metrics)
-    return round(mean, 9)  # equal means stay so in any order of their sums
+def _gain(tried: Tried, line: Mapping[str, Any]) -> float | None:
+    """The mean of the metrics, minus the baseline's; None of what is no such line."""
+    try:
+        differences = line["differences"][tried.baseline]
+        mean = sum(differences[metric]["value"] for metric in tried.metrics) / len(tried.metrics)
+    except (KeyError, TypeError):
+        return None
+    return round(mean, 9) if math.isfinite(mean) else None  # equal means stay so in any order of their sums
 
 
 def best(each: Mapping[float, float]) -> float:
@@ -113,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
     try:
         flags = parser.parse_args(argv)
-        path = (flags.workdir or Path("runs") / flags.name) / f"{flags.name}.json"
+        path = (flags.workdir or Path("runs") / flags.name).expanduser() / f"{flags.name}.json"
         where = f" --workdir={flags.workdir}" if flags.workdir else ""
         found = gains(flags.name, read_json(path, f"run launch/reproduce.py {flags.name}{where} first"))
     except UserError as error:

@@ -267,8 +267,9 @@ def objective_of(config: ConfigDict, name: str) -> Objective:
 def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
     for name in config.objective:
         need(
-            re.fullmatch(r"\w[\w-]*", name),
-            f"objective.{name}: its name is that of files, in which letters, digits, _ and - can be; use another",
+            re.fullmatch(r"[^\W\d]\w*", name),
+            f"objective.{name}: its name is that of a key and of files, a letter and then letters, digits and _; use "
+            "another",
         )
         need(
             name not in _TAKEN and not name.endswith(BEST),

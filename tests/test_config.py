@@ -225,7 +225,8 @@ def test_a_further_objective():
         ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is unknown; use one of slpo, "),
         ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
         ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a stage or a row of the report has this name"),
-        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: its name is that of files"),
+        ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: its name is that of a key and of files"),
+        ("a-b", {"kind": "slpo"}, r"config\.objective\.a-b: its name is that of a key and of files"),
     ],
 )
 def test_a_further_objective_that_is_none(name, node, said):

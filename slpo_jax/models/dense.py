@@ -104,10 +104,11 @@ def _transposed(x: jax.Array) -> jax.Array:
     In one copy XLA:CPU jumps from row to row; of 1,024 rows of 49,152 that takes four times as long.
     """
     *leading, rows, columns = x.shape
-    x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, -columns % _BLOCK)))
-    blocks = jax.lax.optimization_barrier(x.reshape(*leading, rows, -1, _BLOCK).swapaxes(-3, -2))
-    turned = jax.lax.optimization_barrier(blocks.swapaxes(-2, -1))
-    return turned.reshape(*leading, -1, rows)[..., :columns, :]
+    blocks = -(-columns // _BLOCK)
+    x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, blocks * _BLOCK - columns)))
+    x = jax.lax.optimization_barrier(x.reshape(*leading, rows, blocks, _BLOCK).swapaxes(-3, -2))
+    x = jax.lax.optimization_barrier(x.swapaxes(-2, -1))
+    return x.reshape(*leading, blocks * _BLOCK, rows)[..., :columns, :]
 
 
 _low_product.defvjp(_low_forward, _low_backward)

@@ -89,7 +89,7 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _once_made(tree: Any, condition: jax.Array) -> jax.Array:
-    """The condition, known only once all arrays of the tree are made.
+    """The condition, known only once all arrays of the tree are made, which are taken to be numbers.
 
     On a CPU parameters and moments are made anew in loops of their own, and both read the old moments: where the loop
     that overwrites these may come first, XLA copies them all before.

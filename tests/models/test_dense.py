@@ -129,6 +129,7 @@ def test_low_products_and_their_gradients_are_rounded_once(spec, a, b):
     [
         ("nd,vd->nv", (6, 16), (40, 16)),  # a transposed cotangent in blocks of columns, the last of them not full
         ("nd,vd->nv", (5, 64), (64, 64)),
+        ("nd,vd->nv", (0, 16), (40, 16)),
         ("bgqd,bgsd->bgqs", (2, 3, 5, 64), (2, 3, 7, 64)),
     ],
 )

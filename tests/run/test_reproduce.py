@@ -1,5 +1,6 @@
 """Grids of runs: what is run, in which order and only once, and their comparison."""
 
+import copy
 import dataclasses
 import importlib
 import json
@@ -432,16 +433,30 @@ def test_curves_over_training_are_those_of_the_rows_that_are_compared(tmp_path):
 
 def test_rates_are_the_best_by_the_mean_of_four_figures():
     tried = {1e-5: (0.04, 0.05), 3e-5: (0.06, 0.04), 1e-4: (0.05, 0.05)}  # the last two are equal
-    found = {f"codi_gpt2, {TWELVE['variant']('pass_at_k', rate)}": _line(*figures) for rate, figures in tried.items()}
+    line = "codi_gpt2, {}".format
+    found = {
+        line(TWELVE["variant"](name, rate)): _line(*(figures if name == "pass_at_k" else (0.0, 0.0)))
+        for name in TWELVE["COMPARED"]
+        for rate, figures in tried.items()
+    }
     assert set(TWELVE["RATES"]) == set(tried)
     gains = rates.gains("twelve_rates", found)
-    assert rates.choose(gains) == {"codi_gpt2": {"pass_at_k": 3e-5}}
-    head, _, row = rates.markdown("twelve_rates", gains).splitlines()[2:]
-    assert head == "| codi_gpt2 | 1e-05 | 3e-05 | 1e-04 |"
-    assert row == "| `pass_at_k` | +2.0 | **+2.2** | +2.2 |"
-    found.popitem()
-    with pytest.raises(UserError, match=r"lacks codi_gpt2, pass_at_k_1e-04; run launch/reproduce.py twelve_rates"):
+    assert rates.choose(gains)["codi_gpt2"]["pass_at_k"] == 3e-5
+    assert rates.choose(gains)["codi_gpt2"]["reward"] == 1e-5, "of equal ones the lowest"
+    table = rates.markdown("twelve_rates", gains)
+    assert "| codi_gpt2 | 1e-05 | 3e-05 | 1e-04 |\n" in table
+    assert "\n| `pass_at_k` | +2.0 | **+2.2** | +2.2 |\n" in table
+    last = line("pass_at_k_1e_04")
+    broken = copy.deepcopy(found[last])
+    broken["differences"]["cold_start"]["acc"]["value"] = float("nan")
+    for damaged in (broken, {}, 3, {**found[last], "seeds": 7}):
+        with pytest.raises(UserError, match=rf"twelve_rates\.json: {last} is damaged, or of other seeds; run launch/"):
+            rates.gains("twelve_rates", {**found, last: damaged})
+    del found[last]
+    with pytest.raises(UserError, match=rf"lacks {last}; run launch/reproduce.py twelve_rates"):
         rates.gains("twelve_rates", found)
+    with pytest.raises(UserError, match="holds none of its runs"):
+        rates.gains("twelve_rates", {"codi_gpt9, x": found[line("reward_1e_05")]})
 
 
 def test_what_is_wrong_in_the_rates_command_is_one_line(tmp_path, capsys):
