@@ -66,21 +66,21 @@ def gains(name: str, found: Mapping[str, Any]) -> Gains:
     """
     tried, best_of = TRIED[name], dict[str, dict[str, dict[float, float]]]()
     for run in GRIDS[name].runs:
-        lines = {(objective, rate): f"{run.label}, {tried.variant(objective, rate)}"
-                 for objective in tried.names for rate in sorted(tried.rates)}  # fmt: skip
-        if not any(line in found for line in lines.values()):
-            continue
         seeds = set()
-        for (objective, rate), line in lines.items():
-            if line not in found:
-                raise UserError(f"{name}.json: lacks {line}; run launch/reproduce.py {name} again")
-            gain = _gain(tried, found[line])
-            if gain is not None:
-                seeds.add(found[line].get("seeds"))
-                best_of.setdefault(run.label, {}).setdefault(objective, {})[rate] = gain
-            if gain is None or len(seeds) > 1:
-                what = "is damaged, or of other seeds"
-                raise UserError(f"{name}.json: {line} {what}; run launch/reproduce.py {name} again")
+        for objective in tried.names:  # which another run may have
+            lines = {rate: f"{run.label}, {tried.variant(objective, rate)}" for rate in sorted(tried.rates)}
+            if not any(line in found for line in lines.values()):
+                continue
+            for rate, line in lines.items():
+                if line not in found:
+                    raise UserError(f"{name}.json: lacks {line}; run launch/reproduce.py {name} again")
+                gain = _gain(tried, found[line])
+                if gain is not None:
+                    seeds.add(found[line].get("seeds"))
+                    best_of.setdefault(run.label, {}).setdefault(objective, {})[rate] = gain
+                if gain is None or len(seeds) > 1:
+                    what = "is damaged, or of other seeds"
+                    raise UserError(f"{name}.json: {line} {what}; run launch/reproduce.py {name} again")
     if not best_of:
         raise UserError(f"{name}.json: holds none of its runs; run launch/reproduce.py {name} again")
     return best_of

@@ -455,6 +455,8 @@ def test_rates_are_the_best_by_the_mean_of_four_figures():
     del found[last]
     with pytest.raises(UserError, match=rf"lacks {last}; run launch/reproduce.py twelve_rates"):
         rates.gains("twelve_rates", found)
+    one_alone = {line(TWELVE["variant"]("reward", rate)): found[line("reward_1e_05")] for rate in tried}
+    assert set(rates.gains("twelve_rates", one_alone)["codi_gpt2"]) == {"reward"}, "each run may have some"
     with pytest.raises(UserError, match="holds none of its runs"):
         rates.gains("twelve_rates", {"codi_gpt9, x": found[line("reward_1e_05")]})
 
