@@ -45,7 +45,7 @@ PAPER = {  # seconds of the step, rollout, surrogate and backward; 2 prompts, RT
 _SMALL = {"K": (1, 4, 16), "G": (4, 8, 32), "T": (3, 6, 12), "prompt_tokens": (24, 32, 48), "prompts": (8, 32, 128)}
 AXES = {
     "gpt2": {"K": (1, 4, 8), "G": (4, 8, 16), "T": (6, 12, 24), "prompt_tokens": (36, 72, 144), "prompts": (1, 2, 4)},
-    "llama": _SMALL,
+    "llama": _SMALL | {"prompt_tokens": (28, 40, 56)},
     "quickstart": _SMALL,
 }
 DEFINITIONS = """
