@@ -122,10 +122,12 @@ class Reasoner:
     def cast(self, params: Params) -> Params:
         """The matrices in the activations' type, as every use of them takes them: once, not in each loop.
 
-        Those of low precision are laid out for it too: these parameters are for loops without a gradient.
+        Those of low precision are laid out for it too on a CPU: these parameters are for loops without a gradient.
         """
         params = jax.tree.map(lambda x: x.astype(self.config.dtype) if x.ndim >= 2 else x, params)
-        return {**params, "backbone": turned(params["backbone"])} if is_low(self.config.dtype) else params
+        if not is_low(self.config.dtype) or jax.default_backend() != "cpu":
+            return params
+        return {**params, "backbone": turned(params["backbone"])}
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:

@@ -99,6 +99,19 @@ def low(array):
     return rounded, np.asarray(rounded, np.float64)
 
 
+def exact_gradients(spec, a, b, g):
+    """Of both operands, in float64."""
+    first, second, out = spec.replace("->", ",").split(",")
+    return np.einsum(f"{out},{second}->{first}", g, b), np.einsum(f"{first},{out}->{second}", a, g)
+
+
+def assert_rounded_once(got, expected):
+    """Half a unit in the last of 8 places, and what float32 sums are off."""
+    for given, exact in zip(got, expected, strict=True):
+        assert given.dtype == jnp.bfloat16
+        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+
+
 @pytest.mark.parametrize(
     ("spec", "a", "b"),
     [
@@ -112,16 +125,8 @@ def test_low_products_and_their_gradients_are_rounded_once(spec, a, b):
     (a, a_exact), (b, b_exact) = (low(rng.normal(size=size)) for size in (a, b))
     got, pull = jax.vjp(lambda a, b: product(spec, a, b), a, b)
     g, g_exact = low(rng.normal(size=got.shape))
-    first, second, out = spec.replace("->", ",").split(",")
-    expected = (
-        np.einsum(spec, a_exact, b_exact),
-        np.einsum(f"{out},{second}->{first}", g_exact, b_exact),
-        np.einsum(f"{first},{out}->{second}", a_exact, g_exact),
-    )
-    for given, exact in zip((got, *pull(g)), expected, strict=True):
-        assert given.dtype == jnp.bfloat16
-        # Half a unit in the last of 8 places, and what float32 sums are off.
-        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+    assert_rounded_once((got,), (np.einsum(spec, a_exact, b_exact),))
+    assert_rounded_once(pull(g), exact_gradients(spec, a_exact, b_exact, g_exact))
 
 
 @pytest.mark.parametrize(
@@ -140,15 +145,7 @@ def test_low_products_with_float32_results(spec, a, b):
     g, g_exact = low(rng.normal(size=got.shape))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, np.einsum(spec, a_exact, b_exact), atol=1e-4)
-    first, second, out = spec.replace("->", ",").split(",")
-    for given, exact in zip(
-        pull(g.astype(jnp.float32)),
-        (np.einsum(f"{out},{second}->{first}", g_exact, b_exact),
-         np.einsum(f"{first},{out}->{second}", a_exact, g_exact)),
-        strict=True,
-    ):  # fmt: skip
-        assert given.dtype == jnp.bfloat16
-        np.testing.assert_array_less(np.abs(np.asarray(given, np.float64) - exact), np.abs(exact) * 2**-7.9 + 1e-4)
+    assert_rounded_once(pull(g.astype(jnp.float32)), exact_gradients(spec, a_exact, b_exact, g_exact))
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
