@@ -1,10 +1,13 @@
 """The key-value cache, and attention over a shared prefix plus a row's own slots."""
 
+import functools
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dense import float_product, product
+from slpo_jax.models.dense import float_product, is_low, sums_over_rows
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 
@@ -61,22 +64,123 @@ def grow(cache: KVCache, slots: int) -> KVCache:
 
 def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
     """The layer's keys and values [B, G, S, Dh] with slots start .. start+L-1 replaced."""
-    return (
-        jax.lax.dynamic_update_slice_in_dim(cache.keys[layer], k_BGLD, start, axis=2),
-        jax.lax.dynamic_update_slice_in_dim(cache.values[layer], v_BGLD, start, axis=2),
-    )
+    return _put(cache.keys[layer], k_BGLD, start), _put(cache.values[layer], v_BGLD, start)
+
+
+def _put(slots_BGSD: jax.Array, new_BGLD: jax.Array, start) -> jax.Array:
+    """The array with slots start .. start+L-1 replaced.
+
+    XLA:CPU casts all of an array of bfloat16 to float32 and back to change a part of it; of integers it changes only
+    that.
+    """
+    if slots_BGSD.dtype.itemsize == 2 and jax.default_backend() == "cpu":
+        bits = jax.lax.bitcast_convert_type(slots_BGSD, jnp.uint16), jax.lax.bitcast_convert_type(new_BGLD, jnp.uint16)
+        changed = jax.lax.dynamic_update_slice_in_dim(*bits, start, axis=2)
+        return jax.lax.bitcast_convert_type(changed, slots_BGSD.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(slots_BGSD, new_BGLD, start, axis=2)
 
 
 def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
     """bool [B, L, S]: query i (slot start+i) sees the valid slots up to its own, of the same owner if there are any."""
-    slots = jnp.arange(valid_BS.shape[1])
-    causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
-    mask_BLS = causal_LS[None] & valid_BS[:, None, :]
-    return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
+
+    def mask():
+        slots = jnp.arange(valid_BS.shape[1])
+        causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
+        mask_BLS = causal_LS[None] & valid_BS[:, None, :]
+        return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
+
+    if length == 1 or jax.default_backend() != "cpu":
+        return mask()
+    # XLA:CPU would make it anew in each layer, and all that it is made of; a branch it leaves alone.
+    return jax.lax.cond(valid_BS.any(), mask, lambda: jnp.zeros((len(valid_BS), length, valid_BS.shape[1]), bool))
+
+
+class _Part(NamedTuple):
+    """Slots that R = B/C consecutive rows of queries look at together.
+
+    Attributes:
+        keys, values: [C, G, S, Dh].
+        seen: bool [C or B, L or 1, S].
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    seen: jax.Array
+
+    def grouped(self, x_BHL: jax.Array) -> jax.Array:
+        """[B, H, L, ..] -> [C, G, R*H/G*L, ..]: the query heads and rows that share a key become one matrix."""
+        (rows, heads, length, *inner), (shared, groups, _, _) = x_BHL.shape, self.keys.shape
+        x = x_BHL.reshape(shared, rows // shared, groups, heads // groups * length, *inner).swapaxes(1, 2)
+        return x.reshape(shared, groups, -1, *inner)
+
+    def ungrouped(self, x: jax.Array, rows: int, heads: int, length: int) -> jax.Array:
+        """[C, G, R*H/G*L, ..] -> [B, H, L, ..]."""
+        (shared, groups, _, *inner) = x.shape
+        x = x.reshape(shared, groups, rows // shared, -1, *inner).swapaxes(1, 2)
+        return x.reshape(rows, heads, length, *inner)
+
+    def scores(self, q_BHLD: jax.Array) -> jax.Array:
+        """float32 [C, G, R*H/G*L, S]; `MASKED` where a query doesn't see a slot."""
+        (rows, heads, length, _), (shared, groups, slots, _) = q_BHLD.shape, self.keys.shape
+        scores = float_product("cgqd,cgsd->cgqs", self.grouped(q_BHLD), self.keys)
+        seen_CRLS = self.seen.reshape(shared, -1, *self.seen.shape[1:])
+        by_head = scores.reshape(shared, groups, rows // shared, heads // groups, length, slots)
+        return jnp.where(seen_CRLS[:, None, :, None], by_head, MASKED).reshape(scores.shape)
+
+    def weights(self, q_BHLD: jax.Array, most_BHL: jax.Array) -> jax.Array:
+        """e to the scores less `most_BHL`, [C, G, R*H/G*L, S] in the dtype of the values."""
+        return jnp.exp(self.scores(q_BHLD) - self.grouped(most_BHL)[..., None]).astype(self.values.dtype)
+
+
+@jax.custom_vjp
+def _attend(q_BHLD: jax.Array, parts: tuple[_Part, ...]) -> jax.Array:
+    return _attend_forward(q_BHLD, parts)[0]
+
+
+def _attend_forward(q_BHLD: jax.Array, parts: tuple[_Part, ...]):
+    shape = q_BHLD.shape[:3]
+    most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
+    whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
+    for part in parts:
+        weights = part.weights(q_BHLD, most_BHL)
+        whole_BHL += part.ungrouped(weights.astype(jnp.float32).sum(-1), *shape)
+        out_BHLD += part.ungrouped(float_product("cgqs,cgsd->cgqd", weights, part.values), *shape)
+    out_BHLD = (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
+    return out_BHLD, (q_BHLD, parts, most_BHL, whole_BHL, out_BHLD)
+
+
+def _attend_backward(kept, g_BHLD: jax.Array):
+    """The weights are made again: kept for a backward pass, they would be most of its memory."""
+    q_BHLD, parts, most_BHL, whole_BHL, out_BHLD = kept
+    shape, float32 = q_BHLD.shape[:3], jnp.float32
+    g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
+    along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
+    of_q, of_parts = float32(0), []
+    for part in parts:
+        weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
+        of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
+        of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
+        of_keys, of_values = _by_slot(of_scores, part.grouped(q_BHLD)), _by_slot(weights, g)
+        of_q += part.ungrouped(float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape)
+        of_parts.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype), None))
+    return of_q.astype(q_BHLD.dtype), tuple(_Part(*each) for each in of_parts)
+
+
+def _by_slot(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """[C, G, Q, S] and [C, G, Q, Dh] -> float32 [C, G, S, Dh], summed over queries."""
+    if not is_low(x.dtype):
+        return sums_over_rows("cgqs,cgqd->cgsd", weights, x)
+    # So that x, the smaller one, is laid out anew, and XLA:CPU can't ask for the other order after all.
+    return jax.lax.optimization_barrier(sums_over_rows("cgqs,cgqd->cgds", weights, x)).swapaxes(-1, -2)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
+
+    Neither the scores nor the weights of a forward pass are kept for the backward pass (Dao et al., 2022).
 
     Args:
         q_BHLD: queries of B = C*R rows.
@@ -84,36 +188,10 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         mask_BLS: bool, see `own_mask`. A query that sees nothing gets a finite, meaningless result.
         prefix: None or (keys [C, G, U, Dh], values [C, G, U, Dh], valid [C or B, U]).
     Returns:
-        [B, H, L, Dh], in the dtype of the values; scores and softmax in float32.
+        [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
-    (rows, heads, length, _), groups = q_BHLD.shape, k_BGSD.shape[1]
-
-    def stacked(x):  # [B, H, L, .] -> [B, G, H/G*L, .]: the query heads that share a key become one matrix
-        return x.reshape(rows, groups, -1, x.shape[-1])
-
-    def unstacked(x):
-        return x.reshape(rows, heads, length, x.shape[-1])
-
-    q_BHLD = q_BHLD * q_BHLD.shape[-1] ** -0.5
-    scores = unstacked(float_product("bgqd,bgsd->bgqs", stacked(q_BHLD), k_BGSD))
-    scores = jnp.where(mask_BLS[:, None], scores, MASKED)
-    if prefix is None:
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BGSD.dtype)
-        return unstacked(product("bgqs,bgsd->bgqd", stacked(weights), v_BGSD))
-    k_CGUD, v_CGUD, valid_U = prefix
-    shared, _, width, _ = k_CGUD.shape
-
-    def grouped(x):  # [B, H, L, .] -> [C, G, R*H/G*L, .]: and so do the rows that share a prefix
-        x = x.reshape(shared, rows // shared, groups, -1, x.shape[-1]).swapaxes(1, 2)
-        return x.reshape(shared, groups, -1, x.shape[-1])
-
-    def ungrouped(x):
-        x = x.reshape(shared, groups, rows // shared, -1, x.shape[-1]).swapaxes(1, 2)
-        return x.reshape(rows, heads, length, x.shape[-1])
-
-    before = float_product("cgqd,cgud->cgqu", grouped(q_BHLD), k_CGUD)
-    seen = jnp.broadcast_to(valid_U.reshape(shared, -1, width), (shared, rows // shared, width))
-    before = jnp.where(seen.reshape(rows, 1, 1, width), ungrouped(before), MASKED)
-    weights = jax.nn.softmax(jnp.concatenate([before, scores], axis=-1), axis=-1).astype(v_BGSD.dtype)
-    out = ungrouped(product("cgqu,cgud->cgqd", grouped(weights[..., :width]), v_CGUD))
-    return out + unstacked(product("bgqs,bgsd->bgqd", stacked(weights[..., width:]), v_BGSD))
+    parts = [_Part(k_BGSD, v_BGSD, mask_BLS)]
+    if prefix is not None:
+        k_CGUD, v_CGUD, valid_U = prefix
+        parts.append(_Part(k_CGUD, v_CGUD, valid_U[:, None]))
+    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(parts))

@@ -80,16 +80,18 @@ def _low_forward(spec: str, a: jax.Array, b: jax.Array):
 def _low_backward(spec: str, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
     g = g.astype(a.dtype)
-    of_a, of_b = _sums(f"{out},{second}->{first}", g, b), _sums_over_rows(f"{first},{out}->{second}", a, g)
+    of_a, of_b = _sums(f"{out},{second}->{first}", g, b), sums_over_rows(f"{first},{out}->{second}", a, g)
     return of_a.astype(a.dtype), of_b.astype(b.dtype)
 
 
-def _sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
-    """`_sums` where what is summed over is the last axis but one of both.
+def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
+    """`jnp.einsum` where what is summed over is the last axis but one of both; not differentiable; float32.
 
-    XLA:CPU folds the transpose that such a sum needs into the product, which it then doesn't multiply natively. So one
-    of the two is laid out anew before.
+    XLA:CPU folds the transpose that such a sum needs into the product, which in low precision it then doesn't multiply
+    natively. So there one of the two is laid out anew before: the one whose axis is the result's last but one.
     """
+    if not is_low(a.dtype):
+        return jnp.einsum(spec, a, g, preferred_element_type=jnp.float32)
     first, second, out = spec.replace("->", ",").split(",")
     if out[-2] not in first:
         first, a, second, g = second, g, first, a

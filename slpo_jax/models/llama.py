@@ -100,12 +100,22 @@ def cos_sin(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
     return cos, sin
 
 
+@jax.custom_vjp
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turn each pair (unit i, unit i + Dh/2) by its position's angle; in float32."""
     cos, sin = rotation
     first, second = jnp.split(x_BHLD.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x_BHLD.dtype)
+
+
+def _rotate_backward(rotation: tuple[jax.Array, jax.Array], g_BHLD: jax.Array):
+    """Back by the same angle."""
+    cos, sin = rotation
+    return rotate(g_BHLD, (cos, -sin)), None
+
+
+rotate.defvjp(lambda x_BHLD, rotation: (rotate(x_BHLD, rotation), rotation), _rotate_backward)
 
 
 def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
@@ -139,8 +149,14 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BLD):
         c = self.config
-        hidden = nn.silu(_dense(c, c.n_inner, "gate_proj")(x_BLD)) * _dense(c, c.n_inner, "up_proj")(x_BLD)
+        hidden = _gated(_dense(c, c.n_inner, "gate_proj")(x_BLD), _dense(c, c.n_inner, "up_proj")(x_BLD))
         return _dense(c, c.n_embd, "down_proj")(hidden)
+
+
+@jax.checkpoint
+def _gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """In float32, rounded once; only the two are kept for a backward pass."""
+    return (nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def _norm(config: LlamaConfig, name: str) -> nn.RMSNorm:

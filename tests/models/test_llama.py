@@ -116,3 +116,16 @@ def test_cosines_and_sines_are_taken_once():
 
     program = jax.jit(layers).lower(jnp.ones((2, 4, 300, 64)), angles).compile().as_text()
     assert program.count(" sine(") == program.count(" cosine(") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rotation_s_gradient_is_its_transpose(dtype):
+    """<rotate(x), g> = <x, gradient>, as a rotation is linear, and it keeps lengths."""
+    rng = np.random.default_rng(0)
+    x, g = (jnp.asarray(rng.normal(size=(2, 3, 5, 8)), dtype) for _ in range(2))
+    rotation = cos_sin(jnp.asarray(rng.uniform(0, 6, (2, 1, 5, 4)), jnp.float32))
+    turned, pull = jax.vjp(lambda x: rotate(x, rotation), x)
+    x, g, turned, back = (np.asarray(each, np.float64) for each in (x, g, turned, pull(g)[0]))
+    np.testing.assert_allclose(np.sum(turned * g), np.sum(x * back), rtol=0.02 if dtype == "bfloat16" else 1e-5)
+    np.testing.assert_allclose(np.sum(back**2), np.sum(g**2), rtol=0.02 if dtype == "bfloat16" else 1e-5)
+    assert np.abs(back - g).max() > 0.5
