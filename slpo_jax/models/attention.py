@@ -10,6 +10,8 @@ from flax import struct
 from slpo_jax.models.dense import float_product, is_low, sums_over_rows
 
 MASKED = float(jnp.finfo(jnp.float32).min)
+Slots = tuple[tuple[jax.Array, jax.Array], ...]
+"""Keys and values [C, G, S, Dh] that a query looks at, its own and those of a prefix."""
 
 
 @struct.dataclass
@@ -133,12 +135,12 @@ class _Part(NamedTuple):
 
 
 @jax.custom_vjp
-def _attend(q_BHLD: jax.Array, parts: tuple[_Part, ...]) -> jax.Array:
-    return _attend_forward(q_BHLD, parts)[0]
+def _attend(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]) -> jax.Array:
+    return _attend_forward(q_BHLD, slots, seen)[0]
 
 
-def _attend_forward(q_BHLD: jax.Array, parts: tuple[_Part, ...]):
-    shape = q_BHLD.shape[:3]
+def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]):
+    shape, parts = q_BHLD.shape[:3], [_Part(*each, by) for each, by in zip(slots, seen, strict=True)]
     most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
     whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
     for part in parts:
@@ -155,15 +157,15 @@ def _attend_backward(kept, g_BHLD: jax.Array):
     shape, float32 = q_BHLD.shape[:3], jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
-    of_q, of_parts = float32(0), []
+    of_q, of_slots = float32(0), []
     for part in parts:
         weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
         of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
         of_keys, of_values = _by_slot(of_scores, part.grouped(q_BHLD)), _by_slot(weights, g)
         of_q += part.ungrouped(float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape)
-        of_parts.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype), None))
-    return of_q.astype(q_BHLD.dtype), tuple(_Part(*each) for each in of_parts)
+        of_slots.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype)))
+    return of_q.astype(q_BHLD.dtype), tuple(of_slots), None
 
 
 def _by_slot(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -190,8 +192,9 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     Returns:
         [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
-    parts = [_Part(k_BGSD, v_BGSD, mask_BLS)]
+    slots, seen = [(k_BGSD, v_BGSD)], [mask_BLS]
     if prefix is not None:
         k_CGUD, v_CGUD, valid_U = prefix
-        parts.append(_Part(k_CGUD, v_CGUD, valid_U[:, None]))
-    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(parts))
+        slots.append((k_CGUD, v_CGUD))
+        seen.append(valid_U[:, None])
+    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(slots), tuple(seen))
