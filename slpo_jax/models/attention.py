@@ -171,7 +171,7 @@ def _attend_backward(kept, g_BHLD: jax.Array):
 def _by_slot(weights: jax.Array, x: jax.Array) -> jax.Array:
     """[C, G, Q, S] and [C, G, Q, Dh] -> float32 [C, G, S, Dh], summed over queries."""
     if not is_low(x.dtype):
-        return sums_over_rows("cgqs,cgqd->cgsd", weights, x)
+        return jnp.einsum("cgqs,cgqd->cgsd", weights, x)
     # So that x, the smaller one, is laid out anew, and XLA:CPU can't ask for the other order after all.
     return jax.lax.optimization_barrier(sums_over_rows("cgqs,cgqd->cgds", weights, x)).swapaxes(-1, -2)
 

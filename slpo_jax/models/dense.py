@@ -85,13 +85,14 @@ def _low_backward(spec: str, operands, g: jax.Array):
 
 
 def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
-    """`jnp.einsum` where what is summed over is the last axis but one of both; not differentiable; float32.
+    """float32 sums over the last axis but one of two arrays in low precision; not differentiable.
 
-    XLA:CPU folds the transpose that such a sum needs into the product, which in low precision it then doesn't multiply
-    natively. So there one of the two is laid out anew before: the one whose axis is the result's last but one.
+    XLA:CPU folds the transpose that such a sum needs into the product, which it then doesn't multiply natively. So one
+    of the two is laid out anew before: the one whose axis is the result's last but one.
+
+    Args:
+        spec: as `jnp.einsum` takes it.
     """
-    if not is_low(a.dtype):
-        return jnp.einsum(spec, a, g, preferred_element_type=jnp.float32)
     first, second, out = spec.replace("->", ",").split(",")
     if out[-2] not in first:
         first, a, second, g = second, g, first, a

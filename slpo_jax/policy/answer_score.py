@@ -52,7 +52,8 @@ def answer_log_probs(reasoner: Reasoner, params, hidden_NAD: jax.Array, tokens_N
     def piece(hidden_CD, tokens_C):
         return token_log_probs(reasoner.logits(params, hidden_CD[None]), tokens_C[None])[0]
 
-    rows = max(ALIGNED, LOGITS_AT_ONCE // vocabulary // ALIGNED * ALIGNED)
+    pieces = -(-tokens_NA.size // max(ALIGNED, LOGITS_AT_ONCE // vocabulary // ALIGNED * ALIGNED))
+    rows = -(-tokens_NA.size // (pieces * ALIGNED)) * ALIGNED  # alike, so that few are there for nothing
 
     def cut(x):
         x = jnp.pad(x, ((0, -len(x) % rows), *((0, 0) for _ in x.shape[1:])))
