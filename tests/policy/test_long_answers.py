@@ -127,6 +127,11 @@ def test_pieces_have_the_gradient_of_the_whole(monkeypatch):
     assert "x7x61x" not in pieces
     assert re.search(r"tensor<(1x)?4x61xf32>", pieces)
     assert not re.search(r"tensor<4x(1x)?4x61xf32>", pieces), "no piece's logits are kept for the backward pass"
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 100 * CONFIG.vocab_size)
+    one_piece, alike, _ = measured()
+    assert "14x61xf32" in one_piece
+    assert "100x61xf32" not in one_piece, "nothing is padded to what would fit"
+    np.testing.assert_allclose(alike, found, atol=1e-5)
     logits = SlowReasoner(reasoner).logits(hidden)
     oracle = np.take_along_axis(special.log_softmax(logits, axis=-1), tokens[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(found, oracle, rtol=1e-5)
