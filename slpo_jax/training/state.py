@@ -88,14 +88,25 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, before: jnp.where(condition, x, before), new, old)
 
 
-def _once_made(tree: Any, condition: jax.Array) -> jax.Array:
-    """The condition, known only once all arrays of the tree are made, which are taken to be numbers.
+def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array) -> tuple[Params, Any]:
+    """(parameters, the optimizer's state) after an update; as they were where that is not finite.
 
-    On a CPU parameters and moments are made anew in loops of their own, and both read the old moments: where the loop
-    that overwrites these may come first, XLA copies them all before.
+    On a CPU parameters and moments are made anew in loops of their own, and all of them read the old moments. XLA would
+    make the new ones once, in fresh memory, and copy them. So they are made twice: for the parameters, and then, from
+    what is known only once these are made, in place.
     """
-    if jax.default_backend() != "cpu":
-        return condition
+    changes, new_state = optimizer.update(grads, opt_state, part)
+    new_part = _where(finite, optax.apply_updates(part, changes), part)
+    if jax.default_backend() == "cpu":
+        finite = _once_made(new_part, finite)
+        floats = jax.tree.map(lambda x: x * finite.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x,
+                              opt_state)  # fmt: skip
+        _, new_state = optimizer.update(grads, floats, part)
+    return new_part, _where(finite, new_state, opt_state)
+
+
+def _once_made(tree: Any, condition: jax.Array) -> jax.Array:
+    """The condition, known only once all arrays of the tree are made, which are taken to be numbers."""
 
     def first(tree):
         return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
@@ -162,13 +173,12 @@ def make_train_step(
     def update(part, opt_state, frozen, batch, key):
         grads, sums = gradients(part, frozen, batch, key)
         # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
-        grads = jax.tree.map(lambda g: g / jnp.maximum(sums["loss"][1], 1), grads)
-        changes, new_state = optimizer.update(grads, opt_state, part)
+        share = 1 / jnp.maximum(sums["loss"][1], 1)
+        grads = jax.tree.map(lambda g: g * share, grads)
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
-        part = _where(finite, optax.apply_updates(part, changes), part)
-        opt_state = _where(_once_made(part, finite), new_state, opt_state)
+        part, opt_state = _updated(optimizer, grads, part, opt_state, finite)
         part = layout.pinned(part, layout.specs(part))
         opt_state = layout.pinned(opt_state, layout.state_specs(optimizer, part, opt_state))
         return part, opt_state, metrics, finite

@@ -1,0 +1,67 @@
+"""The optimizer's part of a step: the same as optax's own, and in place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from slpo_jax.io.mesh import device_mesh
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.sharding import Layout, ShardingConfig
+from slpo_jax.training.state import init_state, make_train_step
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+ROWS_OF_BATCH = 4
+
+
+def _loss(params, batch, key):
+    """Its gradient is the batch's, so many times as it has rows in the mean."""
+    del key
+    parts = jax.tree.map(lambda p, g: ROWS_OF_BATCH * jnp.sum(p * g), params["reasoner"], batch)
+    loss = sum(jax.tree.leaves(parts))
+    return loss, {"loss": (loss, jnp.float32(ROWS_OF_BATCH))}
+
+
+def _step(config, params):
+    optimizer = make_optimizer(config)
+    layout = Layout(device_mesh(jax.devices("cpu")[:1]), ShardingConfig().rules)
+    state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
+    step = make_train_step(_loss, optimizer, ("reasoner",), layout, "rl")
+    return state, step.lower(state, params).compile()
+
+
+def _arrays(seed, size):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in {"a": (size, size), "b": (size,)}.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
+    config = OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=3.0)
+    params = _arrays(0, 8)
+    state, step = _step(config, params)
+    plain = make_optimizer(OptimizerConfig(name, learning_rate=0.1, weight_decay=0.1, clip_norm=None))
+    oracle = optax.chain(optax.clip_by_global_norm(3.0), plain)
+    expected, expected_state = params, oracle.init(params)
+    for number, scale in enumerate((1.0, 1e-3, np.nan, 2.0, np.inf)):
+        gradient = jax.tree.map(lambda g, scale=scale: g * np.float32(scale), _arrays(1 + number, 8))
+        state, metrics = step(state, gradient)
+        assert int(metrics["skipped_in_a_row"]) == (not np.isfinite(scale))
+        if np.isfinite(scale):
+            changes, expected_state = oracle.update(gradient, expected_state, expected)
+            expected = optax.apply_updates(expected, changes)
+        for got, other in zip(*map(jax.tree.leaves, (state.params["reasoner"], expected)), strict=True):
+            np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-6)
+        moments = jax.tree.leaves(state.opt_state[1]), jax.tree.leaves(expected_state[1])
+        for got, other in zip(*moments, strict=True):
+            np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-9)
+
+
+def test_moments_are_made_in_place():
+    """XLA:CPU made them in fresh memory, twice the parameters', and copied them over the old ones."""
+    params = _arrays(0, 512)
+    _, step = _step(OptimizerConfig("adamw", learning_rate=0.1), params)
+    assert step.memory_analysis().temp_size_in_bytes < params["a"].nbytes / 4
