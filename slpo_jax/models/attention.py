@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.dense import float_product, is_low, sums_over_rows
+from slpo_jax.models.remade import after
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 Slots = tuple[tuple[jax.Array, jax.Array], ...]
@@ -148,12 +149,13 @@ def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]
         whole_BHL += part.ungrouped(weights.astype(jnp.float32).sum(-1), *shape)
         out_BHLD += part.ungrouped(float_product("cgqs,cgsd->cgqd", weights, part.values), *shape)
     out_BHLD = (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
-    return out_BHLD, (q_BHLD, parts, most_BHL, whole_BHL, out_BHLD)
+    return out_BHLD, (parts, (q_BHLD, most_BHL, whole_BHL, out_BHLD))
 
 
 def _attend_backward(kept, g_BHLD: jax.Array):
     """The weights are made again: kept for a backward pass, they would be most of its memory."""
-    q_BHLD, parts, most_BHL, whole_BHL, out_BHLD = kept
+    parts, kept = kept
+    q_BHLD, most_BHL, whole_BHL, out_BHLD = after(g_BHLD, kept)
     shape, float32 = q_BHLD.shape[:3], jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
@@ -179,6 +181,11 @@ def _by_slot(weights: jax.Array, x: jax.Array) -> jax.Array:
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _laid_out(x: jax.Array) -> jax.Array:
+    """The same, as what comes from a reshape: XLA:CPU doesn't multiply natively what comes from a transpose."""
+    return jax.lax.optimization_barrier(x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
+
+
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
     """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
 
@@ -197,4 +204,6 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         k_CGUD, v_CGUD, valid_U = prefix
         slots.append((k_CGUD, v_CGUD))
         seen.append(valid_U[:, None])
+    if q_BHLD.shape[2] > 1:
+        slots = [(_laid_out(keys), _laid_out(values)) for keys, values in slots]
     return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(slots), tuple(seen))

@@ -1,7 +1,7 @@
 """Products of positions with a matrix, as one product of rows, and products in low precision."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 TURNED = "kernel_VD"
 _BLOCK = 32  # columns that are moved together
+_FEW = 128  # rows, up to which a product takes the time that its matrix is read in
 
 
 def of_rows(x, matrix, dimension_numbers, precision=None, preferred_element_type=None) -> jax.Array:
@@ -130,10 +131,37 @@ class Dense(nn.Dense):
         if not self.has_variable("params", TURNED):
             return super().__call__(inputs)
         rows = inputs.astype(self.dtype).reshape(-1, inputs.shape[-1])
-        out = product("nd,vd->nv", rows, self.get_variable("params", TURNED))
-        if self.use_bias:
-            out = out + self.get_variable("params", "bias").astype(self.dtype)[None]
+        if len(rows) <= _FEW:
+            out = self.columns(rows).T
+        else:
+            out = self._biased(product("nd,vd->nv", rows, self.get_variable("params", TURNED)), 0)
         return out.reshape(*inputs.shape[:-1], self.features)
+
+    def columns(self, inputs: jax.Array, axes: str = "nd") -> jax.Array:
+        """[V, N], of `inputs` with these axes, from a turned kernel that is the left operand.
+
+        XLA:CPU lays a right operand out anew for each product; of few rows that is most of the time.
+        """
+        kernel: jax.Array = self.get_variable("params", TURNED)
+        return self._biased(product(f"vd,{axes}->vn", kernel, inputs.astype(self.dtype)), 1)
+
+    def _biased(self, out: jax.Array, other_axis: int) -> jax.Array:
+        if not self.use_bias:
+            return out
+        return out + jnp.expand_dims(self.get_variable("params", "bias").astype(self.dtype), other_axis)
+
+
+def feed_forward(x: jax.Array, ups: Sequence[Dense], combine: Callable[..., jax.Array], down: Dense) -> jax.Array:
+    """down(combine(up(x), ..)); of few rows, with turned kernels, what is between the layers is never turned back.
+
+    Args:
+        combine: of what each of `ups` returns, elementwise.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) > _FEW or not all(layer.has_variable("params", TURNED) for layer in (*ups, down)):
+        return down(combine(*(up(x) for up in ups)))
+    hidden_VN = combine(*(up.columns(rows) for up in ups))
+    return down.columns(hidden_VN, "dn").T.reshape(*x.shape[:-1], down.features)
 
 
 def turned(params: Any) -> Any:
@@ -171,5 +199,10 @@ def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
     Args:
         head_VD: in the precision of `hidden`, or in float32, as `product` takes it.
     """
-    logits = float_product("nd,vd->nv", hidden.reshape(-1, hidden.shape[-1]), head_VD)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    # The head as the left operand, see `Dense.columns`; without the barrier XLA turns the product around again.
+    if len(rows) <= _FEW and is_low(head_VD.dtype) and jax.default_backend() == "cpu":
+        logits = jax.lax.optimization_barrier(float_product("vd,nd->vn", head_VD, rows)).T
+    else:
+        logits = float_product("nd,vd->nv", rows, head_VD)
     return logits.reshape(*hidden.shape[:-1], logits.shape[-1])

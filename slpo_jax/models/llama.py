@@ -12,7 +12,8 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
-from slpo_jax.models.dense import dense
+from slpo_jax.models.dense import Dense, dense, feed_forward
+from slpo_jax.models.remade import remade
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _rotate_backward(rotation: tuple[jax.Array, jax.Array], g_BHLD: jax.Array):
 rotate.defvjp(lambda x_BHLD, rotation: (rotate(x_BHLD, rotation), rotation), _rotate_backward)
 
 
-def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
+def _dense(config: LlamaConfig, features: int, name: str) -> Dense:
     return dense(features, config.dtype, 0.02, name, use_bias=False)
 
 
@@ -149,19 +150,29 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BLD):
         c = self.config
-        hidden = _gated(_dense(c, c.n_inner, "gate_proj")(x_BLD), _dense(c, c.n_inner, "up_proj")(x_BLD))
-        return _dense(c, c.n_embd, "down_proj")(hidden)
+        ups = [_dense(c, c.n_inner, name) for name in ("gate_proj", "up_proj")]
+        return feed_forward(x_BLD, ups, _gated, _dense(c, c.n_embd, "down_proj"))
 
 
-@jax.checkpoint
+@remade
 def _gated(gate: jax.Array, up: jax.Array) -> jax.Array:
     """In float32, rounded once; only the two are kept for a backward pass."""
     return (nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
-def _norm(config: LlamaConfig, name: str) -> nn.RMSNorm:
+class Norm(nn.RMSNorm):
+    """RMSNorm, of which a backward pass keeps the input alone."""
+
+    def __call__(self, x, *, mask=None):
+        if mask is not None or self.is_initializing():
+            return super().__call__(x, mask=mask)
+        plain = nn.RMSNorm(epsilon=self.epsilon, dtype=self.dtype, parent=None)
+        return remade(lambda x, params: plain.apply({"params": params}, x))(x, self.variables["params"])
+
+
+def _norm(config: LlamaConfig, name: str) -> Norm:
     # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
-    return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
+    return Norm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
 
 
 class Block(backbone.Block):

@@ -1,11 +1,12 @@
 """Rows by a matrix, beside numpy in float64."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.dense import TURNED, dense, float_product, head_logits, of_rows, product, turned
+from slpo_jax.models.dense import TURNED, dense, feed_forward, float_product, head_logits, of_rows, product, turned
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
@@ -177,3 +178,54 @@ def test_low_layers_ask_for_sums_in_float32():
     lines = products(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16))
     assert len(lines) == 3
     assert all(":f32[" in line for line in lines)
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (2, 3), (2, 100)])
+@pytest.mark.parametrize("ups", [1, 2])
+def test_turned_feed_forward_is_numpy_s(rows, ups):
+    """A GPT-2's has biases and one layer up, a Llama's two; of many rows it is the layers one after the other."""
+
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            up = [dense(40, jnp.bfloat16, 0.1, f"up_{number}", use_bias=ups == 1) for number in range(ups)]
+            down = dense(16, jnp.bfloat16, 0.1, "down", use_bias=ups == 1)
+            return feed_forward(x, up, lambda *hidden: jnp.square(sum(hidden)), down)
+
+    rng = np.random.default_rng(7)
+    x, x_exact = low(rng.normal(size=(*rows, 16)))
+    params = Two().init(jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.bfloat16), params)
+    exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+
+    def layer(name, inputs):
+        return inputs @ exact[name]["kernel"] + exact[name].get("bias", 0)
+
+    expected = layer("down", sum(layer(f"up_{number}", x_exact) for number in range(ups)) ** 2)
+    got = Two().apply({"params": turned(params)}, x)
+    assert (got.dtype, got.shape) == (jnp.bfloat16, (*rows, 16))
+    off = np.abs(np.asarray(got, np.float64) - expected)
+    assert off.max() < 0.03 * np.abs(expected).max()
+    plain = np.asarray(Two().apply({"params": params}, x), np.float64)
+    assert np.abs(plain - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_few_rows_are_the_right_operand():
+    """XLA:CPU lays the right operand of a product out anew; the left one it reads as it is."""
+    layer = dense(40, jnp.bfloat16, 0.1, "layer", use_bias=False)
+    params = {"params": {TURNED: jnp.ones((40, 16), jnp.bfloat16)}}
+    head = jnp.ones((48, 16), jnp.bfloat16)
+    for rows, matrix_first in ((16, True), (128, True), (129, False)):
+        x = jnp.ones((rows, 16), jnp.bfloat16)
+        for function, width in ((lambda x: layer.apply(params, x), 40), (lambda x: head_logits(x, head), 48)):
+            program = jax.jit(function).lower(x).as_text()
+            (product,) = (line for line in program.splitlines() if "stablehlo.dot_general" in line)
+            assert (f": (tensor<{width}x16xbf16>" in product) == matrix_first
+            assert function(x).shape == (rows, width)
+
+
+@pytest.mark.parametrize("rows", [1, 128, 129])
+def test_logits_of_few_rows_are_numpy_s(rows):
+    rng = np.random.default_rng(8)
+    (hidden, hidden_exact), (head, head_exact) = low(rng.normal(size=(rows, 64))), low(rng.normal(size=(50, 64)))
+    np.testing.assert_allclose(head_logits(hidden, head), hidden_exact @ head_exact.T, rtol=1e-5, atol=1e-4)

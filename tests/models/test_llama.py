@@ -11,7 +11,7 @@ from tiny_llama import LLAMA, SCALED, hf_llama_config, random_tree
 
 from slpo_jax.errors import UserError
 from slpo_jax.models.attention import attend
-from slpo_jax.models.llama import LlamaConfig, RopeScaling, cos_sin, rope_frequencies, rotate
+from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, cos_sin, rope_frequencies, rotate
 from slpo_jax.models.reasoner import coconut
 
 LLAMA_1B = LlamaConfig()
@@ -129,3 +129,28 @@ def test_rotation_s_gradient_is_its_transpose(dtype):
     np.testing.assert_allclose(np.sum(turned * g), np.sum(x * back), rtol=0.02 if dtype == "bfloat16" else 1e-5)
     np.testing.assert_allclose(np.sum(back**2), np.sum(g**2), rtol=0.02 if dtype == "bfloat16" else 1e-5)
     assert np.abs(back - g).max() > 0.5
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_norms_and_their_gradients_are_numpy_s(dtype, most):
+    rng = np.random.default_rng(3)
+    x, g = (np.asarray(jnp.asarray(rng.normal(size=(2, 3, 16)), dtype), np.float64) for _ in range(2))
+    scale, epsilon = rng.normal(size=16).astype(np.float32), 1e-5
+    norm = Norm(epsilon=epsilon, dtype=jnp.dtype(dtype))
+    assert jax.tree.map(jnp.shape, norm.init(jax.random.key(0), x)) == {"params": {"scale": (16,)}}
+    apply = jax.jit(
+        lambda x, scale, g: _value_and_pull(lambda *of: norm.apply({"params": {"scale": of[1]}}, of[0]), x, scale, g)
+    )
+    got, of_x, of_scale = apply(jnp.asarray(x, dtype), jnp.asarray(scale), jnp.asarray(g, dtype))
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    scaled = g * scale
+    along = (scaled * x).mean(-1, keepdims=True)
+    assert (got.dtype, of_x.dtype, of_scale.dtype) == (dtype, dtype, "float32")
+    np.testing.assert_allclose(np.asarray(got, np.float64), x / size * scale, atol=most)
+    np.testing.assert_allclose(np.asarray(of_x, np.float64), scaled / size - x * along / size**3, atol=most)
+    np.testing.assert_allclose(of_scale, (g * x / size).sum((0, 1)), atol=most)
+
+
+def _value_and_pull(function, x, scale, g):
+    value, pull = jax.vjp(function, x, scale)
+    return value, *pull(g)
