@@ -160,18 +160,21 @@ def _gated(gate: jax.Array, up: jax.Array) -> jax.Array:
     return (nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
-class Norm(nn.RMSNorm):
-    """RMSNorm, of which a backward pass keeps the input alone."""
+class Norm(nn.Module):
+    """`nn.RMSNorm` over the last axis, of which a backward pass keeps the input alone."""
 
-    def __call__(self, x, *, mask=None):
-        if mask is not None or self.is_initializing():
-            return super().__call__(x, mask=mask)
+    epsilon: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
         plain = nn.RMSNorm(epsilon=self.epsilon, dtype=self.dtype, parent=None)
-        return remade(lambda x, params: plain.apply({"params": params}, x))(x, self.variables["params"])
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        return remade(lambda x, scale: plain.apply({"params": {"scale": scale}}, x))(x, scale)
 
 
 def _norm(config: LlamaConfig, name: str) -> Norm:
-    # Linen takes the mean of squares, and multiplies, in float32 whatever the dtype of what comes out.
     return Norm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
 
 

@@ -18,9 +18,16 @@ def after(first: jax.Array, tree: Any) -> Any:
         first: float, of any shape.
         tree: of floats. Their last bit is set where `first` begins with NaN.
     """
+    if first.size == 0:
+        return tree
     if jax.default_backend() != "cpu":
         return jax.lax.optimization_barrier((first, tree))[1]
-    begins = first[(0,) * first.ndim]
+    return _with_last_bit(first[(0,) * first.ndim], tree)
+
+
+@jax.custom_jvp
+def _with_last_bit(begins: jax.Array, tree: Any) -> Any:
+    """The last bit of all numbers is set where `begins` is NaN."""
 
     def bits_after(x: jax.Array) -> jax.Array:
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -28,6 +35,12 @@ def after(first: jax.Array, tree: Any) -> Any:
         return jax.lax.bitcast_convert_type(bits | (begins != begins).astype(unsigned), x.dtype)
 
     return jax.tree.map(bits_after, tree)
+
+
+@_with_last_bit.defjvp
+def _with_last_bit_jvp(primals, tangents):
+    """The identity's: that of a cast to bits would be 0."""
+    return _with_last_bit(*primals), tangents[1]
 
 
 def remade(function: Callable[..., Any]) -> Callable[..., jax.Array]:

@@ -210,6 +210,28 @@ def test_turned_feed_forward_is_numpy_s(rows, ups):
     assert np.abs(plain - expected).max() < 0.03 * np.abs(expected).max()
 
 
+def test_a_head_stays_the_left_operand():
+    """XLA's simplifier would turn the product around again."""
+    hidden, head = jnp.ones((16, 512), jnp.bfloat16), jnp.ones((4096, 512), jnp.bfloat16)
+    program = jax.jit(head_logits).lower(hidden, head).compile().as_text()
+    (product,) = (line for line in program.splitlines() if " dot(" in line)
+    assert "= f32[4096,16]" in product
+
+
+def test_few_rows_are_one_feed_forward_product_after_the_other():
+    """Between turned layers nothing is turned back."""
+    up, down = (dense(size, jnp.bfloat16, 0.1, None, use_bias=False) for size in (40, 16))
+    kernels = [{"params": {TURNED: jnp.ones(shape, jnp.bfloat16)}} for shape in ((40, 16), (16, 40))]
+
+    def call(x):
+        ups = [up.bind(kernels[0])]
+        return feed_forward(x, ups, jnp.tanh, down.bind(kernels[1]))
+
+    program = str(jax.make_jaxpr(call)(jnp.ones((6, 16), jnp.bfloat16)))
+    assert "bf16[40,6]" in program
+    assert "bf16[6,40]" not in program
+
+
 def test_few_rows_are_the_right_operand():
     """XLA:CPU lays the right operand of a product out anew; the left one it reads as it is."""
     layer = dense(40, jnp.bfloat16, 0.1, "layer", use_bias=False)

@@ -23,11 +23,11 @@ def _loss(params, batch, key):
     return loss, {"loss": (loss, jnp.float32(ROWS_OF_BATCH))}
 
 
-def _step(config, params):
+def _step(config, params, loss=_loss):
     optimizer = make_optimizer(config)
     layout = Layout(device_mesh(jax.devices("cpu")[:1]), ShardingConfig().rules)
     state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
-    step = make_train_step(_loss, optimizer, ("reasoner",), layout, "rl")
+    step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl")
     return state, step.lower(state, params).compile()
 
 
@@ -58,6 +58,21 @@ def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
         moments = jax.tree.leaves(state.opt_state[1]), jax.tree.leaves(expected_state[1])
         for got, other in zip(*moments, strict=True):
             np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-9)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_whatever_the_loss():
+    def loss(params, batch, key):
+        return _loss(params, batch, key)[0], {"loss": (jnp.float32(0), jnp.float32(ROWS_OF_BATCH))}
+
+    params = _arrays(0, 8)
+    state, step = _step(OptimizerConfig("adamw", learning_rate=0.1), params, loss)
+    broken = _arrays(1, 8)
+    broken["a"][3, 4] = np.nan
+    state, metrics = step(state, broken)
+    assert (float(metrics["loss"]), int(metrics["skipped_steps"])) == (0, 1)
+    for got, other in zip(*map(jax.tree.leaves, (state.params["reasoner"], params)), strict=True):
+        np.testing.assert_array_equal(got, other)
+    assert not any(np.any(x) for x in jax.tree.leaves(state.opt_state))
 
 
 def test_moments_are_made_in_place():
