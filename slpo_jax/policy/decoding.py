@@ -12,7 +12,7 @@ from slpo_jax.policy.ending import NO_STOP, is_end
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.sampling import draw_tokens
 
-FIRST_SLOTS = 128  # of a cache for answers, which is doubled when it is full
+FIRST_SLOTS = 64  # of a cache for answers, which is doubled when it is full
 
 
 @struct.dataclass
@@ -34,9 +34,9 @@ class _Answers:
 
 
 def cache_sizes(answer_slots: int) -> list[int]:
-    """Answer slots that the cache has in turn, each about twice as many as before; one compiled program each."""
+    """Answer slots that the cache has in turn, each 1.5 to 3 times as many as before; one program each."""
     sizes = [FIRST_SLOTS]
-    while 3 * sizes[-1] < 2 * answer_slots:
+    while 3 * sizes[-1] <= 2 * answer_slots:
         sizes.append(2 * sizes[-1])
     return [*sizes[:-1], answer_slots]
 

@@ -90,15 +90,16 @@ def test_answers_and_scores_are_the_slow_loop_s(made):
 
 
 def test_cache_sizes():
-    found = {budget: cache_sizes(budget) for budget in (1, 64, 192, 193, 256, 700, 2048)}
+    found = {budget: cache_sizes(budget) for budget in (1, 64, 95, 96, 191, 192, 700, 2048)}
     assert found == {
         1: [1],
         64: [64],
-        192: [192],
-        193: [128, 193],
-        256: [128, 256],
-        700: [128, 256, 700],
-        2048: [128, 256, 512, 1024, 2048],
+        95: [95],
+        96: [64, 96],
+        191: [64, 191],
+        192: [64, 128, 192],
+        700: [64, 128, 256, 700],
+        2048: [64, 128, 256, 512, 1024, 2048],
     }
 
 
