@@ -204,6 +204,6 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         k_CGUD, v_CGUD, valid_U = prefix
         slots.append((k_CGUD, v_CGUD))
         seen.append(valid_U[:, None])
-    if q_BHLD.shape[2] > 1:
+    if q_BHLD.shape[2] > 1 and jax.default_backend() == "cpu":
         slots = [(_laid_out(keys), _laid_out(values)) for keys, values in slots]
     return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(slots), tuple(seen))

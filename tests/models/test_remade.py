@@ -32,7 +32,7 @@ def test_gradients_are_numpy_s():
     np.testing.assert_allclose(of_scale, (g * by_scale).sum(0), rtol=1e-4, atol=1e-5)
 
 
-def _scratch(function, layers=12):
+def _scratch(function, layers):
     """Bytes that the gradient of so many layers, one after the other, needs for a moment."""
 
     def loss(x, scales):
