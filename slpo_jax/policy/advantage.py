@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import chex
 import jax
 import jax.numpy as jnp
 
+AdvantageName = Literal["rloo", "grpo", "pkpo", "pkpo_sloo"]
 Advantage = Callable[[jax.Array], jax.Array]
 """Rewards float [G] of a group -> advantages [G], without gradient."""
 
@@ -49,14 +51,45 @@ def solved_share(n: int, right: jax.Array, k: int) -> jax.Array:
     return 1.0 - missed
 
 
-def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
-    """Advantages whose policy gradient is that of Pass@k (PKPO, Walder and Karkhanis, 2025), rewards 0 or 1.
+def subset_worth(rewards_G: jax.Array, k: int) -> jax.Array:
+    """Of each rollout: the share, of all subsets of k rollouts, of those that it is in and that hold a right one.
 
-    A rollout is worth the share, of all subsets of k rollouts, of those that it is in and that hold a right one: k/G if
-    it is right, else k/G * rho(G - 1, c, k - 1). Its baseline is what a rollout of the others is worth in the mean when
-    it is left out: k/(G - 1) * rho(G - 1, c - r_i, k). The sum over i of A_i grad log pi is an unbiased estimate of the
-    gradient of Pass@k, so the mean over i, which the loss has, is one of 1/G of it. Where all are right no advantage is
-    0, but -k / (G (G - 1)), as the baseline is of fewer rollouts.
+    That is k/G of a right rollout and k/G rho(G - 1, c, k - 1) of a wrong one, with c right. The sum over i of
+    worth_i grad log pi is an unbiased estimate of the gradient of Pass@k (PKPO, Walder and Karkhanis, 2025), so the
+    mean over i, which the loss has, is one of 1/G of it.
+
+    Args:
+        rewards_G: float [G], of zeros and ones.
+        k: 1 <= k <= G.
+    """
+    chex.assert_rank(rewards_G, 1)
+    group = rewards_G.shape[0]
+    return k / group * jnp.where(rewards_G > 0, 1.0, solved_share(group - 1, rewards_G.sum(), k - 1))
+
+
+def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
+    """Advantages whose policy gradient is that of Pass@k, by PKPO's eq. 33, rewards 0 or 1.
+
+    A rollout's worth (`subset_worth`) less k/G rho(G - 1, c - r_i, k - 1), the worth that the others leave to a wrong
+    one: 0 for a wrong rollout and, with k above 1, where all are right. So a solved problem is left alone, with sampled
+    answers as with greedy ones. With k = 1 there is no baseline, and a right rollout has 1/G.
+
+    Args:
+        rewards_G: float [G], of zeros and ones.
+        k: 1 <= k <= G.
+    Returns:
+        [G], without gradient.
+    """
+    group = rewards_G.shape[0]
+    baseline_G = k / group * solved_share(group - 1, rewards_G.sum() - rewards_G, k - 1)
+    return jax.lax.stop_gradient(subset_worth(rewards_G, k) - baseline_G)
+
+
+def pkpo_sloo(rewards_G: jax.Array, k: int) -> jax.Array:
+    """The same gradient with PKPO's baseline of eq. 29, what a rollout of the others is worth when i is left out.
+
+    That is k/(G - 1) rho(G - 1, c - r_i, k), of fewer rollouts: where all are right, each has -k / (G (G - 1)). Only in
+    the mean over sampled answers does that cancel; greedy ones are pushed down on every problem that is solved.
 
     Args:
         rewards_G: float [G], of zeros and ones.
@@ -64,17 +97,15 @@ def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
     Returns:
         [G], without gradient.
     """
-    chex.assert_rank(rewards_G, 1)
     group = rewards_G.shape[0]
-    right = rewards_G.sum()
-    worth_G = k / group * jnp.where(rewards_G > 0, 1.0, solved_share(group - 1, right, k - 1))
-    baseline_G = k / (group - 1) * solved_share(group - 1, right - rewards_G, k)
-    return jax.lax.stop_gradient(worth_G - baseline_G)
+    baseline_G = k / (group - 1) * solved_share(group - 1, rewards_G.sum() - rewards_G, k)
+    return jax.lax.stop_gradient(subset_worth(rewards_G, k) - baseline_G)
 
 
 ADVANTAGES: dict[str, Callable[[int], Advantage]] = {
     "rloo": lambda k: rloo,
     "grpo": lambda k: grpo,
     "pkpo": lambda k: functools.partial(pkpo, k=k),
+    "pkpo_sloo": lambda k: functools.partial(pkpo_sloo, k=k),
 }
-"""By name, how an advantage is made of k, which only "pkpo" reads."""
+"""By name, how an advantage is made of k, which only PKPO's read."""

@@ -134,13 +134,16 @@ def smollm2(config: ConfigDict, folder: str) -> None:
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
     "cot": ("soft", 0, 0.0, "", {}, 1e-6),
     "latent": ("soft", None, 0.0, "", {}, 1e-6),
-    "grpo": ("soft", 0, 0.0, "grpo", {}, 1e-6),
-    "lepo": ("gumbel", None, 0.0, "grpo", {}, 1e-6),
+    "grpo": ("soft", 0, 0.0, "grpo", {"reduction": "sequence_mean"}, 1e-6),
+    "lepo": ("gumbel", None, 0.0, "grpo", {"reduction": "sequence_mean"}, 1e-6),
     "soft_tokens": ("noisy_soft", None, 0.0, "exact", {}, 6e-6),
-    "hrpo": ("hybrid", 256, 0.0, "grpo", {"thinker_learning_rate": 1e-4, "kl_weight": 0.005}, 5e-6),
+    "hrpo": (
+        "hybrid", 256, 0.0, "grpo",
+        {"thinker_learning_rate": 1e-4, "kl_weight": 0.005, "reduction": "sequence_mean"}, 5e-6,
+    ),
     "slpo": ("soft", None, 0.1, "slpo", {"passes": 2, "scored_latents": 8, "advantage": "grpo"}, 1e-6),
     "pathwise": ("gumbel", None, 0.0, "pathwise", {"estimator": "reward", "advantage": "grpo"}, 1e-6),
-}
+}  # fmt: skip
 
 
 def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, rloo, solved_share
+from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, pkpo_sloo, rloo, solved_share
 
 
 def test_rloo_by_hand():
@@ -33,19 +33,21 @@ def test_grpo_by_hand():
 
 
 PKPO = functools.partial(pkpo, k=2)
+PKPO_SLOO = functools.partial(pkpo_sloo, k=2)
+EACH = [rloo, grpo, PKPO, PKPO_SLOO]
 
 
-@pytest.mark.parametrize("advantage", [rloo, grpo, PKPO])
+@pytest.mark.parametrize("advantage", EACH)
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
     np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
     for value in (0.0, 1.0):
-        # PKPO's baseline is of fewer rollouts: k/G - k/(G - 1) where all are right.
-        expected = -2 / (8 * 7) if advantage is PKPO and value else 0.0
+        # The baseline of eq. 29 is of fewer rollouts: k/G - k/(G - 1) where all are right.
+        expected = -2 / (8 * 7) if advantage is PKPO_SLOO and value else 0.0
         np.testing.assert_allclose(advantage(jnp.full(8, value)), np.full(8, expected), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("advantage", [rloo, grpo, PKPO])
+@pytest.mark.parametrize("advantage", EACH)
 def test_one_group_at_a_time(advantage):
     with pytest.raises(AssertionError):
         advantage(jnp.zeros((2, 4)))
@@ -68,15 +70,36 @@ def _worth(rewards, members, k) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(("group", "k"), GROUPS)
-def test_pkpo_is_the_sum_over_all_subsets(group, k):
+def test_pkpo_sloo_is_the_sum_over_all_subsets(group, k):
     patterns, everyone, expected = _patterns(group), range(group), []
     for rewards in patterns:
         worth = _worth(rewards, everyone, k)
         baselines = [np.mean([*_worth(rewards, [j for j in everyone if j != i], k).values()]) for i in everyone]
         expected.append([worth[i] - baselines[i] for i in everyone])
-    found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
+    found = jax.vmap(ADVANTAGES["pkpo_sloo"](k))(patterns)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.abs(found).max() > 0.1
+
+
+@pytest.mark.parametrize(("group", "k"), [*GROUPS, (4, 4)])
+def test_pkpo_is_the_share_of_subsets_that_a_right_rollout_alone_solves(group, k):
+    """Of all subsets of k: those that hold it and nothing else that is right; a wrong one adds nothing to any."""
+    patterns, everyone = _patterns(group), range(group)
+    subsets = list(itertools.combinations(everyone, k))
+    alone = [
+        [np.mean([rewards[i] == 1 and i in s and sum(rewards[j] for j in s) == 1 for s in subsets]) for i in everyone]
+        for rewards in patterns
+    ]
+    found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
+    np.testing.assert_allclose(found, alone, atol=1e-6)
+    assert np.abs(found).max() > 0.1
+
+
+def test_pkpo_by_hand():
+    # 2 of 4 right, k = 2: of 6 pairs each right one alone solves 2. All right: no pair has but one.
+    np.testing.assert_allclose(pkpo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 3, 1 / 3, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(pkpo_sloo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 18, 1 / 18, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_array_equal(pkpo(jnp.ones(8), 4), np.zeros(8))
 
 
 @pytest.mark.parametrize("n", range(6))
@@ -88,14 +111,15 @@ def test_solved_share_by_counting(n):
             assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
 
 
+@pytest.mark.parametrize("advantage", [pkpo, pkpo_sloo])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k):
+def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k, advantage):
     """In the mean over all groups of draws from a categorical policy, 1/G sum_i A_i grad log p is 1/G of Pass@k's."""
     group, right = 4, np.array([1.0, 0.0, 0.0, 1.0], np.float32)
     logits = np.array([-0.9, 0.7, 0.4, -2.0])
     law = np.exp(logits) / np.exp(logits).sum()
     draws = np.array(list(itertools.product(range(4), repeat=group)))
-    advantages = np.asarray(jax.vmap(lambda rewards: pkpo(rewards, k))(right[draws]), np.float64)
+    advantages = np.asarray(jax.vmap(lambda rewards: advantage(rewards, k))(right[draws]), np.float64)
     scores = np.eye(4)[draws] - law  # grad log p of each draw, [.., G, 4]
     estimate = (advantages[..., None] * scores).mean(axis=1)
     mean = law[draws].prod(axis=1) @ estimate

@@ -199,9 +199,9 @@ FLAGS = {
     "its noise": (["--config.thinker.additive.sigma=0.0"], "config.thinker.additive.sigma: 0.0", "above 0"),
     "a thought without a likelihood": (["--config.rl.objectives=('exact',)"], "config.objective.exact", "additive"),
     "k of pkpo": (
-        ["--config.objective.slpo.advantage=pkpo"],
-        "config.objective.slpo.pass_k: 4",
-        "below config.rl.group (4)",
+        ["--config.objective.slpo.advantage=pkpo", "--config.objective.slpo.pass_k=5"],
+        "config.objective.slpo.pass_k: 5",
+        "the 4 that pkpo can take of config.rl.group=4",
     ),
     "an optimizer": (["--config.rl.optimizer.name=sgd"], "config.rl.optimizer.name: 'sgd'", "adafactor, adamw"),
     "nothing to train": (

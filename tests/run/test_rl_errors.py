@@ -71,9 +71,19 @@ CASES = {
         "lower it or raise config.rl.group",
     ),
     "k of pkpo": (
-        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 4},
-        "config.objective.slpo.pass_k: 4 is not below config.rl.group (4)",
+        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 5},
+        "config.objective.slpo.pass_k: 5 is more than the 4 that pkpo can take",
         "lower it or raise the group",
+    ),
+    "k of pkpo_sloo": (
+        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 4},
+        "config.objective.slpo.pass_k: 4 is more than the 3 that pkpo_sloo can take",
+        "lower it or raise the group",
+    ),
+    "pkpo_sloo with greedy answers": (
+        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 2, "rl.temperature": 0.0},
+        "config.objective.slpo.advantage: pkpo_sloo is for sampled answers",
+        "use pkpo, or set the temperature to 1.0",
     ),
     "nothing to train": (
         {f"objective.slpo.{name}_weight": 0.0 for name in ("latent", "answer", "stop")},

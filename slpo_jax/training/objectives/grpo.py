@@ -10,6 +10,7 @@ from flax import struct
 
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
+from slpo_jax.policy.advantage import AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
@@ -56,7 +57,7 @@ class Grpo(Objective):
     label = "GRPO"
     of_written_thoughts = True
 
-    advantage: Literal["rloo", "grpo", "pkpo"] = "grpo"
+    advantage: AdvantageName = "grpo"
     updates: int = setting(1, least=1)
     clip: float | None = setting(0.2, above=0, below=1, note="None does not clip")
     reduction: Literal["token_mean", "sequence_mean", "sum"] = "token_mean"

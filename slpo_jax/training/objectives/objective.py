@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import first_stop_log_probs
-from slpo_jax.policy.advantage import ADVANTAGES
+from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories
@@ -35,8 +35,8 @@ class Objective(abc.ABC):
         schedule: of the rate, "constant", "linear" or "cosine" (`OptimizerConfig`); "" is the stage's.
         thinker_learning_rate: of parameters of the thinker's own, under the same schedule; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
-        advantage: "rloo", "grpo" or "pkpo", see `policy.advantage`.
-        pass_k: k of "pkpo", below G.
+        advantage: "rloo", "grpo", "pkpo" or "pkpo_sloo", see `policy.advantage`.
+        pass_k: k of "pkpo", at most G, and of "pkpo_sloo", below G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
         forced_stop: the law of a stop at T, see `first_stop_log_probs`; True is the law that made the samples.
     """
@@ -52,7 +52,7 @@ class Objective(abc.ABC):
     schedule: Literal["", "constant", "linear", "cosine"] = ""
     thinker_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
-    advantage: Literal["rloo", "grpo", "pkpo"] = "rloo"
+    advantage: AdvantageName = "rloo"
     pass_k: int = setting(4, least=1)
     stop_weight: float = setting(1.0, least=0)
     forced_stop: bool = True
@@ -118,10 +118,16 @@ class Objective(abc.ABC):
                 f"{key}: is for thoughts in vectors, and those of config.thinker.name are sampled tokens; use the "
                 "objective grpo or exact, or another thinker"
             )
-        if self.advantage == "pkpo" and self.pass_k >= group:
+        most = {"pkpo": group, "pkpo_sloo": group - 1}.get(self.advantage)
+        if most is not None and self.pass_k > most:
             raise UserError(
-                f"{key}.pass_k: {self.pass_k} is not below config.rl.group ({group}), so that nothing is left for "
-                "the baseline; lower it or raise the group"
+                f"{key}.pass_k: {self.pass_k} is more than the {most} that {self.advantage} can take of "
+                f"config.rl.group={group}; lower it or raise the group"
+            )
+        if self.advantage == "pkpo_sloo" and policy.config.temperature == 0.0:
+            raise UserError(
+                f"{key}.advantage: pkpo_sloo is for sampled answers, and greedy ones are pushed down where all are "
+                "right; use pkpo, or set the temperature to 1.0"
             )
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
