@@ -22,7 +22,7 @@ METHODS = {
     "cot": ("soft", {}, 0.0, "", {}),
     "grpo": ("soft", {}, 0.0, "grpo", {"reduction": "sequence_mean"}),
     "soft_tokens": ("noisy_soft", {}, 0.0, "exact", {}),
-    "lepo": ("gumbel", {}, 0.0, "grpo", {"reduction": "sequence_mean"}),
+    "lepo": ("gumbel", {}, 0.0, "grpo", {"reduction": "sequence_mean", "detach_inputs": True}),
     "hrpo": ("hybrid", {}, 0.0, "grpo", {"kl_weight": 0.005, "reduction": "sequence_mean"}),
     "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),

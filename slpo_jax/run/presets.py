@@ -135,7 +135,7 @@ SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float
     "cot": ("soft", 0, 0.0, "", {}, 1e-6),
     "latent": ("soft", None, 0.0, "", {}, 1e-6),
     "grpo": ("soft", 0, 0.0, "grpo", {"reduction": "sequence_mean"}, 1e-6),
-    "lepo": ("gumbel", None, 0.0, "grpo", {"reduction": "sequence_mean"}, 1e-6),
+    "lepo": ("gumbel", None, 0.0, "grpo", {"reduction": "sequence_mean", "detach_inputs": True}, 1e-6),
     "soft_tokens": ("noisy_soft", None, 0.0, "exact", {}, 6e-6),
     "hrpo": (
         "hybrid", 256, 0.0, "grpo",

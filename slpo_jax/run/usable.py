@@ -38,10 +38,10 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
             f"{name} writes in its thought too; leave it out"
         )
     steps = config.thinker[name].get("cold_steps", 0) if config.thinker.get(name, {}).get("cold_entropy") else 0
-    if config.max_latents and steps >= config.max_latents:
+    if config.max_latents and steps > config.max_latents:
         raise UserError(
-            f"config.thinker.{name}.cold_steps: after {steps} steps none is left of config.max_latents "
-            f"({config.max_latents}) to be end_text; lower it or raise that"
+            f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
+            f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
         )
     asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
     if origin.recipe.kind != "text" and asked:

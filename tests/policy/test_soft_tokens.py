@@ -203,7 +203,7 @@ COLD = {"cold_entropy": 1.55, "cold_steps": 2}
 def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
     """That step is fed as the token itself and has no likelihood; words follow; a replay ends there as well.
 
-    With a cold stop it also ends with the step after two in a row of little entropy.
+    With a cold stop it also ends with the second of two steps in a row of little entropy.
     """
     end, params, rows, steps = 0, both_params(), 12, 6 if cold else 4
     policy = policy_of(_config(steps, answer_slots=2), REASONER, "noisy_soft", scale=1.0, end_id=end, **cold)
@@ -225,11 +225,11 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
         inputs, certain = slow.embed(real_tokens(prompts, row)), []
         for step in range(length):
             logits = slow.logits(slow.hidden(inputs)[-1])
+            certain.append(stats.entropy(special.softmax(logits / 0.5)) < cold.get("cold_entropy", 0))
             stopped = bool(cold) and certain[-2:] == [True, True]
             ends = stopped or logits.argmax() == end
             forced += stopped and logits.argmax() != end
             resets += not stopped and sum(certain) >= 2
-            certain.append(stats.entropy(special.softmax(logits / 0.5)) < cold.get("cold_entropy", 0))
             assert ends == (step == length - 1 < steps - 1) or step == steps - 1
             x = e_end if ends else fed[row, step]
             np.testing.assert_allclose(fed[row, step], x, rtol=1e-6)
@@ -250,6 +250,20 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
     assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
     assert {name for name in THINKERS if "end_id" in THINKERS[name].__dataclass_fields__ and
             THINKERS[name](end_id=3)(REASONER, GATE).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_cold_stop_turns_the_last_certain_step_into_the_end(steps):
+    """Every step is certain; the end is never the likeliest."""
+    params, end = both_params(), 3
+    policy = policy_of(_config(5), REASONER, "soft", end_id=end, cold_entropy=50.0, cold_steps=steps)
+    made, fed = compiled(lambda params: (
+        out := sample(policy, params, PROMPTS, keys_of(3), 5), policy.thinker.feed(params, out.actions)
+    ))(params)  # fmt: skip
+    assert made.lengths.tolist() == [steps] * 3
+    e_end = np.asarray(params["reasoner"]["backbone"]["wte"][end])
+    at_end = [[bool(np.allclose(x, e_end)) for x in row[:steps]] for row in np.asarray(fed)]
+    assert at_end == [[False] * (steps - 1) + [True]] * 3
 
 
 def test_passes_can_t_tell_where_a_cold_stop_was():

@@ -209,6 +209,10 @@ def test_methods_of_the_paper_s_second_half(name):
         if "rl" in config.stages
     }
     assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005}
+    # One rollout a device and gradient accumulation: a mean within each rollout, then over rollouts.
+    token_level = {name: config.objective[name] for name, config in found.items() if name in ("grpo", "lepo", "hrpo")}
+    assert {name: node.reduction for name, node in token_level.items()} == dict.fromkeys(token_level, "sequence_mean")
+    assert [name for name, node in token_level.items() if node.detach_inputs] == ["lepo"]
     assert [found[method].max_latents for method in ("cot", "grpo", "latent", "lepo", "slpo")] == [0, 0, 32, 32, 32]
     assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
     assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}
@@ -232,6 +236,9 @@ def test_methods_of_soft_tokens_start_alike():
         tuned = module.get_config(f"{name},tune")
         check(tuned)
         assert set(tuned.data.eval) == {"valid"}
+        if name in ("grpo", "lepo", "hrpo"):  # as published: stored inputs, a mean within each rollout first
+            for node in [config.objective[name], *(tuned.objective[n] for n in tuned.rl.objectives)]:
+                assert (node.reduction, node.detach_inputs) == ("sequence_mean", name == "lepo")
         if name != "cot":
             assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
     with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):

@@ -8,18 +8,20 @@ import numpy as np
 import optax
 import pytest
 from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
+from scipy import special
 from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
-from small_steps import GROUP, ROLLOUT, difference
-from tiny import SlowReasoner, compiled
+from small_steps import GROUP, ROLLOUT, difference, small_params
+from tiny import SlowReasoner, compiled, keys_of, policy_of, real_tokens
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy import noise
-from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.training import halves, rl
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.objectives.grpo import Choices
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
 
@@ -51,6 +53,7 @@ def _group_relative(rewards_BG) -> np.ndarray:
 
 
 BETA = 0.4
+REWARDS = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
 REDUCTIONS = ("token_mean", "sequence_mean", "sum")
 WEIGHTS, PLACES = {"latent": 0.3, "token": 1.0, "stop": 0.7}, {"latent": 0, "token": T, "stop": T + A}
 
@@ -155,6 +158,75 @@ def test_what_is_kept_of_the_policy_that_rolled_out(frozen, found):
     for row, choices in enumerate(_choices(frozen, as_float64(frozen.params))):
         for kind, place, log_prob in choices:
             assert found[0][row, PLACES[kind] + place] == pytest.approx(log_prob, abs=2e-3)
+
+
+def test_published_aggregation_averages_within_each_rollout_first():
+    """By hand, of rollouts of 1, 3, 2 and 5 choices, beta 0.3: HRPO's and LEPO's programs have the sequence mean.
+
+    Advantages are a, -a, -a, a; pi_0 / pi is 2 at some choices and 1 at the others, where k3 is 0.
+    """
+    made_NC = jnp.arange(5)[None] < jnp.array([1, 3, 2, 5])[:, None]
+    # Also where nothing was chosen.
+    doubled_NC = jnp.array([[1, 1, 1, 1, 1], [1, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+    choices = Choices(jnp.full((4, 5), -1.5), made_NC.astype(jnp.float32), made_NC)
+
+    class Given(GRPO):
+        def _choices(self, *args):
+            return choices
+
+    trajectories = Trajectories(None, None, None, None, reference=choices.log_probs + jnp.log(2.0) * doubled_NC)
+    rewards, a, k = jnp.array([[1.0, 0.0], [0.0, 1.0]]), 0.5 / (0.5**0.5 + 1e-4), 1 - np.log(2)
+    expected = {
+        "sequence_mean": 0.3 * (k + k / 3 + k / 2 + 0) / 4,
+        "token_mean": (-(1 - 3 - 2 + 5) * a + 0.3 * 3 * k) / 11,
+        "sum": (-(1 - 3 - 2 + 5) * a + 0.3 * 3 * k) / 4,
+    }
+    for reduction, mean in expected.items():
+        _, metrics = Given(reduction=reduction, kl_weight=0.3)._loss(POLICY, None, None, None, trajectories, rewards)
+        total, count = metrics["loss"]
+        assert float(total / count) == pytest.approx(mean, rel=1e-5), reduction
+
+
+@pytest.mark.slow
+def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
+    """LEPO's loss of soft tokens and words whose inputs are stored: of a slow loop over them, by differences."""
+    ends = {"end_id": None, "eos_ids": tuple(range(0, 60, 4))}  # often one of them
+    config = dataclasses.replace(ROLLOUT, max_latents=2, stopping="length", dropout_rate=0.0, **ends)
+    policy = policy_of(config, thinker="gumbel", top_k=4, top_p=1.0)
+    params, objective = {**small_params(), "thinker": {}}, GRPO(reduction="sequence_mean", detach_inputs=True)
+
+    @compiled
+    def run(params):
+        made = sample(policy, params, repeat_rows(BATCH.prompts, 2), keys_of(2 * len(BATCH.index)), 2)
+
+        def loss(params):
+            total, metrics = objective(policy, params, BATCH, made, REWARDS, KEY)
+            return total / metrics["loss"][1]
+
+        return made.replace(keys=None), jax.value_and_grad(loss)(params)
+
+    made, (loss, gradient) = jax.tree.map(np.asarray, run(params))
+    stored, advantages = SlowReasoner(params["reasoner"]), _group_relative(REWARDS)
+    ended_NA = np.isin(made.tokens, ends["eos_ids"])
+    spoken_N = np.where(ended_NA.any(axis=1), ended_NA.argmax(axis=1) + 1, config.answer_slots)
+    assert len(set(spoken_N)) > 2
+
+    def value(params):
+        slow, losses = SlowReasoner(params["reasoner"]), []
+        for row, advantage in enumerate(advantages):
+            prompt, words = real_tokens(BATCH.prompts, row // 2), made.tokens[row, : spoken_N[row]]
+            ids, weights = made.actions["ids"][row], made.actions["weights"][row]
+            soft = [y @ stored.embed(k) for k, y in zip(ids, weights, strict=True)]
+            inputs = np.concatenate([stored.embed(prompt), soft, stored.embed(words[:-1])])
+            log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[len(prompt) - 1 :]), axis=-1)
+            chosen = [y @ log_p[step][k] for step, (k, y) in enumerate(zip(ids, weights, strict=True))]
+            chosen += [log_p[2 + slot, word] for slot, word in enumerate(words)]
+            # The ratio is 1; its gradient is that of the log-likelihood.
+            losses.append(-advantage * np.mean(chosen))
+        return np.mean(losses)
+
+    assert_is_gradient(gradient["reasoner"], lambda tree: value({"reasoner": tree}), params["reasoner"])
+    assert loss == pytest.approx(-advantages.mean(), abs=1e-6)
 
 
 # The step in two halves, of rollouts without a model: w is all there is of the parameters.

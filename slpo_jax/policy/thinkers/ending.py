@@ -23,8 +23,9 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
     random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as it is in the
     papers.
 
-    With a cold stop (Soft Thinking) it also ends with the step after `kept.cold_steps` in a row that were nearly
-    certain. How many there were up to a step is no function of its hidden state: `Thinker.after` counts them.
+    With a cold stop (Soft Thinking) it also ends with the last of `kept.cold_steps` steps in a row that were nearly
+    certain: that one is fed as the end. How many there were up to a step is no function of its hidden state:
+    `Thinker.after` counts them.
 
     Args:
         kept: whose `end_id` None is the thinker as it is.
@@ -41,12 +42,14 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
         action = {"of": thinker.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
         if kept.cold_entropy:
             cold_BL = entropy(logits_BLV / kept.temperature) < kept.cold_entropy
-            action["cold"] = cold_BL.astype(jnp.int32)
+            return counted(action, cold_BL.astype(jnp.int32))
         return action
 
+    def counted(action, cold_BL):
+        return action | {"cold": cold_BL, "ends": action["ends"] | (cold_BL >= kept.cold_steps)}
+
     def after(params, action, before):
-        cold_BL = jnp.where(action["cold"] > 0, before["cold"] + 1, 0)
-        return action | {"cold": cold_BL, "ends": action["ends"] | (before["cold"] >= kept.cold_steps)}
+        return counted(action, jnp.where(action["cold"] > 0, before["cold"] + 1, 0))
 
     def feed(params, action):
         end_11D = reasoner.embed(params["reasoner"], jnp.full((1, 1), end_id))

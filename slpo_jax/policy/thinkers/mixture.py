@@ -21,7 +21,7 @@ class Kept:
         most: then at most so many; 0 keeps all.
         end_text: one token; where it is the likeliest, the thought ends (`ending.ending_at`). "" is none: T steps.
         cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
-        cold_steps: so many certain steps in a row force `end_text` as the next.
+        cold_steps: the last of so many certain steps in a row is `end_text` instead.
         end_id: of `end_text`. No key of the section.
     """
 

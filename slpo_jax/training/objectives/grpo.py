@@ -36,6 +36,23 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
+def with_detached_inputs(policy: Policy) -> Policy:
+    """The policy, in whose passes embeddings that are fed have no gradient; a thinker's own parameters keep theirs."""
+    reasoner, thinker = policy.reasoner, policy.thinker
+
+    def embed(params, tokens_BL):
+        return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
+
+    def feed(params, action):
+        return thinker.feed({**params, "reasoner": jax.lax.stop_gradient(params["reasoner"])}, action)
+
+    return dataclasses.replace(
+        policy,
+        reasoner=dataclasses.replace(reasoner, embed=embed),
+        thinker=dataclasses.replace(thinker, feed=feed),
+    )
+
+
 @dataclass(frozen=True)
 class Grpo(Objective):
     """-min(rho A_i, clip(rho, 1 - clip, 1 + clip) A_i) + beta k3 for every choice, rho = pi / pi of the rollout.
@@ -52,6 +69,8 @@ class Grpo(Objective):
             own means (Shao et al., 2024), or "sum" over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where the thinker has a likelihood; 0 leaves them out.
         kl_weight: beta; 0 leaves k3 out, and needs neither its pass nor the parameters of the start.
+        detach_inputs: no gradient goes through the embeddings that are fed, of prompt, thought and answer, as in
+            trainers that store a rollout's inputs (LEPO); a tied table then learns as the output head alone.
     """
 
     label = "GRPO"
@@ -63,6 +82,7 @@ class Grpo(Objective):
     reduction: Literal["token_mean", "sequence_mean", "sum"] = "token_mean"
     latent_weight: float = setting(1.0, least=0)
     kl_weight: float = setting(0.0, least=0)
+    detach_inputs: bool = False
 
     @property
     def needs_reference(self) -> bool:
@@ -142,7 +162,8 @@ class Grpo(Objective):
         } | kl
 
     def _choices(self, policy: Policy, capacity: Capacity, params, batch, trajectories) -> Choices:
-        scores = score(policy, params, batch.prompts, trajectories, None, capacity)
+        scored = with_detached_inputs(policy) if self.detach_inputs else policy
+        scores = score(scored, params, batch.prompts, trajectories, None, capacity)
         fed_NT, spoken_NA = used_slots(policy, trajectories)
         kinds = [(scores.token_log_probs, spoken_NA, 1.0)]
         if scores.action_log_probs is not None and self.latent_weight:
