@@ -140,7 +140,8 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
 def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> None:
     """The end of imitation with adapters: parameters as every other stage leaves them."""
     reasoner = jax.jit(lora.adapted)(state.params["reasoner"], state.params["adapter"], scale)
-    merged = dataclasses.replace(state, params={"reasoner": reasoner, "gate": state.params["gate"]}, opt_state=())
+    params = {name: part for name, part in state.params.items() if name != "adapter"} | {"reasoner": reasoner}
+    merged = dataclasses.replace(state, params=params, opt_state=())
     folder = experiment.workdir.stage("imitate")
     checkpoints = StageCheckpoints(folder.path)
     checkpoints.save(merged)
@@ -159,6 +160,6 @@ def _of_adapter(loss_fn: LossFn, scale: float) -> LossFn:
 
     def adapter_loss(params, batch, key):
         reasoner = lora.adapted(params["reasoner"], params["adapter"], scale)
-        return loss_fn({"reasoner": reasoner, "gate": params["gate"]}, batch, key)
+        return loss_fn({**params, "reasoner": reasoner}, batch, key)
 
     return adapter_loss

@@ -14,10 +14,12 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
-from slpo_jax.run import solver
+from slpo_jax.policy.thinkers import WITH_PARAMETERS
+from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
+from slpo_jax.run.stage import starting_params
 from slpo_jax.solve import describe
 from slpo_jax.text.verifier import encode_references
 from slpo_jax.training import rl
@@ -87,6 +89,30 @@ def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid
     again, _ = checkpoints.restore(init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout))
     for ours, theirs in zip(*(jax.tree.leaves((each.params, each.opt_state)) for each in (again, state)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WITH_PARAMETERS))
+def test_lora_keeps_the_thinker(name, tmp_path, monkeypatch):
+    """Imitation with adapters, killed before they are merged, leaves what rl starts from: it has the thinker's own."""
+    lora = {"imitate.lora.rank": 2, "imitate.control": False, "imitate.cot_steps": 2, "imitate.final_steps": 0,
+            "stages": ("imitate", "rl")}  # fmt: skip
+    changes = HYBRID | lora | {"thinker.name": name, "rl.objectives": ("grpo",)}
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imitate, "_save_merged", killed)
+        with pytest.raises(KeyboardInterrupt):
+            imitate.run_imitate(_built(tmp_path, changes))
+    experiment = _built(tmp_path, changes)
+    imitate.run_imitate(experiment)
+    first, left = experiment.initial_params(), starting_params(experiment, "grpo")
+    assert jax.tree.structure(left) == jax.tree.structure(first)
+    jax.tree.map(np.testing.assert_array_equal, left["thinker"], first["thinker"])
+    assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
+                  != first["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"])  # fmt: skip
 
 
 def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path):
