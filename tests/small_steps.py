@@ -100,8 +100,7 @@ class Taken:
 def take_steps(stage: str, batches, devices: int = 1, micro_batches: int = 1, fsdp: int = 1) -> Taken:
     """Steps from the small parameters."""
     layout, step = sharded_step(stage, devices, micro_batches, fsdp)
-    params = jax.tree.map(jnp.array, small_params())  # a copy: the step donates its state
-    state = init_state(params, STAGES[stage][1], OPTIMIZER, jax.random.key(0), layout)
+    state = init_state(small_params(), STAGES[stage][1], OPTIMIZER, jax.random.key(0), layout)
     metrics = []
     for batch in batches:
         state, row = step(state, shard_rows(batch, layout.mesh))

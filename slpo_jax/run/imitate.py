@@ -105,6 +105,7 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
         key = jax.random.fold_in(experiment.key, 1 << 29)
         params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
+    del params  # the state has its own
     if stage == "imitate_control":
         before = StageCheckpoints(experiment.workdir.stage("imitate").path)
         state, _ = before.restore(state, newest=True)

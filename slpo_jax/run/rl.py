@@ -45,6 +45,7 @@ def train_objective(experiment: Experiment, name: str) -> None:
     # Also of a run that goes on: its start is bound to be what it was.
     reference = copied(params, experiment.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    del params  # the state has its own
     host_reward = experiment.host_reward if experiment.reads_on_host else None
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward, reference)
     step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)

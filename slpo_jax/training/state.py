@@ -119,17 +119,15 @@ def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Arr
     """The state before a stage's first step, laid out over the devices.
 
     Args:
-        params: the same on every process; not changed, and not given away.
+        params: the same on every process; copied, so that no step gives the caller's away.
         trained: see `make_train_step`.
-        key: the run's; copied, as a step donates its state's buffers and this one is used again.
+        key: the run's; copied as well.
     """
     key = jax.random.wrap_key_data(jnp.array(jax.random.key_data(key), copy=True), impl=jax.random.key_impl(key))
     opt_state = init_optimizer(optimizer, {name: params[name] for name in trained}, layout)
-    if not layout.is_sharded:
-        return replicate(TrainState(jnp.int32(0), params, opt_state, key), layout.mesh)
-    cut = jax.jit(lambda tree: tree, out_shardings=layout.shardings(layout.specs(params)))(params)
-    whole = replicate((jnp.int32(0), key, jnp.zeros(2, jnp.int32)), layout.mesh)
-    return TrainState(whole[0], cut, opt_state, *whole[1:])
+    own = copied(params if layout.is_sharded else replicate(params, layout.mesh), layout)
+    step, key, skipped = replicate((jnp.int32(0), key, jnp.zeros(2, jnp.int32)), layout.mesh)
+    return TrainState(step, own, opt_state, key, skipped)
 
 
 def copied(params: Params, layout: Layout) -> Params:

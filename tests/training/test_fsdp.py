@@ -99,7 +99,7 @@ def test_optimizers_do_not_know_the_parts(name, fsdp):
     trained = ("reasoner", "gate")
     for each in (1, fsdp):
         layout = _layout(each)
-        state = init_state(jax.tree.map(jnp.array, first), trained, optimizer, jax.random.key(0), layout)
+        state = init_state(first, trained, optimizer, jax.random.key(0), layout)
         step = make_train_step(_linear_loss, optimizer, trained, layout, "imitate")
         for _ in range(3):
             state, metrics = step(state, shard_rows(batch, layout.mesh))

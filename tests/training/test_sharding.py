@@ -23,10 +23,10 @@ from small_steps import (
 from tiny import FAST
 
 from benchmarks.measure.compiled import collectives
-from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, shard_rows
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout, total
+from slpo_jax.training.sharding import Layout, ShardingConfig, total
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -136,7 +136,7 @@ def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
     """Gradient of the weighted mean over all rows, one optimizer step, and one program for all steps."""
     mesh, optimizer = device_mesh(jax.devices("cpu")[:devices]), optax.adam(0.1)
     first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
     step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", micro_batches)
     x, weights, index = toy_batch
     w, opt_state = first["gate"]["w"], optimizer.init(first["gate"]["w"])
@@ -158,10 +158,26 @@ def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
     assert sum("Compiling jit(train_step)" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize(("devices", "fsdp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("placed", [False, True])
+def test_init_state_leaves_the_caller_its_params(toy_batch, devices, fsdp, placed):
+    """Steps give away their state's buffers, of which none is the caller's, who may have placed them already."""
+    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp), ShardingConfig().rules)
+    first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
+    first = replicate(first, layout.mesh) if placed else first
+    state = init_state(first, ("gate",), optax.adam(0.1), jax.random.key(4), layout)
+    step = make_train_step(_toy_loss, optax.adam(0.1), ("gate",), layout, "cold_start")
+    for _ in range(2):
+        state, _ = step(state, shard_rows(toy_batch, layout.mesh))
+    assert np.all(state.params["gate"]["w"] != first["gate"]["w"])
+    assert first["gate"]["w"].tolist() == [0.5, -1.0, 2.0]
+    assert first["reasoner"]["w"].tolist() == [1.0, 1.0]
+
+
 def test_a_batch_without_weight_changes_nothing(toy_batch):
     mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.sgd(1.0)
     first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
     step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start")
     state, metrics = step(state, shard_rows((toy_batch[0], 0 * toy_batch[1], toy_batch[2]), mesh))
     np.testing.assert_array_equal(state.params["gate"]["w"], first["gate"]["w"])
@@ -173,7 +189,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(toy_batch, spo
     """Neither parameters nor the optimizer's state; its number and its noise are used up all the same."""
     mesh, optimizer = device_mesh(jax.devices("cpu")[:2]), optax.adam(0.1)
     first = {"gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
-    state = init_state(jax.tree.map(jnp.array, first), ("gate",), optimizer, jax.random.key(4), Layout(mesh))
+    state = init_state(first, ("gate",), optimizer, jax.random.key(4), Layout(mesh))
     step = make_train_step(_toy_loss, optimizer, ("gate",), Layout(mesh), "cold_start", 2)
     bad = (np.where(np.arange(3) == 1, spoilt, toy_batch[0]).astype(np.float32), *toy_batch[1:])
     counts = []
