@@ -1,6 +1,7 @@
 """Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -103,6 +104,7 @@ class Evaluator:
         keep_latents: bool = False,
         label: str = "",
         kept: KeptRollouts | None = None,
+        name: str = "",
     ) -> Completions:
         """Roll out every problem `samples` times.
 
@@ -114,12 +116,15 @@ class Evaluator:
             limit: only the first problems of the set; 0 is all.
             label: of the progress bar.
             kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
+            name: of the set. Its problems' noise is drawn by it, so that the i-th of two sets are independent; that of
+                "" is `solve`'s.
         Returns:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
         program = self._program(seed is not None, stopping, keep_latents)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
+        key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         results = kept.batches() if kept else []
         known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it

@@ -160,14 +160,20 @@ def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for row, sets in summaries[0].items():
         if len(names) < 2 or set(sets) != names:
             continue
-        keys = [key for key in next(iter(sets.values())) if all(s.get(f"{key}_se") is not None for s in sets.values())]
+        keys = [key for key in next(iter(sets.values())) if all(f"{key}_se" in s for s in sets.values())]
         per_run = []
         for parts in (list(summary[row].values()) for summary in summaries):
             means = {key: float(np.mean([s[key] for s in parts])) for key in keys}
-            errors = {f"{key}_se": math.hypot(*(s[f"{key}_se"] for s in parts)) / len(parts) for key in keys}
+            errors = {f"{key}_se": _se_of_mean([s[f"{key}_se"] for s in parts]) for key in keys}
             per_run.append({"n": sum(s["n"] for s in parts)} | means | errors)
         out[row] = _over_runs(per_run)
     return out
+
+
+def _se_of_mean(errors: list[float | None]) -> float | None:
+    """Of the mean of independent figures; None where one of them has none, as of a set of one problem."""
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if len(known) == len(errors) else None
 
 
 def _order_sets(evals: Evals, config: Mapping[str, Any]) -> Evals:

@@ -89,7 +89,7 @@ def _evaluate_row(
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
     tests = {name: experiment.test_set(name) for name in names}
     stamps = {
-        name: Stamp(row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out)
+        name: Stamp(row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out, name=name)
         for name, test in tests.items()
     }
     row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
@@ -152,7 +152,9 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     config, problems = experiment.config.evaluate, experiment.test_set(files.name)
     label, latents = f"{row.name} on {files.name}", config.save_latents
     assert row.rule is not None
-    evaluate = functools.partial(experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit)
+    evaluate = functools.partial(
+        experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit, name=files.name
+    )
     greedy_kept = kept.having("greedy with latents" if latents else "greedy")
     greedy = evaluate(keep_latents=latents, label=label, kept=greedy_kept)
     sampled = {}

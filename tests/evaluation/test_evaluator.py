@@ -77,6 +77,28 @@ def test_shards_are_about_equal(devices):
     assert sums.max() - sums.min() < 0.2 * sums.mean()
 
 
+def test_the_noise_of_a_set_is_its_own(problems):
+    """Drawn by seed, name, place and sample: never the same on two sets, always the same on one, in any process."""
+
+    def program(params, prompts, index_N, sample_N, real_N, key, rule_N):
+        drawn_N = jax.vmap(jax.random.bits)(noise.row_keys(key, index_N, sample_N)).view(jnp.int32)
+        return drawn_N[:, None], jnp.zeros(len(index_N), jnp.int32), None
+
+    made = evaluator(64)
+    made._program = lambda *_: program
+
+    def draws(name, seed=0):
+        return made.run({}, problems, "threshold", 0.5, seed=seed, samples=3, name=name).tokens[:, 0].tolist()
+
+    found = [draws("gsm8k"), draws("gsm_hard"), draws("gsm8k", seed=1), draws("")]
+    assert len({number for numbers in found for number in numbers}) == 4 * 3 * len(LENGTHS)
+    assert draws("gsm8k") == found[0]
+    # CRC-32's published check value is that of this text.
+    key = jax.random.fold_in(noise.stream_key(jax.random.key(2), "evaluate", 0), 0xCBF43926)
+    keys = noise.row_keys(key, jnp.repeat(jnp.arange(len(LENGTHS)), 3), jnp.tile(jnp.arange(3), len(LENGTHS)))
+    assert draws("123456789") == jax.vmap(jax.random.bits)(keys).view(jnp.int32).tolist()
+
+
 @pytest.mark.slow
 def test_no_loop_waits_for_what_fills_a_batch_up():
     """A filler never thinks nor speaks, and changes nothing for the others."""

@@ -405,6 +405,18 @@ def test_mean_of_the_sets_by_hand(tmp_path):
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)
 
 
+def test_mean_of_sets_of_one_problem_has_every_figure(tmp_path):
+    """One problem has a Pass@k, and no error of it; nor has the mean, but for Acc's."""
+    write_eval(tmp_path, "slpo", "alpha", [1], [[[1, 0]], [[0, 0]]])
+    write_eval(tmp_path, "slpo", "beta", [1, 0], [[[1, 1], [1, 0]], [[0, 1], [0, 0]]])
+    average = report.write_report(tmp_path)["average"]["slpo"]
+    assert (average["pass@1"], average["pass@2"]) == ((0.5 + 0.5) / 2, (0.5 + 0.75) / 2)
+    assert average["pass@1_se"] is None
+    assert average["acc_se"] == pytest.approx(0.125**0.5 / 2)
+    table = (tmp_path / "report.md").read_text().split("mean of the sets (3 problems)")[1]
+    assert "| SLPO | 75.0 ± 17.7 | 50.0 | 62.5 |" in table
+
+
 @pytest.mark.slow
 def test_compare_one_run_is_its_own_report(workdir, tmp_path):
     single = report.write_report(workdir)

@@ -73,9 +73,11 @@ class Run:
         seen = []
 
         def roll_out(
-            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label="", kept=None
-        ):
+            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label="", kept=None,
+            name="",
+        ):  # fmt: skip
             seen.append(label.partition(",")[0])
+            assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
@@ -139,6 +141,29 @@ def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, mo
     monkeypatch.setattr(Experiment, "template", property(ended))
     assert finished.evaluate(monkeypatch) == EVERYTHING | {"validation"}
     assert finished.evaluate(monkeypatch) == set()
+
+
+def _of_an_older_version(run, row, name):
+    """The stamp of an evaluation whose noise was the same on every set."""
+    path = run.records(row, name).with_suffix(".stamp")
+    stamp = json.loads(path.read_text())
+    assert stamp.pop("name") == name
+    path.write_text(json.dumps(stamp))
+
+
+def test_results_whose_noise_was_the_same_on_every_set_are_made_again(finished, monkeypatch):
+    for name in SETS:
+        _of_an_older_version(finished, "slpo", name)
+    older = "made, real: evaluated by an older version, with the same noise on each set"
+    assert any(note.startswith(older) for note in write_report(finished.work)["notes"])
+    assert finished.evaluate(monkeypatch) == {"slpo on real", "slpo on made"}
+    assert not any(note.startswith(older) for note in write_report(finished.work)["notes"])
+
+
+def test_two_names_of_one_set_are_two_evaluations(finished, monkeypatch):
+    """Their noise differs, so neither is taken for the other."""
+    twin = {"data.eval.made": str(finished.folder / "real.json")}
+    assert finished.evaluate(monkeypatch, **twin) == {f"{row} on made" for row in ROWS}
 
 
 def test_a_stage_that_was_trained_again_is_evaluated_anew(finished, monkeypatch):
@@ -418,6 +443,10 @@ def _damaged(finished, _):
     _edit(finished.records("imitate"))
 
 
+def _older(finished, _):
+    _of_an_older_version(finished, "imitate", "made")
+
+
 def _not_evaluated(finished, _):
     finished.records("imitate", "made").unlink()
 
@@ -433,6 +462,7 @@ def _not_evaluated(finished, _):
         (None, {"evaluate.max_answer_tokens": 3}, r"config\.evaluate\.max_answer_tokens: is 3, but 4 in"),
         (None, {"evaluate.temperature": 0.7}, r"config\.evaluate\.temperature: is 0.7, but 0.0 in"),
         (_damaged, {}, r"config\.evaluate\.rows_from: .*real\.jsonl is not what"),
+        (_older, {}, r"config\.evaluate\.rows_from: the noise of .*row imitate on made is that of an older version"),
         (_not_evaluated, {}, r"config\.evaluate\.rows_from: .*row imitate was not evaluated on made"),
         (None, {"evaluate.rows_from": "nowhere"}, r"config\.evaluate\.rows_from: nowhere has no eval/ROW/row\.json"),
     ],
