@@ -30,6 +30,7 @@ from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
 from slpo_jax.policy.thinkers.hybrid import Hybrid, mixed
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.objectives.grpo import with_detached_inputs
 
 T, A, V, D = 4, 3, CONFIG.vocab_size, CONFIG.n_embd
 ROWS, SHOWN, MARK, TOP_K, TEMPERATURE = 600, 15, 7, 6, 1.5
@@ -277,3 +278,20 @@ def test_slots_after_a_thought_that_said_eos_are_free():
     fed, spoken, completions = map(np.asarray, slots(said, lengths, tokens))
     assert (fed.sum(axis=1).tolist(), spoken.sum(axis=1).tolist()) == ([2, 1, 2], [0, 0, 3])
     assert completions.tolist() == [[9, *[EOS] * 4], [*[EOS] * 4, NO_TOKEN], [9, 8, 5, 6, 7]]
+
+
+def test_detached_inputs_leave_the_gates_their_gradient():
+    """Of what is fed: none for the embeddings, the whole one for the thinker's own parameters."""
+    policy, rng = _policy(), np.random.default_rng(2)
+    action = {"token": jnp.array([[3, 5]]), "ids": jnp.array([[[3, 4], [5, 6]]])}
+    action["weights"] = jnp.array([[[0.6, 0.4], [0.9, 0.1]]])
+    ahead_BLD = jnp.asarray(rng.normal(size=(1, 2, D)), jnp.float32)
+
+    def slopes(policy):
+        return jax.grad(lambda params: jnp.sum(ahead_BLD * policy.thinker.feed(params, action)))(_params())
+
+    whole, detached = slopes(policy), slopes(with_detached_inputs(policy))
+    jax.tree.map(np.testing.assert_array_equal, detached["thinker"], whole["thinker"])
+    assert np.any(whole["thinker"]["input"]["kernel"])
+    assert np.any(whole["reasoner"]["backbone"]["wte"])
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(detached["reasoner"]))
