@@ -85,7 +85,7 @@ class Config:
         objective: NAME = settings of an objective, see `objective_of`; a further NAME has the `kind` that it is of, see
             `run.presets.objective_variant`.
         evaluate: the stage evaluate, and validation in the others.
-        log_every: steps between rows of metrics.jsonl.
+        log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.

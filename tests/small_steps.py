@@ -105,6 +105,7 @@ def take_steps(stage: str, batches, devices: int = 1, micro_batches: int = 1, fs
     for batch in batches:
         state, row = step(state, shard_rows(batch, layout.mesh))
         assert not row.pop("skipped_steps") + row.pop("skipped_in_a_row")
+        assert row.pop("counts").keys() == row.keys() - {"grad_norm"}
         metrics.append({name: float(value) for name, value in row.items()})
     params, gradient = jax.tree.map(np.array, (state.params, state.opt_state[0].trace))
     return Taken(params, gradient, metrics)

@@ -132,7 +132,7 @@ class Workdir:
 
     @property
     def metrics(self) -> Path:
-        """A JSON line a logged step."""
+        """A JSON line a logged step: means since the line before."""
         return self.root / "metrics.jsonl"
 
     @property

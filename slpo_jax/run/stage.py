@@ -11,7 +11,7 @@ from slpo_jax.run.claims import starting_stage
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.loop import StageRun
+from slpo_jax.training.loop import SUMS, StageRun
 from slpo_jax.training.state import TrainState
 
 Params = dict[str, Any]
@@ -39,7 +39,8 @@ def open_stage(
         state, extra = checkpoints.restore(state)
     experiment.log.rewind(stage, int(state.step))
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
-    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every)
+    sums = extra.pop(SUMS, None)
+    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums)
     return run, state, extra
 
 

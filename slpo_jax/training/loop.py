@@ -20,9 +20,10 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
+SUMS = "metric_sums"  # in what is saved beside a state
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
-StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 
 class MetricsLog:
@@ -85,6 +86,30 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
 
 
+class Means:
+    """Means of metrics over the steps since the last row, in float64, which add up the same wherever a run was cut.
+
+    Attributes:
+        sums: [sum, count] by name, JSON-able, so that a checkpoint between two rows can keep them.
+    """
+
+    def __init__(self, sums: dict[str, list[float]]):
+        self.sums = sums
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """A step's metrics, each a mean over `metrics["counts"]` of its name, or a single value."""
+        for name, value in metrics.items():
+            if name not in ("counts", "skipped_steps", "skipped_in_a_row"):
+                count = float(metrics.get("counts", {}).get(name, 1))
+                before = self.sums.get(name, [0.0, 0.0])
+                self.sums[name] = [before[0] + float(value) * count, before[1] + count]
+
+    def take(self) -> dict[str, float]:
+        """The means, 0 over nothing; then begin anew."""
+        sums, self.sums = self.sums, {}
+        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
+
+
 class StageRun:
     """One stage's steps, possibly in several stretches with different programs.
 
@@ -94,6 +119,7 @@ class StageRun:
         start: steps already done.
         log_every, checkpoint_every: in steps.
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
+        sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
     """
 
     def __init__(
@@ -106,10 +132,11 @@ class StageRun:
         log_every: int,
         checkpoint_every: int,
         max_skipped: int,
+        sums: dict[str, list[float]] | None = None,
     ):
         self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
         self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
-        self._progress = Progress(name, total, start)
+        self._progress, self._means = Progress(name, total, start), Means(sums or {})
         self._clock, self._clock_step = time.perf_counter(), start
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
@@ -162,23 +189,26 @@ class StageRun:
                 # First the step's row: whoever goes on from here does not log this step again.
                 self._report(*pending)
                 pending = None
-                self.checkpoints.save(state, extra())
+                self.checkpoints.save(state, {**extra(), SUMS: self._means.sums})
             if asked_to_stop:
                 self.finish(state, extra())
         if pending is not None:
             self._report(*pending)
         return state
 
-    def _report(self, step: int, metrics: dict[str, jax.Array], batch: Any) -> None:
-        if int(metrics.get("skipped_in_a_row", 0)) >= self.max_skipped:
+    def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> None:
+        metrics = jax.device_get(metrics)
+        skipped = int(metrics.get("skipped_in_a_row", 0))
+        if skipped >= self.max_skipped:
             self._give_up(step, batch)
+        if not skipped:  # what changed nothing is counted, and no mean is of it
+            self._means.add(metrics)
         if step % self.log_every and step < self.total:
             self._progress.update(step)
             return
-        scalars = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        scalars.pop("skipped_in_a_row", None)
-        if not scalars.get("skipped_steps"):  # a column of zeros in almost every run
-            scalars.pop("skipped_steps", None)
+        scalars = self._means.take()
+        if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
+            scalars["skipped_steps"] = float(metrics["skipped_steps"])
         now = time.perf_counter()
         scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
         self._clock, self._clock_step = now, step

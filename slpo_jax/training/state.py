@@ -156,7 +156,7 @@ def make_train_step(
     """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
 
     An update whose loss or gradient is not finite changes neither parameters nor the optimizer's state; its step is
-    counted in `TrainState.skipped`, which is among the metrics.
+    counted in `TrainState.skipped`, which is among the metrics. So is "counts", of what each mean is over, by its name.
 
     Args:
         loss_fn: see `LossFn`; differentiated with respect to the trained part of params.
@@ -173,7 +173,8 @@ def make_train_step(
         # A batch of which every row is left out of the mean has no gradient; it must not become NaN.
         share = 1 / jnp.maximum(sums["loss"][1], 1)
         grads = jax.tree.map(lambda g: g * share, grads)
-        metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
+        metrics: dict[str, Any] = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
+        metrics["counts"] = {name: count for name, (_, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
         part, opt_state = _updated(optimizer, grads, part, opt_state, finite)
@@ -190,7 +191,7 @@ def make_train_step(
         (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))
         return part, opt_state, jax.tree.map(lambda x: x.mean(axis=0), metrics), finite.all()
 
-    def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         key = noise.stream_key(state.key, stream, state.step)
         part = {name: state.params[name] for name in trained}
         frozen = {name: value for name, value in state.params.items() if name not in trained}

@@ -95,18 +95,21 @@ def fake(record):
 
 
 def _config(**changes):
-    """Phases of 4 and 5 steps, a control of 6 more, 7 of the gate with a validation every 2, a checkpoint every 2."""
+    """Phases of 4 and 5 steps, a control of 6 more, 7 of the gate with a validation every 2, a checkpoint every 2.
+
+    A row is of 3 steps, so that what is stopped often has some of a row's steps behind it.
+    """
     config = load_config()
     config.imitate.update(cot_steps=4, final_steps=5)
     config.cold_start.update(steps=7, evaluate_every=2)
-    config.checkpoint_every = 2
+    config.log_every, config.checkpoint_every = 3, 2
     config.update(changes)
     return config
 
 
 def _seldom():
-    """As `_config`, with a checkpoint at the end of a stage alone."""
-    return _config(checkpoint_every=100)
+    """As `_config`, with a checkpoint at the end of a stage alone, and a row a step."""
+    return _config(checkpoint_every=100, log_every=1)
 
 
 def _run(workdir, config=None):

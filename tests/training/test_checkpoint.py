@@ -14,6 +14,7 @@ from same_run import rows_of
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.stage import open_stage
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import MetricsLog, StageRun
 from slpo_jax.training.state import TrainState
@@ -108,7 +109,49 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
     run.finish(state)
     log.close()
     assert seen == [(4, [2, 4]), (6, [2, 4, 6])]
-    assert [row["loss"] for row in rows_of(tmp_path)] == [1, 3, 5]
+    assert [row["loss"] for row in rows_of(tmp_path)] == [0.5, 2.5, 4.5]
+
+
+# Of six steps: the loss, what it is a mean over, the gradient's norm, and whether the step changed nothing.
+LOGGED = [(1.0, 2, 5.0, 0), (4.0, 1, 7.0, 0), (0.0, 0, 0.0, 0), (np.nan, 3, np.nan, 1), (8.0, 3, 1.0, 0), (2.0, 1, 3.0, 0)]
+
+
+def _logged(workdir, stop_at=None):
+    """The rows of a run with those steps, rows of 4 steps and checkpoints of 3; it may be killed before one of them."""
+    config = types.SimpleNamespace(log_every=4, checkpoint_every=3, max_skipped_steps=3)
+    experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=MetricsLog(Workdir(workdir)))
+    run, state, _ = open_stage(experiment, "slpo", _state().replace(step=jnp.int32(0)), 6)
+
+    @jax.transfer_guard("allow")
+    def step_fn(state, number):
+        if number == stop_at:
+            raise KeyboardInterrupt
+        loss, count, norm, skipped = LOGGED[number]
+        metrics = {"loss": jnp.float32(loss), "counts": {"loss": jnp.float32(count)}, "grad_norm": jnp.float32(norm)}
+        metrics |= {"skipped_in_a_row": jnp.int32(skipped), "skipped_steps": jnp.int32(number >= 3)}
+        return state.replace(step=state.step + 1), metrics
+
+    try:
+        run.finish(run.advance(state, step_fn, lambda step: step, 6))
+    except KeyboardInterrupt:
+        run.checkpoints.close()
+    experiment.log.close()
+    return rows_of(workdir) if experiment.log.path.exists() else []
+
+
+def test_logged_metrics_are_means_over_the_interval(tmp_path):
+    """Weighted with what each step's are of; a step that was skipped is counted, and in no mean."""
+    rows = _logged(tmp_path)
+    assert rows == [
+        {"step": 4, "stage": "slpo", "loss": 6 / 3, "grad_norm": 12 / 3, "skipped_steps": 1},
+        {"step": 6, "stage": "slpo", "loss": 26 / 4, "grad_norm": 4 / 2, "skipped_steps": 1},
+    ]
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 5])
+def test_logged_metrics_of_a_run_killed_within_an_interval_are_the_same(tmp_path, stop_at):
+    assert len(_logged(tmp_path / "cut", stop_at)) == (stop_at > 4)
+    assert _logged(tmp_path / "cut") == _logged(tmp_path / "whole")
 
 
 class _NoKeeper:
