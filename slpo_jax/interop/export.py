@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.errors import UserError
@@ -36,7 +37,7 @@ def export_reasoner(
         tokens: ids of the marker tokens, see `write_description`.
         card: README.md.
     Raises:
-        UserError: the folder is in use.
+        UserError: the folder is in use, or the disk is full.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; give another directory to export to")
@@ -51,8 +52,10 @@ def export_reasoner(
         if folder.exists():
             folder.rmdir()
         made.replace(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, SafetensorError):  # what others raise as an OSError
+            raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         raise
 
 

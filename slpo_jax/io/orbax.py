@@ -74,12 +74,31 @@ def _reason(error: Exception) -> str:
 
 
 def save_params(directory: Path, params: Any) -> None:
-    """A checkpoint of parameters alone, which `load_params` reads."""
+    """A checkpoint of parameters alone, which `load_params` reads.
+
+    Raises:
+        UserError: it can't be written.
+    """
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(directory.absolute() / "0" / "params", params)
-    seal(directory.absolute() / "0")
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(directory.absolute() / "0" / "params", params)
+        seal(directory.absolute() / "0")
+    except (OSError, ValueError) as error:
+        raise unwritten(directory, error, "make room, and run the command again") from None
+
+
+def unwritten(directory: Path, error: Exception | str, remedy: str) -> UserError:
+    """The error of a checkpoint that can't be written.
+
+    Args:
+        error: of a save, of which tensorstore's are `ValueError`s, for a full disk as well; or the reason.
+    """
+    # tensorstore names operation by operation, then what the system said, then its number and settings.
+    text = " ".join(str(error).split()).partition(" [os_error_code=")[0]
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else text.rpartition(": ")[2][-200:]
+    return UserError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
 
 
 def stored_params(directory: Path) -> Any:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -36,7 +37,8 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
         # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
-        python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)  # repeats what a save raises
+        if not flags.FLAGS.debug:
+            _say_once()
         main(arguments)
 
     try:
@@ -56,6 +58,19 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
             raise
         print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
         sys.exit(130)
+
+
+def _say_once() -> None:
+    """Have nobody print what a failing save raises as well: Orbax's threads, asyncio, tensorstore's callbacks."""
+    python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
+    logging.get_absl_logger().addFilter(lambda record: not (record.exc_info and "orbax" in record.pathname))
+    print_it = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # the loop of another part of the save, which failed
+            print_it(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _refused(error: OSError) -> str:

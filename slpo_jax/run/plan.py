@@ -1,5 +1,6 @@
 """The stages of a run: what is checked before the first, and one after the other."""
 
+import contextlib
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -36,8 +37,11 @@ def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
             write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
             for stage in config.stages:
                 RUN[stage](experiment)
-        finally:
-            experiment.log.close()
+        except BaseException:
+            with contextlib.suppress(OSError):  # of a disk that is full; what went wrong first is said
+                experiment.log.close()
+            raise
+        experiment.log.close()
     return experiment
 
 

@@ -13,11 +13,12 @@ from absl import logging as absl_logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.orbax import abstract_tree
+from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.io.seal import damage, seal
 from slpo_jax.training.state import TrainState
 
 KEPT = 2  # the newest, and one to go back to
+_UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's name of what it has not saved yet
 _SLACK = 2_000_000  # bytes of a checkpoint beside its arrays
 
 # Orbax tells of every save; what went wrong comes as an exception or a warning.
@@ -89,19 +90,21 @@ class StageCheckpoints:
         if free < needed:
             raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
 
-    def _unwritten(self, reason: str) -> UserError:
-        return UserError(
-            f"{self.directory}: the checkpoint can't be written ({reason}); make room, and the same command goes on "
-            "from the one before"
-        )
+    def _unwritten(self, error: Exception | str) -> UserError:
+        return unwritten(self.directory, error, "make room, and the same command goes on from the one before")
 
     def _replaced(self, step: int) -> Path:
         """Where a checkpoint waits until the one that replaces it is whole."""
         return self.directory / f"{step}.replaced"
 
     def _take_back(self) -> None:
-        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed."""
+        """What was to be replaced when the program was killed is the step's checkpoint again, or no longer needed.
+
+        What was being saved, then or as the disk filled, goes: it takes room.
+        """
         if hosts.is_first():
+            for path in self.directory.glob(f"*{_UNFINISHED}"):
+                shutil.rmtree(path)
             for path in self.directory.glob("*.replaced"):
                 if path.with_suffix("").exists():
                     shutil.rmtree(path)
@@ -125,8 +128,8 @@ class StageCheckpoints:
         try:
             if sealing is not None:
                 sealing.result()
-        except (OSError, ValueError) as error:  # the latter is tensorstore's, for a full disk as well
-            raise self._unwritten(" ".join(str(error).split())[:200]) from None
+        except (OSError, ValueError) as error:
+            raise self._unwritten(error) from None
 
     def restore(self, like: TrainState, newest: bool = False) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint that is whole; those after it, which are damaged, are deleted.

@@ -21,6 +21,7 @@ from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
+_FLUSH_SECONDS = 120.0
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
@@ -34,14 +35,19 @@ class MetricsLog:
     """
 
     def __init__(self, workdir: Workdir):
-        self.workdir, self.path = workdir, workdir.metrics
+        self.workdir, self.path, self._flush_at = workdir, workdir.metrics, 0.0
 
     @functools.cached_property
     def _events(self) -> Any:
-        """The writer of events, made for the first row: it takes seconds to import."""
-        from tensorboardX import SummaryWriter
+        """The file of events, made for the first row: its package takes seconds to import.
 
-        return SummaryWriter(str(self.workdir.tensorboard))
+        Written to by the thread that logs. tensorboardX's own thread dies of a full disk without a word to the others,
+        which then wait for it.
+        """
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self.workdir.tensorboard.mkdir(parents=True, exist_ok=True)
+        return EventsWriter(str(self.workdir.tensorboard / "events"))
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
@@ -66,13 +72,26 @@ class MetricsLog:
         """One row, of several processes the first's."""
         if not hosts.is_first():
             return
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
-        for name, value in scalars.items():
-            if math.isfinite(value):  # of others it warns, each time
-                self._events.add_scalar(f"{stage}/{name}", value, step)
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
+        self._add_event(step, {f"{stage}/{name}": value for name, value in scalars.items() if math.isfinite(value)})
+
+    def _add_event(self, step: int, scalars: dict[str, float]) -> None:
+        """For TensorBoard, on the disk within some minutes."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        if time.monotonic() >= self._flush_at:
+            self._events.flush()
+            self._flush_at = time.monotonic() + _FLUSH_SECONDS
 
     def close(self) -> None:
+        """Write the last events."""
         if "_events" in self.__dict__:
             self._events.close()
 

@@ -1,5 +1,7 @@
 """Checkpoints hold the whole state, are told apart from others, and never outrun the log."""
 
+import contextlib
+import resource
 import shutil
 import types
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from same_run import rows_of
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import open_stage
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -342,6 +344,49 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     assert "\n" not in str(raised.value)
     keeper.close()
     assert StageCheckpoints(tmp_path).restore(_state())[1] == {"step": 8}
+
+
+@contextlib.contextmanager
+def _no_file_larger_than(size):
+    """The system refuses to write on in the midst of a file, as it does where a disk has filled."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_during_a_save_leaves_the_checkpoint_before(tmp_path):
+    """One line says why; what was begun takes no room after the next start."""
+    _two(tmp_path / "stage")
+    large = {"reasoner": {"h_0": jnp.asarray(np.random.default_rng(0).normal(size=(200, 200)), jnp.float32)}}
+    keeper = StageCheckpoints(tmp_path / "stage")
+    why = r"stage: the checkpoint can't be written \(File too large\); make room, and .* the one before$"
+    with _no_file_larger_than(50_000):
+        keeper.save(_state().replace(step=jnp.int32(12), params=large))
+        with pytest.raises(UserError, match=why) as raised:
+            keeper.wait()
+        with pytest.raises(UserError, match=r"imported: .*\(File too large\); make room, and run the command again$"):
+            save_params(tmp_path / "imported", large)
+    assert "\n" not in str(raised.value)
+    assert (tmp_path / "stage" / "12.orbax-checkpoint-tmp").exists()
+    again = StageCheckpoints(tmp_path / "stage")
+    assert again.restore(_state())[1] == {"step": 8}
+    assert {path.name for path in (tmp_path / "stage").iterdir()} == {"4", "8"}
+    again.close()
+
+
+def test_a_full_disk_names_the_rows_file_and_the_first_error_is_said(tmp_path):
+    log = MetricsLog(Workdir(tmp_path))
+    log.write("slpo", 1, {"loss": 0.5})
+    with _no_file_larger_than(log.path.stat().st_size + 10), pytest.raises(OSError, match="File too large") as raised:
+        log.write("slpo", 2, {"loss": 0.5})
+    assert raised.value.filename == str(log.path)
+    log.rewind("slpo", 2)  # a torn row is none
+    log.write("slpo", 2, {"loss": 0.5})
+    log.close()
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
 
 
 def _killed(*_, **__):
