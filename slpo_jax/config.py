@@ -88,6 +88,8 @@ class Config:
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
+        stuck_after: seconds without any of several processes getting on, after which the one that is behind is named and
+            the run ends; 0 is never. A step that is being compiled doesn't get on.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
     """
@@ -117,6 +119,7 @@ class Config:
     log_every: int = setting(10, least=1)
     checkpoint_every: int = setting(500, least=1)
     max_skipped_steps: int = setting(10, least=1)
+    stuck_after: float = setting(1800.0, least=0, note="0 is never")
     cpu_devices: int = setting(1, least=1, most=1024)
     sharding: ShardingConfig = ShardingConfig()
 

@@ -11,6 +11,10 @@ class UserError(Exception):
     """
 
 
+class SaveError(UserError):
+    """A checkpoint can't be written. Of what was writing it some threads may never end, which nothing may wait for."""
+
+
 class FlagParser(argparse.ArgumentParser):
     """A command's flags, with what is wrong in them as a `UserError` instead of usage and an exit.
 

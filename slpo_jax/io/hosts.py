@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 _index, _count = 0, 1
+_begun, _last = 0, "its start"  # of what all do in the same order, for `watchdog`
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -41,6 +42,38 @@ def local_flags(processes: int) -> list[list[str]]:
     return [[*joined, f"--process={index}"] for index in range(processes)]
 
 
+def begin(what: str = "") -> None:
+    """Note that something begins which all processes do in the same order.
+
+    Args:
+        what: in words, if not as before.
+    """
+    global _begun, _last
+    _begun, _last = _begun + 1, what or _last
+
+
+def place() -> tuple[int, str]:
+    """How many such things have begun here, and the last that had words."""
+    return _begun, _last
+
+
+def which() -> tuple[int, int]:
+    """Which process this is, and of how many."""
+    return _index, _count
+
+
+def store() -> Any:
+    """Texts by key that all processes see, also while their main threads wait; None where there are no others.
+
+    jax has no other way to it.
+    """
+    if _count == 1:
+        return None
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
 def is_first() -> bool:
     """Whether this process is the one that writes."""
     return _index == 0
@@ -58,6 +91,7 @@ def barrier(name: str) -> None:
         name: the same on all, for messages.
     """
     if _count > 1:
+        begin()
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
@@ -66,6 +100,7 @@ def barrier(name: str) -> None:
 def decided(flag: bool) -> bool:
     """The first process's answer to a question about files, which might change while another asks it."""
     if _count > 1:
+        begin()
         from jax.experimental import multihost_utils
 
         return bool(multihost_utils.broadcast_one_to_all(np.int32(flag)))
@@ -75,6 +110,7 @@ def decided(flag: bool) -> bool:
 def any_of(flag: bool) -> bool:
     """Whether it holds in one of the processes at least."""
     if _count > 1:
+        begin()
         from jax.experimental import multihost_utils
 
         return bool(np.max(multihost_utils.process_allgather(np.int32(flag))))
@@ -84,6 +120,7 @@ def any_of(flag: bool) -> bool:
 def whole(array: Any) -> np.ndarray:
     """All of an array whose rows are spread over the devices of all processes."""
     if _count > 1 and not getattr(array, "is_fully_addressable", True):
+        begin()
         from jax.experimental import multihost_utils
 
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))

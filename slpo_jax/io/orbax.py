@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io.seal import damage, seal
 from slpo_jax.io.workdir import StageFolder
 
@@ -77,7 +77,7 @@ def save_params(directory: Path, params: Any) -> None:
     """A checkpoint of parameters alone, which `load_params` reads.
 
     Raises:
-        UserError: it can't be written.
+        SaveError: it can't be written.
     """
     import orbax.checkpoint as ocp
 
@@ -89,7 +89,7 @@ def save_params(directory: Path, params: Any) -> None:
         raise unwritten(directory, error, "make room, and run the command again") from None
 
 
-def unwritten(directory: Path, error: Exception | str, remedy: str) -> UserError:
+def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError:
     """The error of a checkpoint that can't be written.
 
     Args:
@@ -98,7 +98,7 @@ def unwritten(directory: Path, error: Exception | str, remedy: str) -> UserError
     # tensorstore names operation by operation, then what the system said, then its number and settings.
     text = " ".join(str(error).split()).partition(" [os_error_code=")[0]
     reason = error.strerror if isinstance(error, OSError) and error.strerror else text.rpartition(": ")[2][-200:]
-    return UserError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
+    return SaveError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
 
 
 def stored_params(directory: Path) -> Any:

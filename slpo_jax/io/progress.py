@@ -55,6 +55,7 @@ class Progress:
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
         """Say that so many steps are done in all, and what else is known now: texts by name."""
+        hosts.begin(f"{self._label}, {self._unit} {done}")
         self._facts = self._facts if facts is None else facts
         if self._bar is not None:
             if facts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import SaveError, UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
@@ -47,6 +47,10 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
         if "--debug" in sys.argv:
             raise
         print(f"error: {error if isinstance(error, UserError) else _refused(error)}", file=sys.stderr)
+        if isinstance(error, SaveError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(2)  # a plain exit waits for all threads
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if "--debug" in sys.argv or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):

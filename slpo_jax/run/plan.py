@@ -6,6 +6,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from slpo_jax.io.files import write_text
+from slpo_jax.io.watchdog import watched
 from slpo_jax.run.claims import check_models, claim, starting_stage
 from slpo_jax.run.cold_start import run_cold_start
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
@@ -31,7 +32,7 @@ def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
         UserError: something in the config or the workdir can't be used.
     """
     experiment = build(config, workdir)
-    with experiment.workdir.in_use():
+    with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)
             write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")

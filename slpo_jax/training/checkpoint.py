@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging as absl_logging
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.io.seal import damage, seal
@@ -90,7 +90,7 @@ class StageCheckpoints:
         if free < needed:
             raise self._unwritten(f"it takes {needed / 1e6:,.0f} MB, the disk has {free / 1e6:,.1f}")
 
-    def _unwritten(self, error: Exception | str) -> UserError:
+    def _unwritten(self, error: Exception | str) -> SaveError:
         return unwritten(self.directory, error, "make room, and the same command goes on from the one before")
 
     def _replaced(self, step: int) -> Path:
@@ -122,7 +122,7 @@ class StageCheckpoints:
         """Until what is being saved is on the disk.
 
         Raises:
-            UserError: it could not be written; the checkpoints before it are whole.
+            SaveError: it could not be written; the checkpoints before it are whole.
         """
         sealing, self._sealing = self._sealing, None
         try:

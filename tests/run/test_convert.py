@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 
 import jax
@@ -199,6 +200,19 @@ def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
             build(config, tmp_path / "new")
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
+    """The system writes no more than some bytes of a file."""
+    _, _, _, checkpoint, _ = there
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"there: can't be written \(.*\); make room, and run the command again$"):
+            exchange.export_checkpoint(checkpoint, tmp_path / "there")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_refusals_write_nothing(there, tmp_path):

@@ -5,6 +5,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from same_run import differences
 from small_run import new_folder, run
 
 from slpo_jax.config import default_config
@@ -414,3 +415,41 @@ def test_a_finished_stage_needs_no_training_data(folder):
     copied.unlink()
     done = run(*flags, "--config.stages=('imitate','evaluate')", folder=folder)
     assert done.status == 0, done.stderr
+
+
+FILLING = """
+import pathlib
+import resource
+import threading
+import time
+
+
+def _fill():
+    while not pathlib.Path("work/checkpoints/imitate/2/digests.json").exists():
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+if pathlib.Path("fills").exists():
+    threading.Thread(target=_fill, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_during_a_save(tmp_path):
+    """No file can grow beyond some bytes any more after the first checkpoint; it stays, and is gone on from."""
+    folder, flags = new_folder(tmp_path), ["--config.imitate.control=False", "--config.model.n_embd=64", ONE_STAGE]
+    flags += ["--config.log_every=3", "--config.checkpoint_every=2", "--config.imitate.cot_steps=0"]
+    with (folder / "small.py").open("a") as file:
+        file.write(FILLING)
+    (folder / "fills").touch()
+    error = _error_of(run("--config=small.py", "--workdir=work", *flags, folder=folder))
+    assert error.endswith(
+        "work/checkpoints/imitate: the checkpoint can't be written (File too large); make room, and the same command "
+        "goes on from the one before"
+    )
+    assert Workdir(folder / "work").stage("imitate").steps
+    (folder / "fills").unlink()
+    for workdir in ("work", "whole"):
+        assert run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder).status == 0
+    assert differences(folder / "work", folder / "whole") == []

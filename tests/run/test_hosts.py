@@ -142,3 +142,30 @@ def test_it_writes_the_same_files_once(together, alone):
             assert ours[name] == theirs[name], name
     config, expected = (json.loads(texts["config.json"]) for texts in (ours, theirs))
     assert config == expected | {"cpu_devices": 2, "sharding": expected["sharding"] | {"fsdp": FSDP}}
+
+
+STUCK = """
+import signal
+import time
+
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(10_000))  # the main thread's end; heartbeats go on
+"""
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_alive_but_stuck_is_named_and_all_end(folder, who):
+    """By the same line of each process, and the status of other errors."""
+    with (folder / "small.py").open() as file:
+        (folder / "stuck.py").write_text(file.read() + STUCK)
+    flags = _flags(folder, f"stuck_{who}", 1)[1:]
+    flags += [f"--config={folder / 'stuck.py'}", "--config.rl.steps=100000", "--config.stuck_after=20"]
+    processes = [
+        start(*flags, *joined, folder=folder, output=f"stuck_{index}") for index, joined in enumerate(local_flags(2))
+    ]
+    _wait_for(folder / f"stuck_{who}" / "metrics.jsonl", "slpo", 5, processes)
+    os.kill(processes[who].pid, signal.SIGUSR1)
+    assert _wait(processes) == [2, 2]
+    for index in range(2):
+        line = (folder / f"stuck_{index}.stderr").read_text().splitlines()[-1]
+        assert re.match(rf"error: stuck for 20 s, of 2 processes: process {who} \(.*PID {processes[who].pid}\) after "
+                        r"slpo, step \d+; the others wait for it; .*config\.stuck_after", line)  # fmt: skip
