@@ -88,8 +88,8 @@ class Config:
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
-        stuck_after: seconds without any of several processes getting on, after which the one that is behind is named and
-            the run ends; 0 is never. A step that is being compiled doesn't get on.
+        stuck_after: seconds in which none of several processes gets on (compiling is not getting on) before the one
+            that is behind is named and the run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
     """

@@ -41,7 +41,7 @@ def test_a_watchdog_names_the_process_that_is_behind_and_its_step(monkeypatch):
     """After the time that was set, 20 pauses of a twentieth; the first that saw the places is not one of them."""
     store = Store(_1=[5, "slpo, step 2", "node7, PID 9"], _2=[7, "slpo, step 3", "node8, PID 9"])
     (line,), passed = _watch(monkeypatch, store, 100)
-    assert line.startswith("stuck for 40 s, of 3 processes: process 1 (node7, PID 9) after slpo, step 2; the others wait")
+    assert line.startswith("stuck for 40 s, of 3 processes: process 1 (node7, PID 9) after slpo, step 2; the others")
     assert "config.stuck_after" in line
     assert "\n" not in line
     assert passed == [2.0] * 21

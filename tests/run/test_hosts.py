@@ -157,8 +157,8 @@ def test_a_process_alive_but_stuck_is_named_and_all_end(folder, who):
     """By the same line of each process, and the status of other errors."""
     with (folder / "small.py").open() as file:
         (folder / "stuck.py").write_text(file.read() + STUCK)
-    flags = _flags(folder, f"stuck_{who}", 1)[1:]
-    flags += [f"--config={folder / 'stuck.py'}", "--config.rl.steps=100000", "--config.stuck_after=20"]
+    flags = [f"--config={folder / 'stuck.py'}", *_flags(folder, f"stuck_{who}", 1)[1:]]
+    flags += ["--config.rl.steps=100000", "--config.stuck_after=60"]
     processes = [
         start(*flags, *joined, folder=folder, output=f"stuck_{index}") for index, joined in enumerate(local_flags(2))
     ]
@@ -167,5 +167,5 @@ def test_a_process_alive_but_stuck_is_named_and_all_end(folder, who):
     assert _wait(processes) == [2, 2]
     for index in range(2):
         line = (folder / f"stuck_{index}.stderr").read_text().splitlines()[-1]
-        assert re.match(rf"error: stuck for 20 s, of 2 processes: process {who} \(.*PID {processes[who].pid}\) after "
+        assert re.match(rf"error: stuck for 60 s, of 2 processes: process {who} \(.*PID {processes[who].pid}\) after "
                         r"slpo, step \d+; the others wait for it; .*config\.stuck_after", line)  # fmt: skip

@@ -115,7 +115,9 @@ def test_rows_come_one_step_late_and_none_is_lost(tmp_path):
 
 
 # Of six steps: the loss, what it is a mean over, the gradient's norm, and whether the step changed nothing.
-LOGGED = [(1.0, 2, 5.0, 0), (4.0, 1, 7.0, 0), (0.0, 0, 0.0, 0), (np.nan, 3, np.nan, 1), (8.0, 3, 1.0, 0), (2.0, 1, 3.0, 0)]
+LOGGED = [
+    (1.0, 2, 5.0, 0), (4.0, 1, 7.0, 0), (0.0, 0, 0.0, 0), (np.nan, 3, np.nan, 1), (8.0, 3, 1.0, 0), (2.0, 1, 3.0, 0),
+]  # fmt: skip
 
 
 def _logged(workdir, stop_at=None):
@@ -359,8 +361,8 @@ def _no_file_larger_than(size):
 
 FULL = (
     'RESOURCE_EXHAUSTED: Error writing "h_1.bias/1" in OCDBT database at local file "/w/4.orbax-checkpoint-tmp/rest/": '
-    'Failed writing: "/w/d/718a": Failed to write 198822 bytes to file 8: No space left on device [os_error_code=\'28\'] '
-    "[tensorstore_spec='{\"context\":{\"cache_pool\":{}}}']"
+    'Failed writing: "/w/d/718a": Failed to write 198822 bytes to file 8: No space left on device '
+    "[os_error_code='28'] [tensorstore_spec='{\"context\":{\"cache_pool\":{}}}']"
 )
 
 
