@@ -1,14 +1,18 @@
 """Rows of data sets on the Hugging Face hub, in its cache, or in directories laid out like there."""
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
+from slpo_jax.text.file_rows import arrow_records, json_records
 
+# The records of each split.
+_Splits = Mapping[str, Callable[[], Iterator[Any]]]
 Role = Literal["train", "validation", "test"]
 _SOURCE = re.compile(r"(?P<place>.+?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[^:@/]+))?")
 
@@ -55,7 +59,7 @@ def dataset_rows(source: str, role: Role) -> Iterator[tuple[str, Any]]:
         yield from _of_splits(source, place if len(configs) == 1 else f"{place}:{config}", found, splits)
 
 
-def _of_splits(source: str, where: object, found: Any, splits: list[str]) -> Iterator[tuple[str, Any]]:
+def _of_splits(source: str, where: object, found: _Splits, splits: list[str]) -> Iterator[tuple[str, Any]]:
     missing = [split for split in splits if split not in found]
     if missing:
         there = list(found)
@@ -63,11 +67,8 @@ def _of_splits(source: str, where: object, found: Any, splits: list[str]) -> Ite
             f"{source}: has no split '{missing[0]}', only {', '.join(there)}; name one, e.g. {where}@{there[0]}"
         )
     for split in splits:
-        number = 0
-        for table in found[split].with_format("arrow").iter(batch_size=1000):
-            for record in table.to_pylist():
-                number += 1
-                yield f"{where}, split {split}, row {number}", record
+        for number, record in enumerate(found[split](), start=1):
+            yield f"{where}, split {split}, row {number}", record
 
 
 def source_path(source: str) -> Path:
@@ -88,11 +89,40 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
     return place, config.split("+") if config else [None], split.split("+")
 
 
-def _from_directory(directory: Path, config: str | None) -> Any:
+def _loaded(place: str, config: str | None) -> _Splits:
+    """What `datasets` finds there. JSON we read, as it rounds the numbers in there to 64 bits."""
     import datasets
+    from datasets.packaged_modules.json.json import Json
 
+    builder = datasets.load_dataset_builder(place, config)
+    if isinstance(builder, Json) and builder.config.field is None:
+        downloads = datasets.DownloadConfig(cache_dir=str(Path(datasets.config.HF_DATASETS_CACHE) / "downloads"))
+        manager = datasets.DownloadManager(builder.dataset_name, download_config=downloads)
+        files = manager.download_and_extract(builder.config.data_files)
+        lists = {str(split): list(manager.iter_files(paths)) for split, paths in files.items()}
+        return {split: functools.partial(_from_json, paths) for split, paths in lists.items()}
+    builder.download_and_prepare()
+    return _prepared(builder.as_dataset())
+
+
+def _prepared(found: Mapping[Any, Any]) -> _Splits:
+    return {str(split): functools.partial(_from_arrow, dataset) for split, dataset in found.items()}
+
+
+def _from_arrow(dataset: Any) -> Iterator[Any]:
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        yield from arrow_records(table)
+
+
+def _from_json(paths: Sequence[str]) -> Iterator[Any]:
+    for path in paths:
+        for _, record in json_records(Path(path)):
+            yield record
+
+
+def _from_directory(directory: Path, config: str | None) -> _Splits:
     try:
-        return datasets.load_dataset(str(directory), config)
+        return _loaded(str(directory), config)
     except Exception as error:  # the library passes on what its readers, arrow and the file system raise
         broken = _broken_parquet(directory)
         if broken:
@@ -103,15 +133,13 @@ def _from_directory(directory: Path, config: str | None) -> Any:
         ) from error
 
 
-def _from_hub(hub_id: str, config: str | None) -> Any:
+def _from_hub(hub_id: str, config: str | None) -> _Splits:
     if "/" not in hub_id or not is_hub_id(hub_id):
         raise UserError(f"{hub_id}: no such file or directory, and no hub id owner/name; check the path")
     if not hub_reachable():
         return _from_cache(hub_id, config)
-    import datasets
-
     try:
-        return datasets.load_dataset(hub_id, config)
+        return _loaded(hub_id, config)
     except Exception as error:  # as above, and what the hub's client raises
         raise UserError(
             f"{hub_id}: no such file or directory, and can't be loaded from the Hugging Face hub ({_reason(error)}); "
@@ -119,7 +147,7 @@ def _from_hub(hub_id: str, config: str | None) -> Any:
         ) from error
 
 
-def _from_cache(hub_id: str, config: str | None) -> Any:
+def _from_cache(hub_id: str, config: str | None) -> _Splits:
     """A set that `datasets` has prepared before, or whose files the hub's client has fetched."""
     from datasets.packaged_modules.cache.cache import Cache
     from huggingface_hub import snapshot_download
@@ -128,7 +156,7 @@ def _from_cache(hub_id: str, config: str | None) -> Any:
         builder = Cache(
             repo_id=hub_id, dataset_name=hub_id.split("/")[1], config_name=config, version="auto", hash="auto"
         )
-        return builder.as_dataset()
+        return _prepared(builder.as_dataset())
     try:
         directory = snapshot_download(hub_id, repo_type="dataset", local_files_only=True)
     except (ValueError, OSError):

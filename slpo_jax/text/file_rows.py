@@ -1,18 +1,58 @@
-"""Row readers: each turns one kind of file into (where, record) pairs, `where` being file and line for messages."""
+"""Row readers: each turns one kind of file into (where, record) pairs, `where` being file and line for messages.
+
+Numbers keep the text that was written: in JSON as it stands, in columns of integers and decimals all digits.
+"""
 
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from slpo_jax.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Rows = Iterator[tuple[str, Any]]
+
+# A question may hold bars itself; behind those that end it is the first step, or none at all.
+_BARS = re.compile(r"\|\|(?=\s*(?:<<|$))")
+
+
+class Rounded(str):
+    """A number of a floating-point column, as the shortest decimal that the column's type reads back.
+
+    Attributes:
+        kind: the type, in arrow's word.
+        digits: significant digits that the type keeps of any decimal.
+        unsure: whether another decimal may have been written: it's a fraction, or has more digits than that.
+    """
+
+    kind: str
+    digits: int
+    unsure: bool
+
+    def __new__(cls, value: float, kind: str) -> "Rounded":
+        """As above, `kind` other than "float" and "halffloat" being 64 bits."""
+        dtype = {"float": np.float32, "halffloat": np.float16}.get(kind, np.float64)
+        self = super().__new__(cls, dtype(value))
+        self.kind, self.digits = kind, int(np.finfo(dtype).precision)
+        self.unsure = math.isfinite(value) and (not float(value).is_integer() or abs(value) >= 10.0**self.digits)
+        return self
 
 
 def _read_json(path: Path) -> Rows:
-    records = _parse_json(_read_text(path), str(path), line=None)
+    text = _read_text(path)
+    first, _, rest = text.strip().partition("\n")
+    if first.startswith("{") and first.rstrip().endswith("}") and rest:  # lines, as `datasets` writes them
+        yield from _read_jsonl(path)
+        return
+    records = _parse_json(text, str(path), line=None)
     if not isinstance(records, list):
         raise UserError(f'{path}: not a list of problems; write [{{"question": ..., "answer": ...}}, ...]')
     for number, record in enumerate(records, start=1):
@@ -27,10 +67,14 @@ def _read_jsonl(path: Path) -> Rows:
 def _read_icot(path: Path) -> Rows:
     for number, line in _lines(path):
         where = f"{path}, line {number}"
-        question, bars, solution = line.partition("||")
-        steps, hashes, answer = solution.rpartition("####")
-        if not bars or not hashes:
+        before, hashes, answer = line.rpartition("####")
+        bars = _BARS.search(before)
+        end = bars.start() if bars else before.find("||")
+        if end < 0 or not hashes:
             raise UserError(f"{where}: malformed; expected 'question||steps #### answer'")
+        question, steps = before[:end], before[end + 2 :]
+        if not bars and "||" in steps:
+            raise UserError(f"{where}: which '||' ends the question? Write <<..>> after it, or a .jsonl file")
         yield where, {"question": question, "cot": steps, "answer": answer.strip()}
 
 
@@ -42,7 +86,7 @@ def _read_parquet(path: Path) -> Rows:
     try:
         # A batch at a time: the rows of a large file as Python objects take ten times its memory.
         batches = parquet.read_table(pyarrow.BufferReader(data)).to_batches()
-        records = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        records = itertools.chain.from_iterable(map(arrow_records, batches))
         for number, record in enumerate(records, start=1):
             yield f"{path}, row {number}", record
     except (OSError, ValueError) as error:  # arrow's own errors are among them, and texts that aren't UTF-8
@@ -56,6 +100,32 @@ FILE_READERS: dict[str, Callable[[Path], Rows]] = {
     ".txt": _read_icot,
     ".parquet": _read_parquet,
 }
+
+
+def json_records(path: Path) -> Rows:
+    """As the readers, of a file that is a list or lines, whatever its name."""
+    return _read_json(path) if _read_text(path).lstrip().startswith("[") else _read_jsonl(path)
+
+
+def arrow_records(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[dict[str, Any]]:
+    """The rows, their floating-point numbers as `Rounded`."""
+    records = table.to_pylist()
+    for field in table.schema:
+        if re.search("float|double", str(field.type)):
+            for record in records:
+                record[field.name] = _exact(record[field.name], field.type)
+    return records
+
+
+def _exact(value: Any, kind: Any) -> Any:
+    """A value of an arrow type, as above, whatever holds the number."""
+    if isinstance(value, float | np.floating):
+        return Rounded(value, str(kind))
+    if isinstance(value, dict) and hasattr(kind, "field"):
+        return {name: _exact(inner, kind.field(name).type) for name, inner in value.items()}
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_exact(inner, kind.value_type) for inner in value]
+    return value
 
 
 def no_such_file(path: Path) -> UserError:

@@ -15,14 +15,15 @@ from absl import logging
 
 from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import are_readable, canonical_decimal, canonical_number
+from slpo_jax.text.answers import are_readable, canonical_number
 from slpo_jax.text.dataset_rows import Role, dataset_rows
-from slpo_jax.text.file_rows import FILE_READERS, no_such_file
+from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.record_fields import RawProblem, read_record
+from slpo_jax.text.record_fields import RawProblem, read_record, written_steps
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 SYNTHETIC_PREFIX = "synthetic:"
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +137,7 @@ def load_problems(
 
 def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, latex: bool) -> Problems:
     raw = list(_raw_problems(rows))
+    _name_rounded(source, [found.answer for _, found in raw])
     problems, left_out = _in_latex(raw) if latex else _with_numbers(raw, all_numeric)
     if left_out:
         total = len(problems) + len(left_out)
@@ -160,17 +162,34 @@ def _raw_problems(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, RawPro
         yield where, raw
 
 
+def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
+    """Say that numbers are in a column that may not have kept what was written."""
+    unsure = [answer for answer in answers if isinstance(answer, Rounded) and answer.unsure]
+    if unsure:
+        first, reason = unsure[0], "longer ones are not as they were written; store answers as texts"
+        logging.warning(
+            "%s: %d answers (%s, for one) are in a column of type %s, which keeps %d digits: %s",
+            source, len(unsure), first, first.kind, first.digits, reason,
+        )  # fmt: skip
+
+
 def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], list[str]]:
     """The problems, and where and why others are none."""
-    answers = [canonical_number(raw.answer) or raw.answer.strip() for _, raw in found]
+    answers = [_latex(raw.answer or "") for _, raw in found]
     problems: list[Problem] = []
     left_out: list[str] = []
-    for (where, raw), answer, readable in zip(found, answers, are_readable(answers), strict=True):
+    rows = zip(found, written_steps(found), answers, are_readable(answers), strict=True)
+    for (where, raw), steps, answer, readable in rows:
         if readable:
-            problems.append(Problem(raw.question, raw.steps, answer))
+            problems.append(Problem(raw.question, steps, answer))
         else:
-            left_out.append(f"{where}: answer {_excerpt(answer)} is no LaTeX that can be compared")
+            left_out.append(f"{where}: answer {_excerpt(raw.answer)} is no LaTeX that can be compared")
     return problems, left_out
+
+
+def _latex(answer: str) -> str:
+    """What is compared; "" for what is no number in arrow's and JSON's words."""
+    return canonical_number(answer) or ("" if _NOT_FINITE.fullmatch(answer) else answer.strip())
 
 
 def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:
@@ -181,16 +200,19 @@ def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) ->
     """
     problems: list[Problem] = []
     left_out: list[str] = []
-    for where, raw in found:
-        try:
-            problems.append(Problem(raw.question, raw.steps, canonical_decimal(raw.answer)))
-        except UserError:
-            reason = f"{where}: answer {_excerpt(raw.answer)} is no number"
-            if all_numeric and raw.numeric:
-                raise UserError(f"{reason}; write digits, e.g. 72 or -1,450.5") from None
-            left_out.append(reason)
+    for (where, raw), steps in zip(found, written_steps(found), strict=True):
+        answer = canonical_number(raw.answer or "")
+        if answer is not None:
+            problems.append(Problem(raw.question, steps, answer))
+            continue
+        reason = f"{where}: answer {_excerpt(raw.answer)} is no number"
+        if all_numeric and raw.numeric:
+            raise UserError(f"{reason}; write digits, e.g. 72 or -1,450.5")
+        left_out.append(reason)
     return problems, left_out
 
 
-def _excerpt(answer: str) -> str:
-    return repr(answer if len(answer) <= 40 else answer[:40] + "...")
+def _excerpt(answer: str | None) -> str:
+    if answer is None:
+        return "null"
+    return repr(str(answer) if len(answer) <= 40 else answer[:40] + "...")

@@ -1,16 +1,17 @@
 """Layouts: what the fields of a record mean, in the forms that math data sets are published in."""
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import last_boxed
+from slpo_jax.text.answers import canonical_number, last_boxed
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
-_STEP_PIECE = re.compile(r"<<.*?>>|\S+", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
+# MetaMathQA's last line.
+_ANSWER_IS = re.compile(r"(.*)\bthe answer is:?\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE)
 # What DAPO's prompts have around the question.
 _DAPO_PROMPT = re.compile(
     r"Solve the following math problem step by step\. The last line of your response should be of the form "
@@ -27,122 +28,196 @@ class RawProblem(NamedTuple):
 
     Attributes:
         question: the text as it stands.
-        steps: one text a reasoning step.
-        answer: what should be a number, or LaTeX.
+        steps: one text a reasoning step, where the record lists them.
+        answer: what should be a number, or LaTeX; None where there is none.
         numeric: whether the layout promises numbers, so that another answer is a mistake in the record.
+        solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
     """
 
     question: str
     steps: tuple[str, ...]
+    answer: str | None
+    numeric: bool = True
+    solution: str = ""
+
+
+class _Layout(NamedTuple):
+    """Two fields of records.
+
+    Attributes:
+        question, answer: their names; in a chat, the user's and the assistant's message.
+        numeric: see `RawProblem`.
+        worked: whether the answer comes with its solution, so that a text without a mark is none.
+    """
+
+    question: str
     answer: str
     numeric: bool = True
+    worked: bool = False
+
+
+# The first that fits is taken; also the order in which an error lists them.
+_LAYOUTS = (
+    _Layout("question", "answer"),
+    _Layout("question", "final_ans"),
+    _Layout("question", "final_answer", numeric=False),
+    _Layout("question", "solution", numeric=False, worked=True),
+    _Layout("question_concat", "Answer"),
+    _Layout("Question", "Answer"),
+    _Layout("instruction", "response"),
+    _Layout("instruction", "output", numeric=False, worked=True),
+    _Layout("query", "response", numeric=False, worked=True),
+    _Layout("input", "target"),
+    _Layout("input", "output", numeric=False, worked=True),
+    _Layout("problem", "answer", numeric=False),
+    _Layout("problem", "final_answer", numeric=False),
+    _Layout("problem", "expected_answer", numeric=False),
+    _Layout("problem", "solution", numeric=False, worked=True),
+    _Layout("prompt", "answer", numeric=False),
+    _Layout("prompt", "solution", numeric=False),
+    _Layout("prompt", "reward_model", numeric=False),
+    _Layout("prompt", "completion", numeric=False, worked=True),
+    _Layout("messages", "messages", numeric=False, worked=True),
+)
+# Fields that are a part of the question, before or after the one that is named so.
+_BEFORE = {"question": ("context", "body"), "Question": ("Body",)}
+_AFTER = {"instruction": ("input",)}
+_CHATS = ("prompt", "completion", "messages")
 
 
 def read_record(where: str, record: Record) -> RawProblem:
-    """Read a record in the first of the layouts all of whose fields it has.
+    """Read a record in the first of the layouts both of whose fields it has, and has something in.
 
     Args:
         where: file and line, or data set, split and row, for messages.
-        record: fields by name. Numbers are texts, ints, floats (whose shortest decimal that reads back is taken) or
-            Decimals.
+        record: fields by name. Numbers are texts (`file_rows.Rounded` for those of 64 bits and less), ints or Decimals.
     Returns:
         the problem.
     Raises:
         UserError: a field is missing or has the wrong type.
     """
-    for fields, read in _LAYOUTS:
-        if all(field in record for field in fields):
-            return read(where, record)
-    nearest = max((fields for fields, _ in _LAYOUTS), key=lambda fields: sum(field in record for field in fields))
-    missing = next(field for field in nearest if field not in record)
-    known = "; ".join(" + ".join(fields) for fields, _ in _LAYOUTS)
-    raise UserError(f"{where}: field '{missing}' is missing; the known layouts are {known}")
+    fitting = [each for each in _LAYOUTS if each.question in record and each.answer in record]
+    full = (each for each in fitting if record[each.question] is not None and record[each.answer] is not None)
+    layout = next(full, fitting[0] if fitting else None)
+    if layout is None:
+        nearest = max(_LAYOUTS, key=lambda each: (each.question in record) + (each.answer in record))
+        missing = nearest.answer if nearest.question in record else nearest.question
+        known = "; ".join(" + ".join(dict.fromkeys((each.question, each.answer))) for each in _LAYOUTS)
+        raise UserError(f"{where}: field '{missing}' is missing; the known layouts are {known}")
+    for field in ("choices", "options"):
+        if record.get(field):
+            raise UserError(
+                f"{where}: field '{field}': can't verify a choice; give the answer itself, without the field"
+            )
+    solution, answer = _answer(where, record, layout)
+    texts = [_text(where, record, field) for field in ("cot", "rationale") if record.get(field) is not None]
+    if layout.answer != "solution" and isinstance(record.get("solution"), str):
+        texts.append(record["solution"])
+    written = next((_marked(text)[0] for text in texts if not canonical_number(text)), solution)
+    question, steps = _question(where, record, layout.question), _listed_steps(where, record)
+    return RawProblem(question, steps, answer, layout.numeric, written)
 
 
-def _question_answer(where: str, record: Record) -> RawProblem:
-    question, answer = _text(where, record, "question"), _number(where, record, "answer")
-    if "####" in answer:  # GSM8K's worked solution
-        solution, _, answer = answer.rpartition("####")
-        return RawProblem(question, tuple(_ANNOTATION.findall(solution)), answer.strip())
-    return RawProblem(question, _steps(where, record), answer)
+def written_steps(found: Sequence[tuple[str, RawProblem]]) -> list[tuple[str, ...]]:
+    """The steps of a set's problems, all found in one way.
+
+    Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
+    Otherwise a line is a step; of a solution that is one line, a sentence.
+
+    Args:
+        found: where each problem is, and the problem.
+    Returns:
+        the steps of each.
+    Raises:
+        UserError: an annotation isn't closed.
+    """
+    texts = [raw.solution for _, raw in found if raw.solution.strip()]
+    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
+    read = _annotations if annotated else _lines
+    return [raw.steps or read(where, raw.solution) for where, raw in found]
 
 
-def _multiarith(where: str, record: Record) -> RawProblem:
-    return RawProblem(_text(where, record, "question"), (), _number(where, record, "final_ans"))
+def _annotations(where: str, text: str) -> tuple[str, ...]:
+    if "<<" in _ANNOTATION.sub("", text):
+        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
+    return tuple(_ANNOTATION.findall(text))
 
 
-def _svamp(where: str, record: Record) -> RawProblem:
-    return RawProblem(_text(where, record, "question_concat"), (), _number(where, record, "Answer"))
+def _lines(_: str, text: str) -> tuple[str, ...]:
+    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    return tuple(_SENTENCE_END.split(lines[0]) if len(lines) == 1 else lines)
 
 
-def _svamp_raw(where: str, record: Record) -> RawProblem:
-    question = f"{_text(where, record, 'Body')} {_text(where, record, 'Question')}"
-    return RawProblem(question, (), _number(where, record, "Answer"))
-
-
-def _gsm_hard(where: str, record: Record) -> RawProblem:
-    return RawProblem(_text(where, record, "instruction"), (), _number(where, record, "response"))
-
-
-def _math(where: str, record: Record) -> RawProblem:
-    question = _text(where, record, "problem")
-    if record.get("answer") is not None:
-        return RawProblem(question, (), _number(where, record, "answer"), numeric=False)
-    return RawProblem(question, (), last_boxed(_text(where, record, "solution")), numeric=False)
-
-
-def _dapo(where: str, record: Record) -> RawProblem:
-    question = _dapo_question(_text(where, record, "prompt"))
-    return RawProblem(question, (), _number(where, record, "solution"), numeric=False)
-
-
-def _dapo_chat(where: str, record: Record) -> RawProblem:
-    match record:
-        case {"prompt": [*_, {"content": str(prompt)}], "reward_model": {"ground_truth": answer}}:
-            found = _number(where, {"reward_model.ground_truth": answer}, "reward_model.ground_truth")
-            return RawProblem(_dapo_question(prompt), (), found, numeric=False)
-    raise UserError(
-        f"{where}: fields 'prompt' and 'reward_model' don't hold a chat and its answer; write "
-        '[{"role": "user", "content": QUESTION}] and {"ground_truth": ANSWER}'
+def _question(where: str, record: Record, field: str) -> str:
+    text = _said(where, record, field, "user")
+    if field == "prompt":
+        # Without the set's own instruction, which asks for another form of the answer than the reader's.
+        match = _DAPO_PROMPT.fullmatch(text)
+        return match[1] if match else text
+    before, after = (
+        [_text(where, record, name) for name in around.get(field, ()) if record.get(name)]
+        for around in (_BEFORE, _AFTER)
     )
+    return "\n".join(filter(str.strip, [" ".join([*before, text]), *after]))
 
 
-def _dapo_question(prompt: str) -> str:
-    """Without the set's own instruction, which asks for another form of the answer than the reader's."""
-    match = _DAPO_PROMPT.fullmatch(prompt)
-    return match[1] if match else prompt
+def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | None]:
+    """The solution that the answer stands in, "" for none, and the answer."""
+    value, field = record[layout.answer], layout.answer
+    if field == "reward_model" and value is not None:
+        if not isinstance(value, Mapping) or "ground_truth" not in value:
+            raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
+        field, value = "reward_model.ground_truth", value["ground_truth"]
+    if value is None:
+        return "", None
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return "", str(value)
+    solution, answer = _marked(_said(where, {field: value}, field, "assistant"))
+    if answer is None:
+        text, solution = solution, ""
+        answer = text if not layout.worked or canonical_number(text) else ""
+    return solution, answer
 
 
-# The first that fits is taken; also the order in which an error lists them.
-_LAYOUTS: tuple[tuple[tuple[str, ...], Callable[[str, Record], RawProblem]], ...] = (
-    (("question", "answer"), _question_answer),
-    (("question", "final_ans"), _multiarith),
-    (("question_concat", "Answer"), _svamp),
-    (("Body", "Question", "Answer"), _svamp_raw),
-    (("instruction", "response"), _gsm_hard),
-    (("problem", "answer"), _math),
-    (("problem", "solution"), _math),
-    (("prompt", "solution"), _dapo),
-    (("prompt", "reward_model"), _dapo_chat),
-)
+def _marked(text: str) -> tuple[str, str | None]:
+    r"""A text up to the mark behind which its answer stands, and the answer; the whole and None without a mark.
+
+    The mark is "The answer is" of the last line, the last "####", or the last \boxed{}, which is part of its solution.
+    """
+    said = _ANSWER_IS.fullmatch(text)
+    before, mark, after = text.rpartition("####")
+    if said and "####" not in said[2]:
+        return said[1].rpartition("####")[0] or said[1], said[2]
+    if mark:
+        return before, after.strip()
+    return text, last_boxed(text) or None
 
 
-def _steps(where: str, record: Record) -> tuple[str, ...]:
-    """From `steps`, a list of texts, or `cot`, one text. A column that arrow filled with nulls is as none."""
-    if "steps" not in record and record.get("cot") is not None:
-        return _split_steps(where, _text(where, record, "cot"))
-    steps = record.get("steps", [])
+def _listed_steps(where: str, record: Record) -> tuple[str, ...]:
+    """From `steps`, a list of texts. A column that arrow filled with nulls is as none."""
+    steps = record.get("steps")
+    if steps is None:
+        return ()
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise UserError(f"{where}: field 'steps' is no list of texts; write [\"<<1+2=3>>\", ...] or leave it out")
     return tuple(steps)
 
 
-def _split_steps(where: str, text: str) -> tuple[str, ...]:
-    """Annotations, and word by word what is between them, as COCONUT's own preprocessing has it."""
-    pieces = _STEP_PIECE.findall(text)
-    if any(piece.startswith("<<") and not piece.endswith(">>") for piece in pieces):
-        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
-    return tuple(pieces)
+def _said(where: str, record: Record, field: str, role: str) -> str:
+    """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken."""
+    value = record[field]
+    if field not in _CHATS or not isinstance(value, list):
+        return _text(where, record, field)
+    if not all(isinstance(said, Mapping) and isinstance(said.get("content"), str) for said in value):
+        raise UserError(
+            f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}] or a text'
+        )
+    texts = [said["content"] for said in value if said.get("role", role) == role]
+    if len(texts) != 1:
+        raise UserError(
+            f"{where}: field '{field}' has {len(texts)} messages of the role {role}, not one; give one problem a record"
+        )
+    return texts[0]
 
 
 def _text(where: str, record: Record, field: str) -> str:
@@ -150,12 +225,3 @@ def _text(where: str, record: Record, field: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
     return value
-
-
-def _number(where: str, record: Record, field: str) -> str:
-    value = record[field]
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
-    if isinstance(value, int | Decimal | float) and not isinstance(value, bool):
-        return str(value)
-    return _text(where, record, field)

@@ -56,7 +56,7 @@ LAYOUTS = {
         ],
         [
             Problem("Gone?", ("<<600*30/100=180>>", "<<600 - 180=420>>"), "420"),
-            Problem("Words?", ("<<1+1=2>>", "so", "<<2+2=4>>"), "4"),
+            Problem("Words?", ("<<1+1=2>>", "<<2+2=4>>"), "4"),
             Problem("None?", (), "7"),
         ],
     ),
@@ -112,14 +112,17 @@ LAYOUTS = {
             {"problem": "$1+1$?", "solution": r"It is \boxed{2}.", "answer": "2", "level": 1},
             {"problem": "Big?", "solution": r"\boxed{1,450.50}", "answer": "1,450.50", "level": 5},
         ],
-        [Problem("$1+1$?", (), "2"), Problem("Big?", (), "1450.5")],
+        [Problem("$1+1$?", (r"It is \boxed{2}.",), "2"), Problem("Big?", (r"\boxed{1,450.50}",), "1450.5")],
     ),
     "MATH without answers": (
         [
             {"problem": "Last?", "solution": r"First \boxed{1}, or \boxed{ -3 }."},
             {"problem": "Null?", "solution": r"\boxed {8} \textbf{end}", "answer": None},
         ],
-        [Problem("Last?", (), "-3"), Problem("Null?", (), "8")],
+        [
+            Problem("Last?", (r"First \boxed{1}, or \boxed{ -3 }.",), "-3"),
+            Problem("Null?", (r"\boxed {8} \textbf{end}",), "8"),
+        ],
     ),
 }
 
@@ -170,16 +173,19 @@ IN_LATEX = {
             },
             {"problem": "Two?", "solution": r"\boxed{2}", "answer": "2", "subject": "Algebra", "level": 5},
         ],
-        [Problem("Two?", (), "2")],
-        [Problem("Half?", (), r"\frac{1}{2}"), Problem("Two?", (), "2")],
+        [Problem("Two?", (r"\boxed{2}",), "2")],
+        [Problem("Half?", (r"\boxed{\frac12}",), r"\frac{1}{2}"), Problem("Two?", (r"\boxed{2}",), "2")],
     ),
     "MATH without answers": (
         [
             {"problem": "Set?", "solution": r"\boxed{1}, no, \boxed{ \{1,2\} }."},
             {"problem": "One?", "solution": r"\boxed{1}"},
         ],
-        [Problem("One?", (), "1")],
-        [Problem("Set?", (), r"\{1,2\}"), Problem("One?", (), "1")],
+        [Problem("One?", (r"\boxed{1}",), "1")],
+        [
+            Problem("Set?", (r"\boxed{1}, no, \boxed{ \{1,2\} }.",), r"\{1,2\}"),
+            Problem("One?", (r"\boxed{1}",), "1"),
+        ],
     ),
     "zwhe99/amc23": (
         [{"id": 0, "question": "Miles?", "answer": 27.0, "url": "https://artofproblemsolving.com"}],
@@ -293,15 +299,10 @@ def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
         ({"question": "Q?", "answer": float("-inf")}, "answer '-inf' is no number"),
         ({"question": "Q?", "cot": "<<1+1=2", "answer": "2"}, "a step opens with << and is not closed"),
         ({"question": "Q?", "cot": ["<<1+1=2>>"], "answer": "2"}, "field 'cot' is list, not a text"),
-        ({"question": "Q?", "final_ans": None}, "field 'final_ans' is NoneType"),
-        ({"problem": "Q?", "solution": 2}, "field 'solution' is int"),
-        ({"prompt": "Q?"}, "field 'solution' is missing"),
-        ({"prompt": ["Q?"], "solution": "1"}, "field 'prompt' is list, not a text"),
-        (
-            {"prompt": "Q?", "reward_model": {"ground_truth": "1"}},
-            "fields 'prompt' and 'reward_model' don't hold a chat",
-        ),
-        ({"prompt": [{"content": "Q?"}], "reward_model": {"style": "1"}}, "fields 'prompt' and 'reward_model' don't"),
+        ({"question": "Q?", "final_ans": None}, "answer null is no number"),
+        ({"prompt": "Q?"}, "field 'answer' is missing"),
+        ({"prompt": ["Q?"], "solution": "1"}, "field 'prompt' is no chat"),
+        ({"prompt": [{"content": "Q?"}], "reward_model": {"style": "1"}}, "field 'reward_model' has no ground_truth"),
         (
             {"prompt": [{"content": "Q?"}], "reward_model": {"ground_truth": [1]}},
             "field 'reward_model.ground_truth' is list, not a text",
@@ -317,7 +318,7 @@ def test_answers_that_are_no_numbers_are_counted_out(tmp_path, warnings):
     answers = ["2", r"\frac{1}{2}", "x^2", "1,000", r"(3, \frac{\pi}{2})"]
     math = [{"problem": f"P{n}?", "solution": "So.", "answer": answer} for n, answer in enumerate(answers)]
     path = write_jsonl(tmp_path / "math.jsonl", math)
-    assert load_problems(path) == (Problem("P0?", (), "2"), Problem("P3?", (), "1000"))
+    assert load_problems(path) == (Problem("P0?", ("So.",), "2"), Problem("P3?", ("So.",), "1000"))
     assert warnings == [f"{path}: left out 3 of 5 problems: {path}, line 2: answer '\\\\frac{{1}}{{2}}' is no number"]
     # From the solution, up to the brace that closes it.
     boxed = [r"\boxed{\frac{7}{\sqrt{2}}}", r"\boxed{\}}", r"\boxed{5", "None.", r"\boxed{6}"]

@@ -134,7 +134,7 @@ def test_files_that_are_broken(tmp_path, capfd, caplog):
     assert _error(directory).startswith(f"{broken}: not a readable parquet file")
     write_jsonl(tmp_path / "lines" / "train.jsonl", rows(1))
     (tmp_path / "lines" / "train.jsonl").write_text('{"question": "Q?", "answer"')
-    assert _error(str(tmp_path / "lines")).startswith(f"{tmp_path}/lines: can't be loaded as a data set (")
+    assert _error(str(tmp_path / "lines")).startswith(f"{tmp_path}/lines/train.jsonl, line 1: malformed JSON (")
     (tmp_path / "empty").mkdir()
     assert "empty doesn't contain any data files" in _error(str(tmp_path / "empty"))
     logging.getLogger("datasets").removeHandler(caplog.handler)
@@ -197,14 +197,14 @@ def test_without_a_network_the_cache_is_read(cache, tmp_path, capfd):
 
 def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
     # Stands in for the hub: the library's own loader, on directories under the ids' names.
-    load, asked = datasets.load_dataset, []
+    load, asked = datasets.load_dataset_builder, []
 
-    def load_dataset(hub_id: str, config: str | None) -> Any:
+    def load_dataset_builder(hub_id: str, config: str | None) -> Any:
         asked.append((hub_id, config))
         return load(str(tmp_path / hub_id), config)
 
     monkeypatch.setattr(dataset_rows, "hub_reachable", lambda: True)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
     _with_configs(tmp_path / "openai" / "gsm8k")
     write_set(tmp_path / "ChilleD" / "SVAMP", {"train": rows(1), "test": rows(2)})
     assert _answers(load_problems("openai/gsm8k")) == ["0"]
