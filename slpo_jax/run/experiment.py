@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -27,8 +29,8 @@ from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.run.reading import make_reading
 from slpo_jax.run.usable import check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.text.batches import EncodedProblems, encode_problems
-from slpo_jax.text.problem import without
-from slpo_jax.text.problems import Role, load_problems
+from slpo_jax.text.problem import Problem, without
+from slpo_jax.text.problems import Role, is_at_hand, load_problems
 from slpo_jax.text.synthetic import SyntheticConfig
 from slpo_jax.text.templates import Template
 from slpo_jax.text.verifier import reference_width
@@ -84,6 +86,13 @@ class Setup:
     def test_set(self, name: str) -> EncodedProblems:
         """The set under config.data.eval."""
         return self._set(f"config.data.eval.{name}", self.config.data.eval[name])
+
+    def problems(self, key: str) -> Sequence[Problem]:
+        """What config.data.train or .valid holds, to compare with; () where that isn't read and would take long."""
+        source = self.config.data[key.rpartition(".")[2]]
+        if key in self._sets:
+            return self._sets[key].problems
+        return _load(self.config, key, source) if source and is_at_hand(source) else ()
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
@@ -287,7 +296,10 @@ def _load(config: ConfigDict, key: str, source: str):
     problems = load(key, source)
     if key == "config.data.train" and config.data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-        problems = without(problems, load("config.data.valid", config.data.valid))
+        total, problems = len(problems), without(problems, load("config.data.valid", config.data.valid))
+        if 0 < len(problems) < total:
+            count = total - len(problems)
+            logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
     if not problems:
         raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
     return problems

@@ -16,6 +16,7 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.distil import Distillation
 from slpo_jax.training.icot import internalization
 from slpo_jax.training.imitate import Imitation, Phase
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -26,8 +27,8 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
     """The training problems that are imitated.
 
     Raises:
-        UserError: there are none, or one needs more positions than the model has: what is written out is not bounded
-            by config.max_answer_tokens.
+        UserError: there are none, none has steps to write where some are written, or one needs more positions than the
+            model has: what is written out is not bounded by config.max_answer_tokens.
     """
     problems, longest = experiment.train, experiment.config.imitate.max_tokens
     kept = imitation.usable(problems, longest)
@@ -36,6 +37,13 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
             f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
         )
     chosen, most = problems.subset(kept), experiment.reasoner.config.n_positions
+    fewest = _fewest_steps(experiment, imitation, plan)
+    if max(map(len, chosen.steps)) < fewest:
+        why = "" if fewest == 1 else ", of which CODI's teacher leaves out the last (config.imitate.last_step)"
+        raise UserError(
+            f"config.data.train: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give solutions "
+            "in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
+        )
     for phase in plan:
         needed = imitation.positions(chosen, phase)
         if max(needed) > most:
@@ -45,6 +53,13 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
                 "config.imitate.max_tokens or drop the problem"
             )
     return chosen
+
+
+def _fewest_steps(experiment: Experiment, imitation: Imitation, plan: list[Phase]) -> int:
+    """How many steps a problem has to have for one to be written; 0 where answers alone are."""
+    if isinstance(imitation, Distillation):
+        return 1 if imitation.last_step else 2
+    return int(experiment.config.imitate.recipe == "icot" or any(phase.dropped is not None for phase in plan))
 
 
 def planned(experiment: Experiment) -> tuple[Imitation, list[Phase], list[OptimizerConfig]]:
@@ -98,6 +113,11 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
     if len(problems) < total:
         reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
         logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
+    bare = sum(not steps for steps in problems.steps)
+    if bare and _fewest_steps(experiment, imitation, plan):
+        logging.warning(
+            "imitate: %d of %d problems have no steps, so that just answers are written", bare, len(problems)
+        )
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params, trained = experiment.initial_params(), ("reasoner",)

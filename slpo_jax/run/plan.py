@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.io.files import write_text
@@ -16,6 +17,7 @@ from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
 from slpo_jax.run.stage import check_batch
+from slpo_jax.text.problem import shared
 
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
 
@@ -110,3 +112,16 @@ def _open_data(experiment: Experiment) -> None:
     chooses = "evaluate" in config.stages and any(len(row.rules) > 1 for row in rows(experiment, planned=True))
     if chooses or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
         _ = experiment.valid
+    if "evaluate" in config.stages:
+        _say_shared(experiment)
+
+
+def _say_shared(experiment: Experiment) -> None:
+    """Warn of problems of an evaluated set that are trained on or chosen by."""
+    for key in ("config.data.train", "config.data.valid"):
+        others = experiment.problems(key)
+        for name in sets_to_evaluate(experiment.config):
+            problems = experiment.test_set(name).problems
+            if count := shared(problems, others):
+                total = len(problems)
+                logging.warning("config.data.eval.%s: %d of %d problems are also in %s", name, count, total, key)

@@ -39,7 +39,8 @@ class Rounded(str):
 
     def __new__(cls, value: float, kind: str) -> "Rounded":
         """As above, `kind` other than "float" and "halffloat" being 64 bits."""
-        dtype = {"float": np.float32, "halffloat": np.float16}.get(kind, np.float64)
+        dtypes: dict[str, type[np.floating]] = {"float": np.float32, "halffloat": np.float16}
+        dtype = dtypes.get(kind, np.float64)
         self = super().__new__(cls, dtype(value))
         self.kind, self.digits = kind, int(np.finfo(dtype).precision)
         self.unsure = math.isfinite(value) and (not float(value).is_integer() or abs(value) >= 10.0**self.digits)
@@ -120,7 +121,7 @@ def arrow_records(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[dict[str
 def _exact(value: Any, kind: Any) -> Any:
     """A value of an arrow type, as above, whatever holds the number."""
     if isinstance(value, float | np.floating):
-        return Rounded(value, str(kind))
+        return Rounded(float(value), str(kind))
     if isinstance(value, dict) and hasattr(kind, "field"):
         return {name: _exact(inner, kind.field(name).type) for name, inner in value.items()}
     if isinstance(value, list) and hasattr(kind, "value_type"):

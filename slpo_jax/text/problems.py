@@ -61,6 +61,12 @@ def check_source(source: str) -> None:
         raise no_such_file(path)
 
 
+def is_at_hand(source: str) -> bool:
+    """Whether a source is a file that is there, or generated, so that reading it takes no network and little time."""
+    path = Path(source).expanduser()
+    return source.startswith(SYNTHETIC_PREFIX) or (path.suffix.lower() in FILE_READERS and path.is_file())
+
+
 class Problems(tuple[Problem, ...]):
     """The problems of a source in its order.
 
