@@ -41,8 +41,8 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
     if max(map(len, chosen.steps)) < fewest:
         why = "" if fewest == 1 else ", of which CODI's teacher leaves out the last (config.imitate.last_step)"
         raise UserError(
-            f"config.data.train: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give solutions "
-            "in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
+            f"config.data.train: none of its {len(chosen)} problems has {fewest} step(s) to imitate{why}; give "
+            "solutions in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
         )
     for phase in plan:
         needed = imitation.positions(chosen, phase)

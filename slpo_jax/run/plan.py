@@ -113,10 +113,10 @@ def _open_data(experiment: Experiment) -> None:
     if chooses or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
         _ = experiment.valid
     if "evaluate" in config.stages:
-        _say_shared(experiment)
+        say_shared(experiment)
 
 
-def _say_shared(experiment: Experiment) -> None:
+def say_shared(experiment: Experiment) -> None:
     """Warn of problems of an evaluated set that are trained on or chosen by."""
     for key in ("config.data.train", "config.data.valid"):
         others = experiment.problems(key)

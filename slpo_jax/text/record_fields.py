@@ -1,5 +1,6 @@
 """Layouts: what the fields of a record mean, in the forms that math data sets are published in."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -102,7 +103,8 @@ def read_record(where: str, record: Record) -> RawProblem:
     if layout is None:
         nearest = max(_LAYOUTS, key=lambda each: (each.question in record) + (each.answer in record))
         missing = nearest.answer if nearest.question in record else nearest.question
-        known = "; ".join(" + ".join(dict.fromkeys((each.question, each.answer))) for each in _LAYOUTS)
+        groups = itertools.groupby(_LAYOUTS, key=lambda each: each.question)
+        known = "; ".join(f"{name} + {'/'.join(each.answer for each in group)}" for name, group in groups)
         raise UserError(f"{where}: field '{missing}' is missing; the known layouts are {known}")
     for field in ("choices", "options"):
         if record.get(field):
@@ -113,7 +115,7 @@ def read_record(where: str, record: Record) -> RawProblem:
     texts = [_text(where, record, field) for field in ("cot", "rationale") if record.get(field) is not None]
     if layout.answer != "solution" and isinstance(record.get("solution"), str):
         texts.append(record["solution"])
-    written = next((_marked(text)[0] for text in texts if not canonical_number(text)), solution)
+    written = next((_marked(text)[0] for text in texts if text.strip() and not canonical_number(text)), solution)
     question, steps = _question(where, record, layout.question), _listed_steps(where, record)
     return RawProblem(question, steps, answer, layout.numeric, written)
 
@@ -180,17 +182,18 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
 
 
 def _marked(text: str) -> tuple[str, str | None]:
-    r"""A text up to the mark behind which its answer stands, and the answer; the whole and None without a mark.
+    r"""A solution, without the mark behind which its answer stands if it can be cut, and the answer, None without one.
 
-    The mark is "The answer is" of the last line, the last "####", or the last \boxed{}, which is part of its solution.
+    The mark is the last "####", or else the last \boxed{}, or else "the answer is" of the last line. MetaMathQA has a
+    line of that kind behind the first mark or the second.
     """
-    said = _ANSWER_IS.fullmatch(text)
-    before, mark, after = text.rpartition("####")
-    if said and "####" not in said[2]:
-        return said[1].rpartition("####")[0] or said[1], said[2]
-    if mark:
-        return before, after.strip()
-    return text, last_boxed(text) or None
+    before, hashes, after = text.rpartition("####")
+    said, boxed = _ANSWER_IS.fullmatch(text), last_boxed(text)
+    if hashes:
+        return before, said[2] if said and "####" not in said[2] else after.strip()
+    # Less than a sentence can't be cut out.
+    solution = said[1] if said and re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL) else text
+    return solution, boxed or (said[2] if said else None)
 
 
 def _listed_steps(where: str, record: Record) -> tuple[str, ...]:

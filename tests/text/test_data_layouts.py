@@ -288,7 +288,7 @@ def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"instruction": "Q?", "answer": "1"}, "field 'question' is missing; the known layouts are question + answer;"),
+        ({"instruction": "Q?", "answer": "1"}, "field 'question' is missing; the known layouts are question + answer/"),
         ({"instruction": "Q?"}, "field 'response' is missing"),
         ({"problem": "Q?"}, "field 'answer' is missing"),
         ({"Body": "B", "Question": "Q?"}, "field 'Answer' is missing"),

@@ -1,0 +1,113 @@
+"""What is known of the data before the first stage: solutions that lack steps, and problems that two sets share."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from absl import logging
+from codi_run import small_config
+from small_run import load_config
+
+from slpo_jax import config as configs
+from slpo_jax.errors import UserError
+from slpo_jax.run import imitate
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages, say_shared
+
+ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
+ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}
+# What is trained, and the least number of steps of which some are written.
+RECIPES = {
+    "CoT-SFT": ({"final_steps": 0, "max_latent_stage": 0}, 1),
+    "curriculum": ({"cot_steps": 0, "stage_steps": 4}, 1),
+    "iCoT": (ICOT, 1),
+    "iCoT without CoT-SFT": (ICOT | {"cot_steps": 0}, 1),
+    "CODI": ({}, 2),
+    "CODI with last steps": ({"last_step": True}, 1),
+    "answers alone": (ANSWERS, 0),
+}
+
+
+class Began(Exception):
+    """Instead of work."""
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    """What is logged as a warning."""
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+    return lines
+
+
+def _config(name: str, folder: Path):
+    config = small_config(folder) if name.startswith("CODI") else load_config()
+    config.stages, config.imitate.control, config.data.valid = ("imitate",), False, ""
+    if name.startswith("iCoT"):
+        config.max_latents, config.gate.enabled = 0, False
+    config.imitate.optimizer.warmup_steps = 0
+    config.imitate.update(RECIPES[name][0])
+    configs.check(config)
+    return config
+
+
+def _with_steps(config, path: Path, counts: list[int]) -> None:
+    """Let `config` train on its problems with other numbers of steps, as far as `counts` go."""
+    rows = [json.loads(line) for line in Path(config.data.train).read_text().splitlines()]
+    rows = [row | {"steps": (row["steps"] * 2)[:count]} for row, count in zip(rows, counts, strict=False)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.data.train = str(path)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warnings):
+    config, fewest = _config(name, tmp_path), RECIPES[name][1]
+    _with_steps(config, tmp_path / "none.jsonl", [max(0, fewest - 1)] * 20)
+    experiment = build(config, tmp_path / "none")
+    if fewest:
+        message = f"config.data.train: none of its 20 problems has {fewest} step(s) to imitate"
+        with pytest.raises(UserError, match=f"^{re.escape(message)}[^\n]*; give solutions in a field of docs/data.md"):
+            check_stages(experiment)
+    else:
+        check_stages(experiment)
+    config = _config(name, tmp_path)
+    _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
+    experiment = build(config, tmp_path / "some")
+    check_stages(experiment)
+
+    def began(*_):
+        raise Began
+
+    monkeypatch.setattr(imitate, "make_optimizer", began)
+    with pytest.raises(Began):
+        imitate.run_imitate(experiment)
+    line = "imitate: 3 of 5 problems have no steps, so that just answers are written"
+    assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])
+
+
+def test_problems_that_sets_share_are_counted(tmp_path, warnings):
+    config = load_config()
+    train = Path(config.data.train).read_text().splitlines()
+    (tmp_path / "valid.jsonl").write_text("\n".join(train[:3]))
+    # Of five, two are trained on and one is chosen by; white space makes no difference.
+    mine = "\n".join([*train[2:5], *(line.replace(" now ?", " now now ?") for line in train[5:7])])
+    (tmp_path / "mine.jsonl").write_text(mine.replace(" has", "  has"))
+    config.stages, config.data.valid = ("imitate", "evaluate"), str(tmp_path / "valid.jsonl")
+    config.data.eval.mine, config.evaluate.datasets = str(tmp_path / "mine.jsonl"), ("mine", "made")
+    check_stages(build(config, tmp_path / "work"))
+    assert [line for line in warnings if "also in" in line] == [
+        f"config.data.train: left out 3 of {len(train)} problems, which are also in config.data.valid",
+        "config.data.eval.mine: 2 of 5 problems are also in config.data.train",
+        "config.data.eval.mine: 1 of 5 problems are also in config.data.valid",
+    ]
+
+
+def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warnings):
+    config = load_config()
+    config.stages, config.data.eval.mine, config.data.valid = ("evaluate",), config.data.train, ""
+    config.evaluate.datasets = ("mine",)
+    experiment = build(config, tmp_path)
+    say_shared(experiment)
+    count = len(experiment.test_set("mine"))
+    assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
