@@ -189,7 +189,7 @@ def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], l
         if readable:
             problems.append(Problem(raw.question, steps, answer))
         else:
-            left_out.append(f"{where}: answer {_excerpt(raw.answer)} is no LaTeX that can be compared")
+            left_out.append(_bad_answer(where, raw.answer, "LaTeX that can be compared"))
     return problems, left_out
 
 
@@ -211,14 +211,14 @@ def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) ->
         if answer is not None:
             problems.append(Problem(raw.question, steps, answer))
             continue
-        reason = f"{where}: answer {_excerpt(raw.answer)} is no number"
+        reason = _bad_answer(where, raw.answer, "number")
         if all_numeric and raw.numeric:
             raise UserError(f"{reason}; write digits, e.g. 72 or -1,450.5")
         left_out.append(reason)
     return problems, left_out
 
 
-def _excerpt(answer: str | None) -> str:
+def _bad_answer(where: str, answer: str | None, wanted: str) -> str:
     if answer is None:
-        return "null"
-    return repr(str(answer) if len(answer) <= 40 else answer[:40] + "...")
+        return f'{where}: no answer, but null or a text without "####", \\boxed{{}} or "The answer is"'
+    return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

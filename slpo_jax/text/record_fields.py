@@ -176,8 +176,7 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
         return "", str(value)
     solution, answer = _marked(_said(where, {field: value}, field, "assistant"))
     if answer is None:
-        text, solution = solution, ""
-        answer = text if not layout.worked or canonical_number(text) else ""
+        return "", solution if not layout.worked or canonical_number(solution) else None
     return solution, answer
 
 

@@ -299,7 +299,7 @@ def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
         ({"question": "Q?", "answer": float("-inf")}, "answer '-inf' is no number"),
         ({"question": "Q?", "cot": "<<1+1=2", "answer": "2"}, "a step opens with << and is not closed"),
         ({"question": "Q?", "cot": ["<<1+1=2>>"], "answer": "2"}, "field 'cot' is list, not a text"),
-        ({"question": "Q?", "final_ans": None}, "answer null is no number"),
+        ({"question": "Q?", "final_ans": None}, "no answer"),
         ({"prompt": "Q?"}, "field 'answer' is missing"),
         ({"prompt": ["Q?"], "solution": "1"}, "field 'prompt' is no chat"),
         ({"prompt": [{"content": "Q?"}], "reward_model": {"style": "1"}}, "field 'reward_model' has no ground_truth"),

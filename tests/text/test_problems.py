@@ -91,7 +91,7 @@ def test_byte_order_mark_is_no_text(tmp_path):
         ),
         ("a.json", '[{"question": "Q"}]', "a.json, record 1: field 'answer' is missing"),
         ("a.json", '[{"question": ["Q"], "answer": "1"}]', "a.json, record 1: field 'question' is list"),
-        ("a.json", '[{"question": "Q", "answer": null}]', "a.json, record 1: answer null is no number"),
+        ("a.json", '[{"question": "Q", "answer": null}]', "a.json, record 1: no answer"),
         ("a.json", '[{"question": " ", "answer": "1"}]', "a.json, record 1: the question is empty"),
         ("a.json", '[{"question": "Q", "answer": "1", "steps": "1+1"}]', "a.json, record 1: field 'steps' is no list"),
         ("a.json", '[{"question": "Q", "answer": "1", "steps": [null]}]', "a.json, record 1: field 'steps'"),
