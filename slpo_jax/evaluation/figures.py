@@ -169,11 +169,11 @@ def difficulty_figure(evals: Evals, rows: Rows) -> Figure | None:
     """Mean latent length by number of steps and by difficulty bin (paper, figure of the difficulty section).
 
     Bars are bin means with standard errors, the dashed line is the least-squares fit over problems, r Pearson's over
-    problems. First a panel a set by annotated steps, then by difficulty in fifths, where they are known; rows with a
+    problems. First a panel a set by written steps, then by difficulty in fifths, where they are known; rows with a
     gate only.
     """
     evals = {row: sets for row, sets in evals.items() if rows[row].gated}
-    views = (("number of annotated steps", _steps), ("difficulty (share of samples that fail)", difficulty))
+    views = (("number of written steps", _steps), ("difficulty (share of samples that fail)", difficulty))
     panels = []
     for label, view in views:
         for name in _set_names(evals):

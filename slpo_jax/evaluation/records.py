@@ -31,7 +31,7 @@ class EvalRecords:
         answers: N of the clean greedy rollout, as the run reads answers: canonical decimals or LaTeX; None for none.
         correct: [N] bool, the clean greedy rollout was right.
         latent_steps: [N] int, latents of the clean greedy rollout.
-        problem_steps: [N] float, annotated steps of the problem, NaN where there are none.
+        problem_steps: [N] float, written steps of the problem, NaN where there are none.
         answer_tokens: [N] int, tokens of the clean greedy rollout's completion: those after its latents, and before
             them those that a thought is written down as.
         seeds: [S] int, dropout seeds in the order they were drawn.

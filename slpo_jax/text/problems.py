@@ -82,28 +82,16 @@ def load_problems(
 ) -> tuple[Problem, ...]:
     """Read a set of problems.
 
-    The fields of a record say what it holds, whatever the kind of source:
+    The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
+    Numbers are taken as they are written; where a column's type may not have kept that, a warning names it.
 
-    | fields | published as |
-    |---|---|
-    | question, answer, optionally steps (a list of texts) | whynlp/gsm8k-aug, facebookresearch/coconut's files |
-    | question, answer, cot (one text of annotations <<...>>) | zen-E/GSM8k-Aug |
-    | question, answer (a worked solution that ends with "#### 72") | openai/gsm8k |
-    | question, final_ans | ChilleD/MultiArith |
-    | question_concat, Answer; or Body, Question, Answer | ChilleD/SVAMP; its original file |
-    | instruction, response | juyoung-trl/gsm-hard |
-    | problem, answer; or problem, solution, whose last \\boxed{} is the answer | HuggingFaceH4/MATH-500 |
-    | question, answer | opencompass/AIME2025, zwhe99/amc23 |
-    | prompt, solution (the answer) | open-r1/DAPO-Math-17k-Processed |
-    | prompt (a chat), reward_model (with a ground_truth) | BytedTsinghua-SIA/DAPO-Math-17k |
-
-    Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in MATH's and
-    DAPO's layouts anywhere, they are left out, with a warning that counts them. So are those whose answer is LaTeX that
+    Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in layouts that
+    don't promise numbers, they are left out, with a warning that counts them. So are those whose answer is LaTeX that
     can't be read, where answers are LaTeX.
 
     Args:
         source: one of
-            - a file: .json (a list of records), .jsonl (a record a line), .parquet, or .txt
+            - a file: .json (a list of records, or a record a line), .jsonl (a record a line), .parquet, or .txt
               ("question||steps #### answer" a line);
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
