@@ -98,7 +98,8 @@ class Setup:
         if key not in self._sets:
             problems = _load(self.config, key, source)
             try:
-                encoded = encode_problems(self.template, problems)
+                imitated = key == "config.data.train" and "imitate" in self.config.stages
+                encoded = encode_problems(self.template, problems, with_steps=imitated)
             except UserError as error:
                 raise UserError(f"{key}: {source}: {error}") from None
             check_prompts(self.config, key, encoded, max(self.prompt_slots))

@@ -106,12 +106,13 @@ class EncodedProblems:
         return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
 
 
-def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedProblems:
+def encode_problems(template: Template, problems: Sequence[Problem], with_steps: bool = True) -> EncodedProblems:
     """Tokenise a set at once.
 
     Args:
         template: the reasoner's texts, bound to its tokenizer.
         problems: the set.
+        with_steps: False leaves the steps out, where none are going to be written: they need not be in the vocabulary.
     Returns:
         the ids, to be cut into batches.
     Raises:
@@ -120,7 +121,7 @@ def encode_problems(template: Template, problems: Sequence[Problem]) -> EncodedP
     return EncodedProblems(
         problems=tuple(problems),
         prompts=template.prompts([problem.question for problem in problems]),
-        steps=template.step_ids([problem.steps for problem in problems]),
+        steps=template.step_ids([problem.steps if with_steps else () for problem in problems]),
         answers=template.answer_ids([problem.answer for problem in problems]),
         template=template,
         left_out=getattr(problems, "left_out", 0),

@@ -24,6 +24,7 @@ from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 SYNTHETIC_PREFIX = "synthetic:"
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +183,10 @@ def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], l
 
 
 def _latex(answer: str) -> str:
-    """What is compared; "" for what is no number in arrow's and JSON's words."""
-    return canonical_number(answer) or ("" if _NOT_FINITE.fullmatch(answer) else answer.strip())
+    """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence."""
+    text = answer.strip()
+    sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
+    return canonical_number(answer) or ("" if sentence or _NOT_FINITE.fullmatch(text) else text)
 
 
 def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:

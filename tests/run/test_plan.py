@@ -103,6 +103,20 @@ def test_problems_that_sets_share_are_counted(tmp_path, warnings):
     ]
 
 
+def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
+    config = load_config()
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"question": "Tom has 1 pens . How many now ?", "answer": "1", "rationale": "Obviously one."}\n')
+    config.data.train = config.data.eval.mine = str(path)
+    config.stages = ("rl", "evaluate")
+    experiment = build(config, tmp_path / "work")
+    assert experiment.train.problems == experiment.test_set("mine").problems
+    assert experiment.train.problems[0].steps == ("Obviously one.",)
+    config.stages = ("imitate",)
+    with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.': has a word"):
+        _ = build(config, tmp_path / "work").train
+
+
 def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warnings):
     config = load_config()
     config.stages, config.data.eval.mine, config.data.valid = ("evaluate",), config.data.train, ""

@@ -145,6 +145,13 @@ def test_answers_that_are_not_there_or_not_finite_are_left_out(latex, tmp_path, 
     assert [line.split(": ")[1] for line in warnings] == ["left out 4 of 5 problems", "left out 5 of 6 problems"]
 
 
+def test_sentences_are_no_latex(tmp_path, warnings):
+    answers = ["He has 5 apples in all.", "So 24.\nThen 48 more, which makes 72.", r"5 \text{ apples}", "no real roots"]
+    path = write_jsonl(tmp_path / "set.jsonl", [{"question": "Q?", "answer": answer} for answer in answers])
+    assert [problem.answer for problem in load_problems(path, latex=True)] == answers[2:]
+    assert warnings[0].startswith(f"{path}: left out 2 of 4 problems: {path}, line 1: answer 'He has 5 apples in all.'")
+
+
 def test_bars_of_a_question_do_not_cut_it(tmp_path):
     lines = [
         "If a || b, or c||d, what is x?||<<1+1=2>> <<|2||1|=2>> #### 2",
