@@ -6,17 +6,15 @@ inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are r
 
 import dataclasses
 import re
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.text.equivalence import are_equivalent
+from slpo_jax.text.numerals import NUMBER, last_number
 
 AnswerStyle = Literal["coconut", "codi", "boxed"]
 
-# [0-9], not \d: other scripts' digits and signs are no part of the grammar.
-_NUMBER = re.compile(r"-?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?")
 _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
 _WHITESPACE = " \t\n\r\v\f"
@@ -66,15 +64,22 @@ def canonical_number(text: str) -> str | None:
 def parse_completion(text: str, style: AnswerStyle) -> str | None:
     r"""Read the answer that a completion gives: a number, or for "boxed" an expression in LaTeX.
 
-    NUMBER is `-?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?` over ASCII.
+    NUMBER is `(\d{1,3}(,\d{3})+|\d+)(\.\d+)?` over ASCII.
 
     Args:
         text: the completion, without the end-of-text token.
         style: "coconut": what follows the last `#` (all of it, if there is none), stripped of ASCII whitespace, has to
-            be one NUMBER from end to end. "codi": the last of the NUMBERs that a scan from left to right finds, each
-            the longest at the first place where one starts, none overlapping (`re.finditer`). A minus belongs to the
-            digits that it touches, whatever is before it: "5-3" ends with -3. A comma that doesn't start a group of
-            three ends the number: "1,45" ends with 45, "1234,567" with 567, "1,2345" (1,234 then 5) with 5.
+            be `-?NUMBER` from end to end. "codi": the last number, which is never read in part: where the last digits
+            of the text are a part of something else, there is none. Before a NUMBER, or a point and digits:
+            - a minus (`-`, U+2212, a hyphen or a dash but U+2014) is its sign, also with blanks, currency signs or
+              backslashes between; unless a number, or blanks after one, or a letter, a closing bracket, a percent sign
+              or another minus is before it: then what follows is no number ("5-3", "10 - 3", "x-3", "--3");
+            - no number follows a letter or `_` that touches it ("m2", "1e5"), a number and `:` (10:30) or a further
+              `,` or `.` (1,45 or 1.2.3), a number, a closing bracket or a touching word and one of `/ * + ^ _ × ÷ ·`
+              ("1/2", "3 + 4", "cm^2"), also with an opening bracket after that, or a number and an opening bracket;
+            - nor are three digits a number that stand one blank behind another number ("1 000 000");
+            - nor is one that a superscript touches, or a fraction such as ½.
+            Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
             "boxed": what the last `\boxed{...}` holds.
     Returns:
         the canonical decimal, or the LaTeX as it stands; None where there is no number, or nothing in a box.
@@ -84,15 +89,18 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
     if style == "boxed":
         return last_boxed(text) or None
     if style == "coconut":
-        match = _NUMBER.fullmatch(text.rpartition("#")[2].strip(_WHITESPACE))
+        written = text.rpartition("#")[2].strip(_WHITESPACE)
+        number = written.removeprefix("-")
+        found = (number != written, number) if NUMBER.fullmatch(number) else None
     elif style == "codi":
-        match = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+        found = last_number(text)
     else:
         raise UserError(f"answer style {style!r} is unknown; use 'coconut', 'codi' or 'boxed'")
-    if match is None:
+    if found is None:
         return None
-    whole, _, fraction = match[0].lstrip("-").replace(",", "").partition(".")
-    return _compose(match[0].startswith("-"), whole, fraction)
+    negative, number = found
+    whole, _, fraction = number.replace(",", "").partition(".")
+    return _compose(negative, whole, fraction)
 
 
 def last_boxed(text: str) -> str:

@@ -1,11 +1,11 @@
 """Answers on the device: `slpo_jax.text.answers.is_correct` as a pure function of arrays, for use inside jit.
 
-A table turns tokens into bytes; an automaton over the bytes finds where the last number starts; its digits are then
-compared with the reference's place by place, so that no number is too long and nothing is ever rounded.
+A table turns tokens into bytes; an automaton over the bytes (`slpo_jax.text.automaton`) finds where the last number
+starts; its digits are then compared with the reference's place by place, so that no number is too long and nothing is
+ever rounded.
 Shape suffixes: B rows, A answer slots, V vocabulary, R reference width, N bytes of a row (A times the table's width).
 """
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.text import automaton
 from slpo_jax.text.answers import AnswerStyle, canonical_decimal
-
-_DIGIT, _MINUS, _COMMA, _POINT, _OTHER, _PAD = range(6)
-_STATES = ("idle", "minus", "int1", "int2", "int3", "int4+", "comma", "comma1", "comma2", "group", "point", "fraction")
-_NO_START = 3
+from slpo_jax.text.automaton import compress
 
 
 class ByteTable(NamedTuple):
@@ -34,8 +32,8 @@ class ByteTable(NamedTuple):
 def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     """Build the table that `verify` reads tokens with.
 
-    Bytes that the grammar can't tell apart are written as one and runs of them are shortened, which changes no
-    verdict and keeps the table narrow: GPT-2 has tokens of 128 bytes.
+    They are written as `automaton.compress` does, which changes no verdict and keeps the table narrow: GPT-2 has tokens
+    of 128 bytes.
 
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
@@ -46,30 +44,10 @@ def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     """
     if not token_bytes:
         raise UserError("byte_table: the vocabulary is empty; pass the bytes of every token")
-    compressed = [_compress(piece) for piece in token_bytes]
+    compressed = [compress(piece) for piece in token_bytes]
     width = max(1, max(map(len, compressed)))
     joined = b"".join(piece.ljust(width, b"\0") for piece in compressed)
     return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(compressed), width))
-
-
-def _compress(piece: bytes) -> bytes:
-    """Shorten a token's bytes to others over `0-9,.-# x` that lead to the same verdict in every context and style."""
-    piece = re.sub(rb"[ \t\n\r\v\f]+", b" ", piece)
-    piece = re.sub(rb"[^0-9,.\-# ]", b"x", piece)
-    # A # ends a number as any junk does, and the coconut style reads nothing of what is before it.
-    piece = re.sub(rb"[^0-9]*#", b"#", piece)
-    return re.sub(rb"[^0-9#]+", _shorten_run, piece)
-
-
-def _shorten_run(run: re.Match[bytes]) -> bytes:
-    """Shorten a run without digits.
-
-    No coconut answer has two such bytes in a row, but blanks and a blank before the minus. The codi scan is back at
-    its start after two, and has only to know whether the last is a minus.
-    """
-    if len(run[0]) == 1 or run[0] == b" -":
-        return run[0]
-    return b"x-" if run[0].endswith(b"-") else b"x"
 
 
 def reference_width(canonicals: Sequence[str]) -> int:
@@ -122,85 +100,58 @@ def verify(
         ended_A = jnp.cumsum(is_eos_A) > 0
         bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         bytes_N = jnp.where(ended_A[:, None], 0, bytes_AL).reshape(-1)
-        start = _last_number_start(bytes_N)
-        correct = is_eos_A.any() & _equals(bytes_N, start, reference_R)
+        start, is_number = _last_number(bytes_N)
+        correct = is_eos_A.any() & is_number & _equals(bytes_N, start, reference_R)
         return correct & _stands_alone(bytes_N, start) if style == "coconut" else correct
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
 
 
-def _automaton() -> np.ndarray:
-    """Tabulate the left-to-right scan for NUMBERs: [state, symbol] -> 4 * next state + where a number starts.
+def _last_number(bytes_N: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Find the index of the last number's first byte, its sign or point included, and whether it is one.
 
-    The second part counts back from the byte just read: 0, 1 or 2 bytes before it; 3: no start is found here. Only a
-    comma makes the scan look ahead: its group counts once there are three digits, and digits of a shorter one turn out
-    to have been a number of their own ("1,45": 1, then 45) when the byte after them is read.
+    (Any index, and False, if there are no digits.)
     """
-    state = {name: index for index, name in enumerate(_STATES)}
-    digit = {
-        "idle": "int1", "minus": "int1", "int1": "int2", "int2": "int3", "int3": "int4+", "int4+": "int4+",
-        "comma": "comma1", "comma1": "comma2", "comma2": "group", "group": "int1",
-        "point": "fraction", "fraction": "fraction",
-    }  # fmt: skip
-    late = {"comma1": ("int1", 1), "comma2": ("int2", 2)}
-    starts = {"idle": 0, "minus": 1, "group": 0}
-    takes_comma = ("int1", "int2", "int3", "group")
-    takes_point = (*takes_comma, "int4+")
-    table = np.zeros((len(_STATES), 6), np.int32)
-    for name, index in state.items():
-        known, back = late.get(name, (name, _NO_START))
-        table[index, _DIGIT] = 4 * state[digit[name]] + starts.get(name, _NO_START)
-        table[index, _MINUS] = 4 * state["minus"] + back
-        table[index, _COMMA] = 4 * state["comma" if known in takes_comma else "idle"] + back
-        table[index, _POINT] = 4 * state["point" if known in takes_point else "idle"] + back
-        table[index, _OTHER] = 4 * state["idle"] + back
-        table[index, _PAD] = 4 * index + _NO_START
-    return table
-
-
-_AUTOMATON = _automaton()
-
-
-def _last_number_start(bytes_N: jax.Array) -> jax.Array:
-    """Find the index of the first byte of the last NUMBER (any index, if there is none)."""
-    symbols_N = jnp.full(bytes_N.shape, _OTHER, jnp.int32)
-    for symbol, byte in ((_MINUS, b"-"), (_COMMA, b","), (_POINT, b"."), (_PAD, b"\0")):
-        symbols_N = jnp.where(bytes_N == byte[0], symbol, symbols_N)
-    symbols_N = jnp.where(_is_digit(bytes_N), _DIGIT, symbols_N)
-    # One byte more, for a number that the end of the text closes.
-    symbols_N = jnp.concatenate([symbols_N, jnp.full((1,), _OTHER, jnp.int32)])
 
     def read(carry, inputs):
-        state, start, previous, before_previous = carry
+        row, mark, start, good = carry
         index, symbol = inputs
-        action = jnp.asarray(_AUTOMATON)[state, symbol]
-        places = jnp.stack([index, previous, before_previous, start])
-        # Pads lie between tokens, so "one byte before" isn't index - 1.
-        pad = symbol == _PAD
-        previous, before_previous = (
-            jnp.where(pad, previous, index),
-            jnp.where(pad, before_previous, previous),
-        )
-        return (action // 4, places[action % 4], previous, before_previous), None
+        action = jnp.asarray(automaton.TABLE)[row, symbol]
+        place, says = action // 3 % 4, action % 3
+        start = jnp.where(place == automaton.START, index, jnp.where(place == automaton.START_AT_MARK, mark, start))
+        mark = jnp.where(place == automaton.MARK, index, mark)
+        good = jnp.where(says == 0, good, says == automaton.GOOD)
+        return (action // 12, mark, start, good), None
 
+    symbols_N = jnp.asarray(automaton.SYMBOLS.astype(np.int32))[bytes_N]
     # Made from the data, so that it varies over a mesh as the data do: shard_map insists on that in a scan.
     zero = 0 * symbols_N[0]
     indices = jnp.arange(symbols_N.size, dtype=jnp.int32)
-    (_, start, _, _), _ = jax.lax.scan(read, (zero, zero, zero, zero), (indices, symbols_N))
-    return start
+    (_, _, start, good), _ = jax.lax.scan(read, (zero, zero, zero, zero > 0), (indices, symbols_N))
+    return start, good
 
 
 def _stands_alone(bytes_N: jax.Array, start: jax.Array) -> jax.Array:
-    """Tell whether there is nothing but blanks around the last NUMBER, back to the last # and up to the end."""
+    """Tell whether there is nothing but blanks around the last number, back to the last # and up to the end.
+
+    It begins with a digit, or a minus that touches one.
+    """
     indices = jnp.arange(bytes_N.size)
     last_hash = jnp.where(bytes_N == ord("#"), indices, -1).max()
     last_digit = jnp.where(_is_digit(bytes_N), indices, -1).max()
-    inked_N = (bytes_N != ord(" ")) & (bytes_N != 0)
-    return ~(inked_N & (((indices > last_hash) & (indices < start)) | (indices > last_digit))).any()
+    blank_N = (bytes_N == ord(" ")) | (bytes_N == ord("\n"))
+    inked_N = ~blank_N & (bytes_N != automaton.PAD)
+    around_N = ((indices > last_hash) & (indices < start)) | (indices > last_digit)
+    within_N = (indices > start) & (indices <= last_digit)
+    digit_N = _is_digit(bytes_N)
+    point_N = (bytes_N == ord(".")) & (jnp.cumsum(digit_N & (indices >= start)) > 0)
+    of_number_N = digit_N | (bytes_N == ord(",")) | point_N | (bytes_N == automaton.PAD)
+    begins = _is_digit(bytes_N[start]) | (bytes_N[start] == ord("-"))
+    return begins & ~((inked_N & around_N) | (~of_number_N & within_N)).any()
 
 
 def _equals(bytes_N: jax.Array, start: jax.Array, reference_R: jax.Array) -> jax.Array:
-    """Tell whether the NUMBER from `start` to the text's last digit is the reference.
+    """Tell whether the number from `start` to the text's last digit is the reference.
 
     A digit's place is its power of ten. The numbers are equal if each nonzero digit of the one is the other's digit
     at that place, both have as many of them, and the signs agree; zeros in front and behind need no thought.
@@ -210,7 +161,8 @@ def _equals(bytes_N: jax.Array, start: jax.Array, reference_R: jax.Array) -> jax
     after_point_N = jnp.cumsum((bytes_N == ord(".")) & (indices >= start)) > 0
     places_N = (digits_N & ~after_point_N).sum() - jnp.cumsum(digits_N)
     nonzero_N = digits_N & (bytes_N != ord("0"))
-    negative = (bytes_N[start] == ord("-")) & nonzero_N.any()
+    # What is neither a digit nor a point is a sign, or the last byte of one that is written in several.
+    negative = ~(_is_digit(bytes_N[start]) | (bytes_N[start] == ord("."))) & nonzero_N.any()
 
     size = reference_R.size
     reference_digits_R = _is_digit(reference_R)
