@@ -162,8 +162,9 @@ LAST_NUMBERS = {
     # parts of something else
     "1/2": None, "1 / 2": None, "3 1/2": None, r"\frac{1}{2}": None, r"\frac12": None, "½": None, "3½": None,
     "3⁄4": None, "10^5": None, "2^{10}": None, "10⁵": None, "1e5": None, "2.01e-06": None, "0x10": None,
-    "10100_2": None, "3+4": None, "3×4": None, "72 cm^2": None, "72 m2": None, "72 cm²": "72", "72 cm": "72", "72kg": "72",
-    "10:30": None, "1 000 000": None, "1\u202f000": None, "-1 000": None, "12 345.6": None, "7 8": "8", "5 0": "0", "5  000": "0",
+    "10100_2": None, "3+4": None, "3×4": None, "72 cm^2": None, "72 m2": None, "72 cm²": "72",
+    "72 cm": "72", "72kg": "72", "10:30": None, "1 000 000": None, "1\u202f000": None, "-1 000": None, "12 345.6": None,
+    "7 8": "8", "5 0": "0", "5  000": "0",
     "in 12 1234": "1234", "1/2 of it: 5": "5", "5\n-3": "-3", "5\n100": "100",
     # punctuation, markdown and money around it
     "**72**": "72", "**Answer** 72": "72", "is: $72.": "72", "Rs.72": "72", "is...72": "72", "… 72!": "72", "72%": "72",
