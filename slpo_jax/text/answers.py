@@ -11,6 +11,7 @@ from typing import Literal
 
 from slpo_jax.errors import UserError
 from slpo_jax.text.equivalence import are_equivalent
+from slpo_jax.text.latex import comparisons
 from slpo_jax.text.numerals import NUMBER, last_number
 
 AnswerStyle = Literal["coconut", "codi", "boxed"]
@@ -145,7 +146,15 @@ def are_readable(references: Sequence[str]) -> list[bool]:
 
 
 def _equivalent(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Which answers are equivalent to their references; numbers by this module's grammar as far as it decides."""
+    """Which answers are equivalent to their references, by one of the pairs that `latex.comparisons` makes of each."""
+    ways = [comparisons(*pair) for pair in pairs]
+    asked = [way for each in ways for way in each]
+    told = dict(zip(asked, _compared(asked), strict=True))
+    return [any(told[way] for way in each) for each in ways]
+
+
+def _compared(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Which are equivalent; numbers by this module's grammar as far as it decides."""
     numbers = [(canonical_number(answer), canonical_number(reference)) for answer, reference in pairs]
     settled = [_settled(answer, reference) for answer, reference in numbers]
     # Of an exponent or a leading +, say, only the grammar knows.

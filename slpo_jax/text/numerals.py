@@ -7,10 +7,13 @@ import re
 
 NUMBER = re.compile(r"([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]+)?")
 
+MINUSES = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
+"""What else is written for a minus. A dash (U+2014) is none."""
+
 # Other scripts' digits and letters are no part of the grammar: they are "!", as quotes and equals signs are.
 _MEMBERS = {
     "-": "-",
-    "~": "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d",  # what else is written for a minus; a dash (U+2014) is none
+    "~": MINUSES,
     ".": ".",
     ",": ",",
     " ": " \t",

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections import deque
+from decimal import Decimal
 
 import pytest
 
@@ -12,6 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.text import answers, equivalence
 from slpo_jax.text.answers import are_readable, are_right, canonical_decimal, is_correct, last_boxed, parse_completion
 from slpo_jax.text.equivalence import are_equivalent
+from slpo_jax.text.latex import comparisons
 
 # (answer, reference)
 RIGHT = [
@@ -42,6 +44,28 @@ WRONG = [
     ("0.12346", "0.12345"), ("", "5"), (r"\frac{1", "1"), (r"\undefined{1}", "1"), ("9" * 600 + ".5", r"\frac{1}{2}"),
 ]  # fmt: skip
 
+# Written otherwise than math_verify reads it.
+ALSO_RIGHT = [
+    ("29.00.", "29"), ("80,000...", "80000"), ("29,", "29"), ("€29", "29"), ("-£29.50", "-29.5"), ("29 €", "29"),
+    (r"\$ 1,000", "1000"), ("29 dollars", "29"), ("29 USD", "29"), ("5 hours", r"5\text{ hr}"), ("72 cm^2", "72"),
+    ("5 AM", r"5\text{ a.m.}"), ("= 5", "5"), (r"= \frac{1}{2}", "0.5"), ("**73**", "73"), ("*-3*", "-3"),
+    ("–3", "-3"), ("- 3", "-3"), ("1 000", "1000"), (r"-1\,000\,000.5", "-1000000.5"),
+    (r"11,\! 111,\! 100", "11111100"),
+    ("10100_2", "10100_{2}"), ("AB", r"\text{AB}"), (r"\boldsymbol{5}", "5"), ("72°", r"72^\circ"),
+    (r"\frac 1 2", "0.5"), (r"5\text{ ft}^2", r"5\text{ square feet}"), (r"33\frac{1}{3}\%", r"\frac{1}{3}"),
+    ("12.5 percent", "12.5"), ("xy", "yx"), ("2^{-57}", r"\frac{1}{2^{57}}"), (r"\sqrt{8}", r"2\sqrt{2}"), ("0.0005", r"\frac{1}{2000}"),
+]  # fmt: skip
+# What math_verify takes for equal, or did.
+ALSO_WRONG = [
+    ("1 000", "0"), ("5 0", "0"), ("5 0", "50"), (r"5\ 0", "0"), ("0x10", "0"), ("1/2^{57}", "1/2^{56}"),
+    (r"\frac{1}{2^{57}}", r"\frac{1}{2^{56}}"), ("2^{-100}", "2^{-99}"), ("x=2^{-57}", "2^{-56}"),
+    ("1+2^{-60}", "1"), ("0.0000001", "0.0000002"), (r"5\text{ AM}", r"5\text{ PM}"), ("5 AM", "5 PM"),
+    (r"5\text{ a.m.}", r"5\text{ PM}"), (r"5\text{ cm}", r"5\text{ m}"), (r"3\text{ hours}", r"3\text{ minutes}"),
+    ("AB", "BA"), ("ABC", r"\text{CAB}"), ("seat", "east"), ("10100_2", "10100"), ("10100_2", "10100_3"),
+    ("20", "10100_2"), ("12.5%", "12.6"), (r"12.5\%", "1250"), ("29 dollars", "28"), ("€29", "2.9"),
+    ("**73**", "37"), ("= 5", "-5"),
+]  # fmt: skip
+
 
 @pytest.fixture
 def fresh(monkeypatch):
@@ -52,11 +76,50 @@ def fresh(monkeypatch):
     equivalence._close()
 
 
+def mistaken(right, wrong):
+    """The pairs that are not judged so."""
+    found = are_right(*zip(*right, *wrong, strict=True), "boxed")
+    return [pair for pair, told in zip(right, found[: len(right)], strict=True) if not told] + [
+        pair for pair, told in zip(wrong, found[len(right) :], strict=True) if told
+    ]
+
+
+def test_boxed_answers_are_read_as_they_are_written_and_not_paid_for_others():
+    assert not mistaken(ALSO_RIGHT, ALSO_WRONG)
+
+
+def test_boxed_percents_are_their_number_and_its_hundredth():
+    right, wrong = [], []
+    for percent in ("12.5", "50", "0.5", "150", "33.25", "1,250", "7", "12.50"):
+        value = Decimal(percent.replace(",", ""))
+        for sign in (r"\%", "%", r" \%", r"\text{ percent}"):
+            others = map(Decimal, ("12.5", "0.125", "50", "0.5", "1250", "7", "0.07", "1.5"))
+            for number in {value, value / 100, *others}:
+                pairs = [(percent + sign, f"{number:f}"), (f"{number:f}", percent + sign)]
+                (right if number in (value, value / 100) else wrong).extend(pairs)
+    assert len(right) == 128
+    assert not mistaken(right, wrong)
+
+
+def test_odd_expressions_cost_little_before_math_verify():
+    begun = time.process_time()
+    for text in (
+        "a" * 500,
+        "1 " * 250,
+        "aaaa " * 100,
+        r"\text{" * 80,
+        "1_{" * 160,
+        "5\\,\\ " * 70,
+        "1 aaaa" + "a" * 490 + "!",
+    ):
+        assert comparisons(text, "5") is not None
+        assert comparisons("5", text) is not None
+    assert comparisons("1" * 10**6 + "_2", "5")
+    assert time.process_time() - begun < 1
+
+
 def test_pairs_by_hand():
-    found = are_right(*zip(*RIGHT, *WRONG, strict=True), "boxed")
-    expected = [True] * len(RIGHT) + [False] * len(WRONG)
-    wrong = [pair for pair, told, right in zip(RIGHT + WRONG, found, expected, strict=True) if told != right]
-    assert not wrong
+    assert not mistaken(RIGHT, WRONG)
     assert are_right([None, "1"], ["1", "1"], "boxed") == [False, True]
     assert is_correct(r"so \boxed{ \frac{4}{8} }.", "0.5", "boxed")
     assert not is_correct(r"so \frac{4}{8}.", "0.5", "boxed")

@@ -1,0 +1,92 @@
+r"""What stands between an answer in LaTeX and math_verify: what it doesn't read, and what it would take for equal.
+
+math_verify multiplies what stands side by side, letters and digits too, and leaves out units, subscripts and currency
+signs. `comparisons` says what is to be asked instead.
+"""
+
+import itertools
+import re
+
+from slpo_jax.text.numerals import MINUSES
+
+Pair = tuple[str, str]
+
+_LONGEST = 500  # characters; longer ones are compared as numbers, or not at all
+_CURRENCY = r"\\?[$€£¥₩₹₽]"
+_NUMBER = r"[+-]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+_BLANK = r"(?:\s|~|\\[ ,;:!])"
+_TEXT = r"\\(?:text|textrm|textbf|textit|mathrm|mbox)\{"
+_MARKS = ("**", "__", "*", "`")
+_BOLD = re.compile(r"\\(?:boldsymbol|bm)\{([^{}]*)\}")
+_GROUPS = re.compile(rf"([+-]?[0-9]{{1,3}})((?:(?:,\\!\s*|{_BLANK}+)[0-9]{{3}})+)((?:\.[0-9]+)?)")
+_WORDS = r"(?:[A-Za-z]{4,}|[A-Z]{3}|[AP]M)(?:\s+[A-Za-z]+)*|[ap]\.m|(?:cm|mm|km|ft|in|yd|mi)(?=\^)"  # xy is a product
+_IN_WORDS = re.compile(rf"({_NUMBER})\s+({_WORDS})(\^\{{?[23]\}}?)?")
+_PERCENT = re.compile(rf"(.*?){_BLANK}*(?:\\?%|(?:{_TEXT}\s*)?percent\s*\}}?)", re.DOTALL)
+_UNIT = re.compile(rf".*[0-9}})]{_BLANK}*{_TEXT}([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?", re.DOTALL)
+_NAME = re.compile(rf"(?:{_TEXT})?\s*([A-Za-z]{{2,}})\s*\}}?")
+_BASED = re.compile(rf"([0-9][0-9A-Fa-f.,]*){_BLANK}*_\{{?(?:{_TEXT})?\s*(\w+)\s*\}}*")
+_SIDE_BY_SIDE = re.compile(rf"[0-9](?:{_BLANK}+|x)[0-9]")
+_COMMAND = re.compile(r"\\[a-z]+\s*[0-9]\s+[0-9]")  # \frac 1 2
+
+
+def comparisons(answer: str, reference: str) -> list[Pair]:
+    """What is to be equivalent for an answer to be right: one of these pairs; none where it is wrong already."""
+    if max(len(answer), len(reference)) > _LONGEST:
+        return [(answer, reference)]
+    answer, reference = tidied(answer), tidied(reference)
+    if answer != reference and _differ(answer, reference):
+        return []
+    percents = [_PERCENT.fullmatch(text) for text in (answer, reference)]
+    bare = [found[1] if found else text for found, text in zip(percents, (answer, reference), strict=True)]
+    if all(percents) or not any(percents):
+        return [(bare[0], bare[1])]
+    hundredth = [_hundredth(text) if found else text for found, text in zip(percents, bare, strict=True)]
+    return [(bare[0], bare[1]), (hundredth[0], hundredth[1])]
+
+
+def _hundredth(latex: str) -> str:
+    return f"{latex}e-2" if re.fullmatch(_NUMBER, latex) else rf"\frac{{{latex}}}{{100}}"
+
+
+def tidied(latex: str) -> str:
+    r"""An expression without what is written around it: `**73**`, `= 5`, `€29`, `29.00.`; `1 000` is 1000.
+
+    Words after a number become a `\text{}`.
+    """
+    latex = latex.translate(dict.fromkeys(map(ord, MINUSES), "-")).replace("°", r"^\circ").strip()
+    for mark in _MARKS:
+        if len(latex) > 2 * len(mark) and latex.startswith(mark) and latex.endswith(mark):
+            latex = latex[len(mark) : -len(mark)].strip()
+    bold = _BOLD.fullmatch(latex)
+    latex = (bold[1] if bold else latex).lstrip("= ")
+    number = re.sub(rf"{_CURRENCY}\s*", "", latex.rstrip(" .,;")).strip()
+    number = re.sub(r"^([+-])\s+", r"\1", number)
+    groups = _GROUPS.fullmatch(number)
+    if groups:
+        number = groups[1] + re.sub("[^0-9]", "", groups[2]) + groups[3]
+    if re.fullmatch(_NUMBER, number):
+        return number
+    words = _IN_WORDS.fullmatch(number)
+    return rf"{words[1]}\text{{ {words[2].strip()}}}{words[3] or ''}" if words else latex
+
+
+def _differ(answer: str, reference: str) -> bool:
+    """Whether two expressions that math_verify may take for equal are not."""
+    pair = (answer, reference)
+    if any(_SIDE_BY_SIDE.search(_COMMAND.sub("", text)) for text in pair):
+        return True
+    if any(_BASED.fullmatch(text) for text in pair):
+        based = [_BASED.fullmatch(text) for text in pair]
+        return not all(based) or len({found.groups() for found in based if found}) > 1
+    names = [found[1] for found in map(_NAME.fullmatch, pair) if found]
+    if len(names) == 2 and any(name != name.lower() or len(name) > 3 for name in names):
+        return names[0].lower() != names[1].lower()
+    units = [re.findall("[a-z]+", found[1].lower().replace(".", "")) for found in map(_UNIT.fullmatch, pair) if found]
+    return len(units) == 2 and all(units) and not any(map(_is_short_for, *zip(*itertools.product(*units), strict=True)))
+
+
+def _is_short_for(left: str, right: str) -> bool:
+    """Whether one word has the other's first letter, and its letters in their order: cm and centimeters."""
+    shorter, longer = sorted((left, right), key=len)
+    letters = iter(longer)
+    return left[0] == right[0] and all(letter in letters for letter in shorter)
