@@ -23,13 +23,14 @@ ROWS = {
 
 
 def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, reference="7"):
-    """A row of eval/ROW/NAME.jsonl; sample_right: a list of hits for each seed."""
+    """A row of eval/ROW/NAME.jsonl; sample_right: a list of hits for each seed. What is wrong was cut."""
     samples = [
         {
             "seed": 10 + s,
             "completion": "",
             "answer": "7" if hit else None,
             "latent_steps": latent_steps,
+            "cut": not hit,
             "correct": bool(hit),
         }
         for s, hits in enumerate(sample_right)
@@ -42,6 +43,7 @@ def problem(index, right, sample_right=(), latent_steps=3, problem_steps=2, refe
         "completion": "### 7",
         "completion_tokens": [5, 6, 7],
         "latent_steps": latent_steps,
+        "cut": not right,
         "correct": bool(right),
         "answer": "7" if right else None,
         "problem_steps": problem_steps,

@@ -182,10 +182,17 @@ class Reader:
     def __init__(self, template):
         self._bytes = token_bytes(template.tokenizer)
         self._template = template
-        self._seen: dict[bytes, tuple[list[int], str, str | None]] = {}
+        self._seen: dict[bytes, tuple[list[int], str, str | None, bool]] = {}
 
     def read(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None]:
         """(token ids up to and including the one that ended it, text, answer as `parse_completion` reads it)."""
+        return self._found(tokens_A)[:3]
+
+    def is_cut(self, tokens_A: np.ndarray) -> bool:
+        """Whether no end came within the budget, so that there is no answer."""
+        return self._found(tokens_A)[3]
+
+    def _found(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None, bool]:
         identity = tokens_A.tobytes()
         if identity not in self._seen:
             if len(self._seen) == _MOST_SEEN:
@@ -201,12 +208,12 @@ class Reader:
         """The rewards of N completions on the host: float32 [N], 1 where the answer is right."""
         return np.asarray(self.right([self.read(tokens)[2] for tokens in tokens_NA], references), np.float32)
 
-    def _read(self, ids: list[int]) -> tuple[list[int], str, str | None]:
+    def _read(self, ids: list[int]) -> tuple[list[int], str, str | None, bool]:
         template, ids = self._template, [token for token in ids if token != NO_TOKEN]
         done = read_completion(ids, self._bytes, template.eos_ids, template.stop)
         # Without an end within the budget there is no answer, but the text is worth showing.
         answer = parse_completion(done.written, template.answer_style) if done.ended else None
-        return ids[: done.tokens], done.written, answer
+        return ids[: done.tokens], done.written, answer, not done.ended
 
 
 def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions) -> float:
@@ -237,6 +244,7 @@ def record_rows(
                         "completion": sample_text,
                         "answer": sample_answer,
                         "latent_steps": int(completions.latent_steps[row]),
+                        "cut": reader.is_cut(completions.tokens[row]),
                     }
                 )
         answers = [answer, *(row["answer"] for row in drawn)]
@@ -249,6 +257,7 @@ def record_rows(
             "completion_tokens": ids,
             "answer": answer,
             "latent_steps": int(steps),
+            "cut": reader.is_cut(tokens),
             "correct": correct,
             "problem_steps": len(problem.steps) or None,
             "samples": [row | {"correct": hit} for row, hit in zip(drawn, right, strict=True)],

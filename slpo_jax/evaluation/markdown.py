@@ -21,6 +21,7 @@ _DEFINITIONS = """\
 - **Acc**: without noise, greedy. **P@k**: k rollouts a problem with noise (dropout's, the thinker's, sampled answers',
   as the settings say), solved if any is right; mean over the noise's seeds. **maj@k**: the commonest answer of k
   rollouts (ties: the first seen; those without a number don't vote). **#L**: mean number of latents of the Acc rollout.
+  **Cut at the limit**: Acc rollouts without an end within the budget of answer tokens, wrong whatever they say.
 - **± SE** is over problems: sqrt(p(1-p)/n) for Acc, the sample standard error of the per-problem means for the rest.
   In parentheses, for P@k, the standard error over the noise's seeds on these same problems. An SE of 0 at 0 % or 100 %
   says nothing.
@@ -49,7 +50,8 @@ def render(report: Mapping[str, Any]) -> str:
     eval_, entries = report["eval"], _labelled(report["differences"], labels)
     images = [f"![{Path(name).stem}]({name})" for name in report.get("figures", ())]
     columns, unbiased = shown_columns(eval_), shown_columns(eval_, "_unbiased")
-    by_set, means = _result_tables(eval_, report[AVERAGE], columns, labels)
+    shown = [*columns, ("cut", "cut at the limit")]
+    by_set, means = _result_tables(eval_, report[AVERAGE], shown, labels)
     by_set_unbiased, means_unbiased = _result_tables(eval_, report[AVERAGE], unbiased, labels)
     fixed = [f'"{row["label"]}"' for row in report["rows"].values() if row["fixed"]]
     definitions = _DEFINITIONS.format(

@@ -34,10 +34,12 @@ class EvalRecords:
         problem_steps: [N] float, written steps of the problem, NaN where there are none.
         answer_tokens: [N] int, tokens of the clean greedy rollout's completion: those after its latents, and before
             them those that a thought is written down as.
+        cut: [N] float, 1 where the clean greedy rollout had no end within its budget; NaN where that isn't known.
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.
         sample_answers: [S, N, M] object, as `answers`.
+        sample_cut: [S, N, M] float, as `cut`.
     """
 
     index: np.ndarray
@@ -47,10 +49,12 @@ class EvalRecords:
     latent_steps: np.ndarray
     problem_steps: np.ndarray
     answer_tokens: np.ndarray
+    cut: np.ndarray
     seeds: np.ndarray
     sample_correct: np.ndarray
     sample_latent_steps: np.ndarray
     sample_answers: np.ndarray
+    sample_cut: np.ndarray
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
@@ -98,10 +102,12 @@ def _concatenate(runs: Sequence[EvalRecords]) -> EvalRecords:
         latent_steps=join("latent_steps"),
         problem_steps=join("problem_steps"),
         answer_tokens=join("answer_tokens"),
+        cut=join("cut"),
         seeds=runs[0].seeds[:seeds],
         sample_correct=join("sample_correct", 1),
         sample_latent_steps=join("sample_latent_steps", 1),
         sample_answers=join("sample_answers", 1),
+        sample_cut=join("sample_cut", 1),
     )
 
 
@@ -154,10 +160,12 @@ def read_records(path: str | Path) -> EvalRecords:
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
         answer_tokens=np.array([len(row["completion_tokens"]) for _, row in rows], np.int64),
+        cut=column("cut", np.float64),
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=samples("correct", bool),
         sample_latent_steps=samples("latent_steps", np.int64),
         sample_answers=samples("answer", object),
+        sample_cut=samples("cut", np.float64),
     )
 
 

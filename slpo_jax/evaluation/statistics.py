@@ -183,7 +183,8 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k; answer_tokens, tokens of the clean rollout's completion, with its `_se`;
+        pass@k; answer_tokens, tokens of the clean rollout's completion, with its `_se`; cut, the share of clean
+        rollouts without an end within their budget, and sample_cut, of the samples, each with its `_se`;
         pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
         `difficulty`.
     """
@@ -198,6 +199,11 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
         if key.startswith("pass@") and not key.endswith("_unbiased"):
             out[f"{key}_seed_se"] = pass_at_k_direct(records.sample_correct, int(key[5:])).seed_se
     out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
+    sample_cut = records.sample_cut.mean(axis=(0, 2)) if records.sample_cut.size else np.array([np.nan])
+    for key, values in (("cut", records.cut), ("sample_cut", sample_cut)):
+        if np.isfinite(values).all():
+            out[key] = float(values.mean())
+            out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "cut" else mean_se(values)
     hard = difficulty(records)
     unknown = np.full(out["n"], np.nan)
     for name, x in (("steps", records.problem_steps), ("difficulty", unknown if hard is None else hard)):

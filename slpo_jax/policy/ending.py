@@ -61,11 +61,15 @@ def said_eos(said_NT: jax.Array, lengths_N: jax.Array, eos_ids: Sequence[int]) -
     return jnp.any(last_NT & is_end(said_NT, eos_ids), axis=1)
 
 
+def ends(tokens_NA: jax.Array, eos_ids: Sequence[int], stops: StopStrings | None = None) -> jax.Array:
+    """bool [N, A]: the tokens that end an answer."""
+    ends_NA = is_end(tokens_NA, eos_ids)
+    return ends_NA if stops is None else ends_NA | (stops.begins(tokens_NA) != NO_STOP)
+
+
 def answer_mask(tokens_NA: jax.Array, eos_ids: Sequence[int], stops: StopStrings | None = None) -> jax.Array:
     """bool [N, A]: the generated tokens, up to and including the one that ended the answer."""
-    ends_NA = is_end(tokens_NA, eos_ids)
-    if stops is not None:
-        ends_NA |= stops.begins(tokens_NA) != NO_STOP
+    ends_NA = ends(tokens_NA, eos_ids, stops)
     return jnp.cumsum(ends_NA, axis=1) - ends_NA == 0
 
 

@@ -27,7 +27,7 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.run.reading import make_reading
-from slpo_jax.run.usable import check_prompts, check_thinker, check_usable, fitting_slots
+from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem, without
 from slpo_jax.text.problems import Role, is_at_hand, load_problems
@@ -103,6 +103,7 @@ class Setup:
             except UserError as error:
                 raise UserError(f"{key}: {source}: {error}") from None
             check_prompts(self.config, key, encoded, max(self.prompt_slots))
+            check_answers(self.config, key, encoded)
             self._sets[key] = encoded
         return self._sets[key]
 

@@ -6,7 +6,6 @@ from typing import Any
 import optax
 
 from slpo_jax.config import objective_of
-from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment, Setup
@@ -68,21 +67,7 @@ def make_objective(experiment: Setup, name: str) -> Objective:
     config, key = experiment.config, f"config.objective.{name}"
     objective = objective_of(config, name)
     objective.check(key, training_policy(experiment, objective), config.rl.group)
-    if objective.needs_answers:
-        _check_answers(experiment, key)
     return objective
-
-
-def _check_answers(experiment: Setup, key: str) -> None:
-    """An objective that reads reference answers needs all of them to fit."""
-    problems, most = experiment.train, experiment.policy.config.answer_slots
-    needed = [len(problems.suffix(i, None)) - 1 for i in range(len(problems))]
-    if max(needed) > most:
-        raise UserError(
-            f"{key}.estimator: needs reference answers, and that of problem {needed.index(max(needed))} of "
-            f"config.data.train takes {max(needed)} tokens of config.max_answer_tokens ({most}); raise it, or use "
-            "estimator=reward"
-        )
 
 
 def training_policy(experiment: Setup, objective: Objective) -> Policy:

@@ -103,6 +103,23 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
 
 
+def check_answers(config: ConfigDict, key: str, problems: EncodedProblems) -> None:
+    """Fail before any work on a reference that no rollout has room for: whatever it says, it would be wrong.
+
+    Raises:
+        UserError: an answer of a set takes more tokens, its end included, than are generated where the set is used.
+    """
+    evaluated = key != "config.data.train"
+    name = "evaluate.max_answer_tokens" if evaluated and config.evaluate.max_answer_tokens else "max_answer_tokens"
+    used = range(len(problems))[: config.evaluate.limit or None] if evaluated else range(len(problems))
+    needed, most = [len(problems.suffix(index, None)) - 1 for index in used], config[name]
+    if max(needed) > most:
+        raise UserError(
+            f"{key}: the answer of problem {needed.index(max(needed))} takes {max(needed)} tokens with its end, more "
+            f"than config.{name} ({most}); raise it, or drop the problem"
+        )
+
+
 def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
     """Fail before the first step, not at the one that draws the problem."""
     used = config.evaluate.limit if key.startswith("config.data.eval") else 0

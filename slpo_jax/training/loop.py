@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -158,6 +159,7 @@ class StageRun:
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
         self._clock, self._clock_step = time.perf_counter(), start
         self._signal: int | None = None
+        self._warned = False
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._remember) for number in _STOPS}
@@ -232,10 +234,20 @@ class StageRun:
         scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
         self._clock, self._clock_step = now, step
         self.log.write(self.name, step, scalars)
+        self._warn_of_cuts(step, scalars.get("cut", 0.0))
         shown = {
             name: f"{scalars[name]:.3g}" for name in ("loss", "accuracy", "reward", "latent_steps") if name in scalars
         }
         self._progress.update(step, shown)
+
+    def _warn_of_cuts(self, step: int, share: float) -> None:
+        """Once a stage, say that most answers earn nothing because there is no room for them."""
+        if share > 0.5 and not self._warned and hosts.is_first():
+            self._warned = True
+            logging.warning(
+                "%s: at step %d %.0f%% of the answers are cut at the limit, and wrong whatever they say; raise "
+                "config.max_answer_tokens", self.name, step, 100 * share,
+            )  # fmt: skip
 
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.policy import noise
+from slpo_jax.policy.ending import ends, said_eos
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
@@ -91,7 +92,8 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     """The loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
-    differ), `latent_steps`, `answer_tokens`, and the objective's own.
+    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within
+    the budget of answer tokens), and the objective's own.
     """
     improve = make_improvement(policy, objective)
 
@@ -117,6 +119,7 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
             "mixed": ((high_B > low_B).sum(), prompts),
             "latent_steps": (trajectories.lengths.sum(), rollouts),
             "answer_tokens": (written_tokens(policy, trajectories), rollouts),
+            "cut": (are_cut(policy, trajectories).sum(), rollouts),
         } | metrics
 
     return loss_fn
@@ -126,3 +129,12 @@ def written_tokens(policy: Policy, trajectories: Trajectories) -> jax.Array:
     """Tokens of all completions together: the answers', and where it is written down, the thoughts'."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     return spoken_NA.sum() if trajectories.said is None else fed_NT.sum() + spoken_NA.sum()
+
+
+def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
+    """bool [N]: which rollouts have no end within the budget of answer tokens, so that they can't be right."""
+    config = policy.config
+    ended_N = ends(trajectories.tokens, config.eos_ids, config.stops).any(axis=1)
+    if trajectories.said is not None:
+        ended_N |= said_eos(trajectories.said, trajectories.lengths, config.eos_ids)
+    return ~ended_N

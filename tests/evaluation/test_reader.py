@@ -67,14 +67,15 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
     assert rewards.tolist() == [float(hit) for hit in right]
     twice = Completions(np.repeat(tokens, 2, axis=0)[::-1], np.arange(2 * len(texts)))
     for index, row in enumerate(record_rows(reader, problems, done, {5: done, 9: twice}, samples=1)):
-        _, answer, hit = texts[index]
-        assert (row["reference"], row["answer"], row["correct"]) == ("7", answer, hit)
+        text, answer, hit = texts[index]
+        cut = "<eos>" not in text
+        assert (row["reference"], row["answer"], row["correct"], row["cut"]) == ("7", answer, hit, cut)
         other = texts[::-1][index // 2]
         assert [list(sample) for sample in row["samples"]] == [
-            ["seed", "completion", "answer", "latent_steps", "correct"]
+            ["seed", "completion", "answer", "latent_steps", "cut", "correct"]
         ] * 2
         assert [tuple(sample.values())[2:] for sample in row["samples"]] == [
-            (answer, index, hit), (other[1], index, other[2])
+            (answer, index, cut, hit), (other[1], index, "<eos>" not in other[0], other[2])
         ]  # fmt: skip
 
 
@@ -101,7 +102,9 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     answers = ["2 - 1", "1 + 3", "2"]
     records = [{"problem": f"Tom has {n} pens . How many now ?", "answer": text} for n, text in enumerate(answers)]
     write_jsonl(tmp_path / "train.jsonl", records)
-    setup = assemble(_text_config("boxed"))
+    config = _text_config("boxed")
+    config.max_answer_tokens = 8
+    setup = assemble(config)
     setup.config.data.update(train="train.jsonl", valid="")
     assert setup.reads_on_host
     assert [problem.answer for problem in setup.train.problems] == answers

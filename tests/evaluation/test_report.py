@@ -187,13 +187,13 @@ def test_one_row_without_samples_or_steps(tmp_path, pictures):
     assert out["eval"]["imitate"]["alpha"]["acc"] == 0.75
     assert (out["differences"], out["figures"]) == ([], [])
     assert not list((tmp_path / "figures").iterdir())
-    assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 |" in (tmp_path / "report.md").read_text()
+    assert "| imitation, own length | 75.0 ± 21.7 | 3.00 ± 0.00 | 25.0 ± 21.7 |" in (tmp_path / "report.md").read_text()
 
 
 def test_few_samples_show_the_largest_k(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 0], np.ones((1, 2, 4)))
     report.write_report(tmp_path)
-    assert "| row | Acc | P@1 | P@4 | #L |" in (tmp_path / "report.md").read_text()
+    assert "| row | Acc | P@1 | P@4 | #L | cut at the limit |" in (tmp_path / "report.md").read_text()
 
 
 def test_rows_on_different_problems_are_not_compared(tmp_path):
@@ -280,7 +280,7 @@ def test_many_samples_have_larger_k(tmp_path):
     assert found["maj@64"] == pytest.approx(0.75)  # wrong samples have no answer here, and don't vote
     assert found["pass@32_unbiased"] == pytest.approx((0 + 0.5 + 0.5 + 1) / 4)
     text = (tmp_path / "report.md").read_text()
-    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L |" in text
+    assert "| row | Acc | P@1 | P@8 | P@16 | P@32 | P@64 | maj@64 | #L | cut at the limit |" in text
     (axis,) = figures.pass_at_k_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).axes
     assert axis.lines[0].get_xdata().tolist() == list(range(1, 65))
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]

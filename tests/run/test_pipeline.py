@@ -49,7 +49,7 @@ def test_metrics_have_a_row_a_step_with_every_scalar(work):
         "imitate": {"loss", "accuracy"},
         "imitate_control": {"loss", "accuracy"},
         "cold_start": {"loss", "valid_share", "right_share", "expected_length"},
-        "slpo": {"loss", "reward", "solved", "mixed", "latent_steps", "answer_tokens", "latent_log_likelihood",
+        "slpo": {"loss", "reward", "solved", "mixed", "latent_steps", "answer_tokens", "cut", "latent_log_likelihood",
                  "answer_log_likelihood", "stop_log_likelihood", "surrogate_variance"},
     }  # fmt: skip
     for row in trained:

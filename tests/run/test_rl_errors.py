@@ -52,8 +52,8 @@ CASES = {
     ),
     "a reference answer that doesn't fit": (
         {"rl.objectives": ("pathwise",), "max_answer_tokens": 2},
-        "config.objective.pathwise.estimator: needs reference answers",
-        "takes 3 tokens of config.max_answer_tokens (2); raise it, or use estimator=reward",
+        "config.data.train: the answer of problem 0",
+        "takes 3 tokens with its end, more than config.max_answer_tokens (2); raise it",
     ),
     "greedy answers with a pathwise reward": (
         {"rl.objectives": ("pathwise",), "objective.pathwise.estimator": "reward", "rl.temperature": 0.0},
@@ -175,6 +175,30 @@ def test_one_line_before_any_work(case, tmp_path):
     line = _refused(config, tmp_path)
     assert line.startswith(begins)
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "budget"),
+    [
+        ({"stages": ("imitate",), "max_answer_tokens": 2}, "data.train", "max_answer_tokens"),
+        ({"stages": ("cold_start",), "max_answer_tokens": 2}, "data.train", "max_answer_tokens"),
+        ({"stages": ("rl",), "max_answer_tokens": 2}, "data.train", "max_answer_tokens"),
+        ({"evaluate.max_answer_tokens": 2}, "data.eval.made", "evaluate.max_answer_tokens"),
+        (
+            {"stages": ("imitate", "cold_start"), "evaluate.max_answer_tokens": 2},
+            "data.valid",
+            "evaluate.max_answer_tokens",
+        ),
+    ],
+)
+def test_every_stage_checks_that_references_are_not_cut(changes, key, budget, tmp_path):
+    """A sum's answer is #, its number and an end: three tokens."""
+    config = load_config()
+    config.update_from_flattened_dict(changes)
+    expected = f"config.{key}: the answer of problem 0 takes 3 tokens with its end, more than config.{budget} (2); "
+    assert _refused(config, tmp_path) == expected + "raise it, or drop the problem"
+    config.update_from_flattened_dict({name: 3 for name in changes if name != "stages"})
+    _check_all(config, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from absl import logging
 from same_run import rows_of
 
 from slpo_jax.errors import SaveError, UserError
@@ -195,6 +196,27 @@ def test_a_step_that_reads_the_host_s_memory_is_refused(tmp_path):
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         run.advance(_state().replace(step=jnp.int32(0)), step, lambda step: np.ones(3), 2)
     log.close()
+
+
+def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, monkeypatch):
+    lines, shares = [], [0.5, 0.75, 1.0, 0.2]
+    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+
+    @jax.transfer_guard("allow")
+    def step(state, batch):
+        return state.replace(step=state.step + 1), {"loss": jnp.float32(0), "cut": jnp.float32(shares[batch])}
+
+    log = MetricsLog(Workdir(tmp_path))
+    StageRun("slpo", 4, 0, log, _NoKeeper(), 1, 9, 3).advance(
+        _state().replace(step=jnp.int32(0)), step, lambda step: step, 4
+    )
+    log.close()
+    assert [row["cut"] for row in rows_of(tmp_path)] == pytest.approx(shares)
+    (line,) = lines
+    assert line == (
+        "slpo: at step 2 75% of the answers are cut at the limit, and wrong whatever they say; "
+        "raise config.max_answer_tokens"
+    )
 
 
 def _run(tmp_path, bad):

@@ -31,7 +31,7 @@ from small_steps import (
     small_params,
     take_steps,
 )
-from tiny import SlowReasoner, compiled
+from tiny import EOS, SlowReasoner, compiled
 
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.rl import roll_out
@@ -120,6 +120,7 @@ def test_metrics_are_means_over_the_frozen_batch(first_step, frozen):
     assert metrics["latent_steps"] == pytest.approx(trajectories.lengths.mean())
     spoken = [rollout.spoken for rollout in rollouts_of(prompted_batch().prompts, trajectories)]
     assert metrics["answer_tokens"] == np.mean([len(tokens) for tokens in spoken])
+    assert metrics["cut"] == np.mean([EOS not in tokens for tokens in spoken])
     squares = sum(float((g**2).sum()) for g in jax.tree.leaves(first_step.gradient))
     assert metrics["grad_norm"] == pytest.approx(np.sqrt(squares), rel=1e-5)
     assert 0 < metrics["mixed"] <= metrics["solved"] < 1
@@ -150,6 +151,7 @@ def test_metrics_are_what_they_were(first_step):
         "mixed": 0.5,
         "latent_steps": 3.66667,
         "answer_tokens": 6.0,
+        "cut": 1.0,
         "latent_log_likelihood": -60.0908,
         "answer_log_likelihood": -19.1902,
         "stop_log_likelihood": -0.841495,
