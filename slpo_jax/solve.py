@@ -59,7 +59,8 @@ def _missing(solver: "Solver", solution: "Solution") -> str:
     style = solver.setup.template.answer_style
     if parse_completion(solution.text, style) is not None:
         return "none: the text has no end, so what it says last may be cut off"
-    what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style, "no number")
+    what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style)
+    what = what or "no number, or its last is a part of something else"
     if style == "coconut" and "#" not in solution.text:
         what = "no # before a number"
         if solver.setup.origin.recipe.kind == "text":

@@ -144,9 +144,7 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch):
     assert all(json.loads(line)["cut"] is True for line in finished.records("slpo").read_text().splitlines())
     lines.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
-    assert {line for line in lines if "cut" in line} >= {
-        f"{label}: {says}evaluate.max_answer_tokens" for label in done
-    }
+    assert {line for line in lines if "cut" in line} >= {f"{label}: {says}evaluate.max_answer_tokens" for label in done}
 
 
 def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, monkeypatch):
