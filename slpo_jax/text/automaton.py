@@ -20,20 +20,22 @@ GOOD, BAD = 1, 2
 
 _DIGIT = "0"
 _ALPHABET = _DIGIT + "".join(dict.fromkeys(KINDS.values())) + OTHER
-# Where no number has begun: kind -> next state. A kind that isn't named leads to "free", as after a line break.
+# Where no number is under way: kind -> next state. A kind that isn't named leads to "free", as after a line break.
 _FREE = {"-": "sign", "~": "sign", ".": "lead", "a": "word", ")": "close"}
-_EXPRESSION = {"-": "expression", "~": "expression", "*": "expression", "(": "expression", "a": "word", ")": "close"}
+_EXPRESSION = {**dict.fromkeys("-~*(", "expression"), "a": "word", ")": "close"}
+_AFTER = {**_FREE, **dict.fromkeys(" _", "after"), **dict.fromkeys("-~*", "expression")}
 _BETWEEN: dict[str, dict[str, str]] = {
     "free": _FREE,
-    "word": {"a": "word", "-": "expression", "~": "expression", "*": "touching", ".": "stop", ")": "close"},
-    "touching": {**dict.fromkeys("*($.", "touching"), "-": "expression", "~": "expression", "a": "word", ")": "close"},
-    "expression": {**_EXPRESSION, **dict.fromkeys(" _$.", "expression")},
+    "word": {"a": "word", **dict.fromkeys("-~", "expression"), "*": "touching", ".": "stop", ")": "close"},
+    "touching": {**_EXPRESSION, **dict.fromkeys("*($.", "touching")},  # a word and an operator
+    "expression": {**_EXPRESSION, **dict.fromkeys(" _$.", "expression")},  # a number and an operator
     "sign": {**_EXPRESSION, **dict.fromkeys(" _$", "sign"), ".": "lead"},
     "close": {**_EXPRESSION, "$": "close", ".": "stop"},
-    "lead": {**_FREE, ".": "stop"},
-    "stop": {**_FREE, ".": "stop"},
-    "blank": {**_FREE, **dict.fromkeys(" _", "after"), **dict.fromkeys("-~*", "expression")},
-    "after": {**_FREE, **dict.fromkeys(" _", "after"), **dict.fromkeys("-~*", "expression")},
+    "lead": {**_FREE, ".": "stop"},  # a point that a fraction may begin with
+    "stop": {**_FREE, ".": "stop"},  # a point that none does
+    "blank": _AFTER,  # one of them behind a number
+    "after": _AFTER,
+    # commas, points and a colon that touch the digits before them
     **{name: {**_FREE, **dict.fromkeys(".,", "part")} for name in ("comma", "point", "part")},
 }
 # What a digit leads to; in these the last digits are no number, or not yet.
