@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from absl import logging
+
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig, RopeScaling
@@ -35,6 +37,8 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     for key, wanted in (_GPT2_FIXED if kind == "gpt2" else _LLAMA_FIXED).items():
         if values.get(key, wanted) != wanted:
             raise UserError(f"{source}: {key} = {values[key]!r} is not supported, only {wanted!r}; give another model")
+    if values.get("auto_map"):
+        logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
     fields = _Fields(values, source)
     return _gpt2(fields) if kind == "gpt2" else _llama(fields)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json
+from slpo_jax.io.tokenizer_files import save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -68,7 +69,7 @@ def write_description(
     _write_json(folder / MODEL_FILE, config)
     facts = {name: getattr(description, name) for name in _FACTS}
     _write_json(folder / FILE, {"format": FORMAT} | facts)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def read_description(folder: Path) -> Description | None:

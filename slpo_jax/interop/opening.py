@@ -10,10 +10,10 @@ from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.description import Description, read_description
 from slpo_jax.interop.layouts import Layout, recognise
-from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, first_line, open_tensors, read_start
+from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, open_tensors, read_start
 from slpo_jax.interop.weights import Stored
 from slpo_jax.io.files import read_json
-from slpo_jax.io.hub import hub_reachable, is_hub_id
+from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
 GENERATION_FILE = "generation_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
-_TEXTS = ("*.json", "merges.txt", "*.jinja")
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -69,17 +68,7 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
         raise UserError(
             f"{key}: {source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE"
         )
-    from huggingface_hub import snapshot_download
-
-    patterns = [*_TEXTS, *(_WEIGHTS if weights else ())]
-    try:
-        return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not hub_reachable()))
-    except Exception as error:  # the client raises errors of several libraries
-        reason = first_line(error) if hub_reachable() else "the hub can't be reached"
-        raise UserError(
-            f"{key}: {source} is no local path, and can't be had from the Hugging Face hub or its cache ({reason}); "
-            "give a local path or check the network"
-        ) from error
+    return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
 def open_checkpoint(

@@ -3,8 +3,12 @@
 import os
 import re
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from slpo_jax.errors import UserError
+
+TEXTS = ("*.json", "merges.txt", "*.jinja")  # config and tokenizer
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
@@ -33,3 +37,27 @@ def hub_reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
+    """The folder of a model's files in the hub's cache, fetched before if the hub can be asked. Code is never fetched.
+
+    Args:
+        key: the config's or flag's name, for messages.
+        patterns: of the files that are wanted.
+    Raises:
+        UserError: it can't be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    reachable = hub_reachable()
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=not reachable))
+    except Exception as error:  # the client raises errors of several libraries
+        reason = "the hub can't be reached"
+        if reachable:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+        raise UserError(
+            f"{key}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
+            f"({reason}); give a local path or check the network"
+        ) from error

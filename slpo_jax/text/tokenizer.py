@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.hub import hub_reachable, is_hub_id
+from slpo_jax.io.hub import is_hub_id, snapshot
+from slpo_jax.io.tokenizer_files import read_tokenizer
 from slpo_jax.text import synthetic
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ ANSWER_MARK = "###"
 CODI_ANSWER = "The answer is:"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
-GPT2_EOS = "<|endoftext|>"
 
 
 class ReasonerTokens(NamedTuple):
@@ -78,7 +78,7 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     Returns:
         a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
     Raises:
-        UserError: there's no such tokenizer, it can't be reached, or it isn't a fast one.
+        UserError: there's no such tokenizer, it can't be reached, or it can't be used as it is.
     """
     if source.startswith(synthetic_prefix := "synthetic:"):
         max_value = source.removeprefix(synthetic_prefix)
@@ -87,10 +87,10 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
         return arithmetic_tokenizer(int(max_value))
     directory = Path(source).expanduser()
     if directory.is_dir():
-        return _from_directory(directory)
+        return read_tokenizer(directory)
     if not is_hub_id(source):
         raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
-    return _from_hub(source)
+    return read_tokenizer(snapshot(source, "config.tokenizer"))
 
 
 def add_reasoner_tokens(
@@ -195,63 +195,3 @@ def _byte_level_bytes(token: str) -> bytes:
 
 def _word_level_bytes(token: str) -> bytes:
     return b" " + token.encode()
-
-
-def _from_directory(directory: Path) -> "PreTrainedTokenizerFast":
-    has = {name: (directory / name).is_file() for name in
-           ("tokenizer.json", "tokenizer_config.json", "config.json", "vocab.json", "merges.txt")}  # fmt: skip
-    import transformers
-
-    try:
-        bare = has["vocab.json"] and has["merges.txt"]
-        if (has["tokenizer.json"] or bare) and (has["tokenizer_config.json"] or has["config.json"]):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        elif has["tokenizer.json"]:
-            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-        elif bare:
-            tokenizer = _gpt2(directory)
-        else:
-            raise UserError(f"tokenizer {directory}: has neither tokenizer.json nor vocab.json + merges.txt; add them")
-    except UserError:
-        raise
-    except Exception as error:  # the library raises a bare Exception for a malformed file
-        raise UserError(f"tokenizer {directory}: can't be loaded ({_first_line(error)}); mend its files") from error
-    return _checked(tokenizer, str(directory))
-
-
-def _gpt2(directory: Path) -> "PreTrainedTokenizerFast":
-    backend = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
-    if backend.token_to_id(GPT2_EOS) is None:
-        raise UserError(f"tokenizer {directory}: vocab.json has no {GPT2_EOS}, so isn't GPT-2's; give a tokenizer.json")
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    import transformers
-
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=GPT2_EOS, eos_token=GPT2_EOS, unk_token=GPT2_EOS, model_max_length=1024
-    )
-
-
-def _from_hub(hub_id: str) -> "PreTrainedTokenizerFast":
-    import transformers
-
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(hub_id, local_files_only=not hub_reachable())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"config.tokenizer: {hub_id}: no such directory, and not to be had from the Hugging Face hub or its cache "
-            f"({_first_line(error)}); give a local directory or check the network"
-        ) from error
-    return _checked(tokenizer, hub_id)
-
-
-def _checked(tokenizer: object, source: str) -> "PreTrainedTokenizerFast":
-    import transformers
-
-    if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
-        raise UserError(f"tokenizer {source}: is not a fast tokenizer; convert it to tokenizer.json")
-    return tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

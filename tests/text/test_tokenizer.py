@@ -236,7 +236,7 @@ def test_without_a_network_a_hub_id_is_one_line_at_once(monkeypatch, tmp_path):
         raise OSError("no name service")
 
     monkeypatch.setattr("socket.getaddrinfo", unreachable)
-    with pytest.raises(UserError, match="give a local directory or check the network") as caught:
+    with pytest.raises(UserError, match="give a local path or check the network") as caught:
         load_tokenizer("nobody-at-all/no-such-tokenizer")
     assert "\n" not in str(caught.value)
     assert "nobody-at-all/no-such-tokenizer" in str(caught.value)
