@@ -98,6 +98,8 @@ def run_imitate(experiment: Experiment) -> None:
     claim(experiment, "imitate")
     if not experiment.workdir.stage("imitate").is_finished:
         _imitate(experiment, "imitate")
+    if hosts.is_first():  # also those that a run left which was killed as soon as it was finished
+        shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)
     if not config.control:
         return
     claim(experiment, "imitate_control")
@@ -168,8 +170,6 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
     checkpoints.save(merged)
     checkpoints.close()
     note_finished(experiment, "imitate", state)
-    if hosts.is_first():
-        shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)
 
 
 def _of_adapter(loss_fn: LossFn, scale: float) -> LossFn:

@@ -166,6 +166,26 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     assert not (tmp_path / "cut" / "checkpoints" / "imitate_adapter").exists()
 
 
+def test_imitate_adapter_goes_after_a_kill_behind_finished(fake, folder, tmp_path, monkeypatch):
+    config, left = _config(folder, cot_steps=0, final_steps=1), tmp_path / "checkpoints" / "imitate_adapter"
+    remove = shutil.rmtree
+
+    def cut(path, **settings):
+        if path == left:
+            raise Crash
+        remove(path, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut)
+        with pytest.raises(Crash):
+            _run(config, tmp_path)
+    assert (tmp_path / "checkpoints" / "imitate" / "finished").read_text() == "1\n"
+    assert left.is_dir()
+    _run(config, tmp_path)
+    assert fake["steps"] == [0]
+    assert not left.exists()
+
+
 @pytest.mark.slow
 def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     fake["at"] = 3
