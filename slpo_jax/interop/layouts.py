@@ -5,6 +5,7 @@ under `codi.`, with LoRA adapters beside the base weights, and its projector und
 names are those of the language model, and CODI's projector is `projector.*`.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal
@@ -12,11 +13,12 @@ from typing import Literal
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.interop.adapters import Lora, merge_lora
+from slpo_jax.interop.gates import take_gate
 from slpo_jax.interop.weights import Stored
 
 Kind = Literal["coconut", "codi", "codi_hugging_face", "plain"]
 _PROJECTOR_NAMES = {"1": "1", "3": "3", "ln": "4"}  # of the original -> of Hugging Face's layout
-_LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Layout:
         model: the language model's tensors, adapters merged.
         projector: CODI's `projector.{1,3,4}.*`; empty for others.
         source: the file or directory.
+        gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
     """
 
     kind: Kind
@@ -36,6 +39,7 @@ class Layout:
     model: dict[str, Stored]
     projector: dict[str, Stored]
     source: str
+    gate: dict[str, Stored] = dataclasses.field(default_factory=dict)
 
     @property
     def embedding(self) -> Stored:
@@ -47,17 +51,18 @@ EMBEDDING = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weig
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
-def recognise(stored: Mapping[str, Stored], source: str, lora_alpha: float | None) -> Layout:
+def recognise(stored: Mapping[str, Stored], source: str, lora: Lora | None) -> Layout:
     """Find out which layout a checkpoint has, and take it off.
 
     Args:
         stored: by the names in the file.
         source: the file or directory, for messages.
-        lora_alpha: the scale of LoRA adapters is lora_alpha / rank; None if it is not known.
+        lora: how LoRA adapters are scaled; None if nothing says it.
     Raises:
         UserError: no language model in it, adapters without their scale, or half an adapter.
     """
     tensors = _strip_all(dict(stored), "module.")
+    tensors, gate = take_gate(tensors, source)
     kind: Kind = "plain"
     projector: dict[str, Stored] = {}
     if any(name.startswith("base_causallm.") for name in tensors):
@@ -71,7 +76,9 @@ def recognise(stored: Mapping[str, Stored], source: str, lora_alpha: float | Non
         kind = "codi_hugging_face"
         projector = {name: t for name, t in tensors.items() if name.startswith("projector.")}
         tensors = {name: t for name, t in tensors.items() if name not in projector}
-    tensors = _merge_lora(tensors, lora_alpha, source)
+    if not any(table in name for name in tensors for table in ("wte.", "embed_tokens.", "lm_head.")):
+        raise _unknown(stored, source)
+    tensors = merge_lora(tensors, lora, source)
     # GPT-2 and Llama saved without their head have no prefix.
     for marker, prefix in (("wte.weight", "transformer."), ("embed_tokens.weight", "model.")):
         if marker in tensors:
@@ -81,10 +88,18 @@ def recognise(stored: Mapping[str, Stored], source: str, lora_alpha: float | Non
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(kind, "gpt2" if backbone == "gpt2" else "llama", tensors, projector, source)
-    raise UserError(
-        f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it; give a GPT-2 or Llama "
-        "checkpoint, or a reasoner's in COCONUT's or CODI's layout"
+            return Layout(kind, "gpt2" if backbone == "gpt2" else "llama", tensors, projector, source, gate)
+    raise _unknown(stored, source)
+
+
+def _unknown(stored: Mapping[str, Stored], source: str) -> UserError:
+    """The error of a file without a language model, with what it holds: its names' first parts, and one whole name."""
+    counts = collections.Counter(name.split(".")[0] for name in stored)
+    shown = [f"{count} {first}.*" if count > 1 else first for first, count in counts.most_common(4)]
+    held = ", ".join([*shown, *([f"{len(counts) - 4} other prefixes"] if len(counts) > 4 else [])])
+    return UserError(
+        f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {held}, e.g. "
+        f"{next(iter(stored))}; give a GPT-2 or Llama checkpoint, or a reasoner's in COCONUT's or CODI's layout"
     )
 
 
@@ -119,47 +134,3 @@ def _coconut(tensors: dict[str, Stored], source: str) -> dict[str, Stored]:
     if copy is not None and original is not None and not np.array_equal(copy.read(), original.read()):
         raise UserError(f"{source}: tensor embedding.weight differs from {original.name}; the checkpoint is corrupt")
     return model
-
-
-def _merge_lora(tensors: dict[str, Stored], alpha: float | None, source: str) -> dict[str, Stored]:
-    """W + alpha / r * B A for every weight that has an adapter."""
-    adapted = {name.split(".lora_")[0] for name in tensors if ".lora_" in name}
-    if adapted and not alpha:
-        raise UserError(
-            f"{source}: {len(adapted)} weights have LoRA adapters whose scale is not in the file; give their alpha "
-            "(config.lora_alpha, published: 32)"
-        )
-    out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
-    used = {f"{module}{suffix}" for module in adapted for suffix in (_LORA_A, _LORA_B)}
-    for name in tensors:
-        if ".lora_" in name and name not in used:
-            raise UserError(f"{source}: tensor {name} is unexpected; only adapters named 'default' of rank r are known")
-    for module in adapted:
-        names = (f"{module}.base_layer.weight", module + _LORA_A, module + _LORA_B)
-        for name in names:
-            if name not in tensors:
-                raise UserError(f"{source}: tensor {name} is missing beside {module}'s adapter; give the whole file")
-        base, lora_a, lora_b = (tensors[name] for name in names)
-        out[f"{module}.weight"] = _merged(base, lora_a, lora_b, float(alpha or 0), source)
-    return out
-
-
-def _merged(base: Stored, lora_a: Stored, lora_b: Stored, alpha: float, source: str) -> Stored:
-    """A weight [out, in], or Conv1D's [in, out], with its adapter A [r, in], B [out, r] added when it is read."""
-    (rank, inputs), (outputs, rank_b) = lora_a.shape, lora_b.shape
-    linear, conv1d = (outputs, inputs), (inputs, outputs)
-    # A square Conv1D looks like a square Linear: the names tell.
-    is_conv1d = any(f".{name}." in f"{base.name}." for name in ("c_attn", "c_proj", "c_fc"))
-    wanted = conv1d if is_conv1d else linear
-    if rank != rank_b or tuple(base.shape) != wanted:
-        raise UserError(
-            f"{source}: tensor {lora_b.name} {list(lora_b.shape)} and {lora_a.name} {list(lora_a.shape)} don't fit "
-            f"{base.name} {list(base.shape)}; give adapters of this model"
-        )
-
-    def read() -> np.ndarray:
-        delta = np.asarray(lora_b.read(), np.float32) @ np.asarray(lora_a.read(), np.float32)
-        weight = np.asarray(base.read(), np.float32)
-        return weight + np.float32(alpha / rank) * (delta.T if is_conv1d else delta)
-
-    return Stored(base.name, wanted, read)

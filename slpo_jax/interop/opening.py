@@ -1,16 +1,18 @@
 """One door to checkpoints that others wrote: local files and directories, hub ids, GGUF."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
+from slpo_jax.interop.adapters import CONFIG, adapted, adapter_file, holds_adapters_alone, lora_of
 from slpo_jax.interop.description import Description, read_description
 from slpo_jax.interop.layouts import Layout, recognise
-from slpo_jax.interop.tensors import WEIGHT_FILES, Tensors, open_tensors, read_start
+from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
 from slpo_jax.interop.weights import Stored
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
@@ -35,9 +37,11 @@ class Opened:
         model_source: where that is from.
         has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
         description: what our exports say of themselves; None for others.
-        gate: tensors of an export's stopping gate, empty without one.
+        gate: tensors of its stopping gate, empty without one.
         tokenizer: loads the checkpoint's or the base's tokenizer; None if neither has one.
         generation: its generation_config.json, empty without one.
+        model_base: `config.base` where the shapes are from there, "" for the checkpoint's own.
+        tokenizer_base: the same of the tokenizer.
     """
 
     source: str
@@ -49,6 +53,16 @@ class Opened:
     gate: dict[str, Stored]
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model_base: str = ""
+    tokenizer_base: str = ""
+
+    @property
+    def gate_hidden(self) -> int | None:
+        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        if self.description is not None:
+            return self.description.gate
+        hidden = self.gate.get("gate.hidden.weight")
+        return (hidden.shape[0] if hidden else 0) if self.gate else None
 
 
 def locate(source: str, key: str, weights: bool = True) -> Path:
@@ -76,22 +90,27 @@ def open_checkpoint(
     base: str,
     lora_alpha: float | None,
     load_tokenizer: Callable[[str], "PreTrainedTokenizerFast"],
+    key: str = "config.init",
 ) -> Opened:
     """Open what `config.init` names.
 
     Args:
-        init: a Hugging Face directory or hub id, a torch or safetensors file, or a GGUF file.
-        base: directory or hub id of the base model, for a file that comes without config and tokenizer; "" for none.
+        init: a Hugging Face directory or hub id, a torch or safetensors file, a GGUF file, or a folder of PEFT's.
+        base: directory or hub id of the base model, for what comes without config and tokenizer, or holds adapters
+            alone; "" for none.
         lora_alpha: scale of LoRA adapters times their rank; None if it is not known.
         load_tokenizer: directory -> tokenizer.
+        key: the config's name for `init`, for messages.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
-    path = locate(init, "config.init")
+    path = locate(init, key)
     if path.is_file() and _starts_with_gguf(path):
         return _open_gguf(path)
     folder = path if path.is_dir() else None
-    layout = recognise(_stored(open_tensors(path)), str(path), _alpha(folder, lora_alpha))
+    if folder and holds_adapters_alone(folder):
+        return _open_adapters(folder, base, lora_alpha, load_tokenizer)
+    layout = recognise(_stored(open_tensors(path)), str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     original = layout.kind in ("coconut", "codi")
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
@@ -100,7 +119,7 @@ def open_checkpoint(
     if with_tokenizer is None and base:
         with_tokenizer = next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
     described = read_description(folder) if folder else None
-    gate: dict[str, Stored] = {}
+    gate = layout.gate
     if described is not None and folder is not None:
         side = _stored(open_tensors(folder / SIDE_FILE)) if (folder / SIDE_FILE).is_file() else {}
         gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
@@ -117,7 +136,51 @@ def open_checkpoint(
         gate=gate,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
+        model_base="" if own else base,
+        tokenizer_base="" if with_tokenizer == folder else base,
     )
+
+
+def _open_adapters(
+    folder: Path, base: str, lora_alpha: float | None, load_tokenizer: Callable[[str], "PreTrainedTokenizerFast"]
+) -> Opened:
+    """A folder of PEFT's: the base model with its adapters merged."""
+    if not base:
+        named = read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
+        raise UserError(
+            f"config.base: not set, and {folder} holds LoRA adapters alone, of {named}; give that model's directory or "
+            "hub id"
+        )
+    below_path = locate(base, "config.base")
+    if below_path.is_dir() and holds_adapters_alone(below_path):
+        raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
+    below = open_checkpoint(base, base, lora_alpha, load_tokenizer, "config.base")
+    file = adapter_file(folder)
+    assert file is not None
+    with fitting(base):
+        model = adapted(below.layout.model, _stored(open_tensors(file)), lora_of(folder, lora_alpha), str(file))
+    layout = dataclasses.replace(below.layout, model=model, source=str(folder))
+    own = _has_tokenizer(folder)
+    return dataclasses.replace(
+        below,
+        source=str(folder),
+        layout=layout,
+        model=below.model | {"vocab_size": layout.embedding.shape[0]},
+        tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
+        model_base=base,
+        tokenizer_base="" if own else base,
+    )
+
+
+@contextlib.contextmanager
+def fitting(base: str) -> Iterator[None]:
+    """Name `config.base` in the error of what doesn't fit it; "" adds nothing."""
+    try:
+        yield
+    except UserError as error:
+        if not base:
+            raise
+        raise UserError(f"config.base: {base} doesn't fit: {error}") from error
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -147,23 +210,3 @@ def _base(base: str, path: Path) -> Path:
             "that it was trained from"
         )
     return locate(base, "config.base", weights=False)
-
-
-def _alpha(folder: Path | None, alpha: float | None) -> float | None:
-    """PEFT's own word for LoRA's scale, where the checkpoint has it, goes before what was given."""
-    path = folder and folder / "adapter_config.json"
-    if path is None or not path.is_file():
-        return alpha
-    values = read_json(path, descriptions.REMEDY)
-    for key in ("use_rslora", "use_dora", "alpha_pattern"):
-        if values.get(key):
-            raise UserError(f"{path}: {key} is not supported; merge the adapters with peft's merge_and_unload()")
-    found = values.get("lora_alpha")
-    if found is not None and (type(found) not in (int, float) or found <= 0):
-        raise UserError(f"{path}: lora_alpha is {found!r}, not a positive number; mend it")
-    return float(found) if found else alpha
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a directory is a model in Hugging Face's layout."""
-    return any((folder / name).is_file() for name in WEIGHT_FILES)

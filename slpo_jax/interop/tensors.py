@@ -84,11 +84,16 @@ def open_tensors(path: Path) -> Tensors:
     """
     path = Path(path)
     if path.is_dir():
-        found = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+        found = weights_file(path)
         if found is None:
             raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}")
         return _open_shards(found) if found.suffix == ".json" else _open_file(found)
     return _open_file(path)
+
+
+def weights_file(folder: Path) -> Path | None:
+    """A directory's weights or their index; None if it has none."""
+    return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
 def first_line(error: Exception) -> str:

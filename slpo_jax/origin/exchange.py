@@ -35,7 +35,7 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     """
     check_free(target)
     source = identity.source
-    config.init = source
+    config.init, config.gate.hidden = source, identity.gate
     origin = open_origin(config, identity)
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")

@@ -56,12 +56,15 @@ class Identity:
     @property
     def gate(self) -> int:
         """Hidden width of the stopping gate; 0 for a linear one, or none."""
-        return (self.description.gate if self.description else 0) or 0
+        found = self.description or self.opened
+        return (found.gate if isinstance(found, Description) else found.gate_hidden if found else 0) or 0
 
     @property
     def gate_trained(self) -> bool:
         """Whether there is a stopping gate that is no longer random."""
-        return self.description is not None and self.description.gate_trained
+        if self.description is None:
+            return self.opened is not None and bool(self.opened.gate)
+        return self.description.gate_trained
 
     @property
     def stage(self) -> StageFolder | None:

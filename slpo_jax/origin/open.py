@@ -12,7 +12,7 @@ from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
 from slpo_jax.interop.description import Description, end_tokens, write_description
-from slpo_jax.interop.opening import Opened
+from slpo_jax.interop.opening import Opened, fitting
 from slpo_jax.interop.weights import (
     Weight,
     backbone_weights,
@@ -153,25 +153,29 @@ def _check_kind(config: ConfigDict, recipe: Recipe, identity: Identity) -> None:
 def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Opened) -> Origin:
     layout, source = opened.layout, opened.source
     _check_kind(config, recipe, identity)
-    stored_model = from_hugging_face(opened.model, opened.model_source)
+    with fitting(opened.model_base):
+        stored_model = _shapes(opened)
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
     if not opened.has_own_model:
         _check_vocabulary(recipe, opened, stored_model.vocab_size, tokenizer)
         stored_model = dataclasses.replace(stored_model, vocab_size=layout.embedding.shape[0])
-    template, is_base = _texts(recipe, opened, tokenizer, _prompt(config))
+    with fitting("" if config.tokenizer else opened.tokenizer_base):
+        template, is_base = _texts(recipe, opened, tokenizer, _prompt(config))
     if recipe.kind == "text" and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
         template = _ended(template, ends, stored_model.vocab_size, source)
     weights = backbone_weights(stored_model)
-    check_tree(weights, layout.model, source)
-    refuse_leftovers(weights, layout.model, stored_model, source)
+    with fitting(opened.model_base):
+        check_tree(weights, layout.model, source)
+        refuse_leftovers(weights, layout.model, stored_model, source)
     projector = _projector_width(recipe, opened, is_base, stored_model.n_embd)
     extra = _extras(config, recipe, opened, stored_model.n_embd, projector)
     rows = max(stored_model.vocab_size, len(tokenizer))
     model = _at_run_time(config, recipe, dataclasses.replace(stored_model, vocab_size=rows))
-    description = Description(recipe.kind, model, projector, _is_tidy(opened))
+    gate = opened.gate_hidden
+    description = Description(recipe.kind, model, projector, _is_tidy(opened), gate, gate_trained=gate is not None)
     if opened.description:
         description = dataclasses.replace(opened.description, model=model)
     if recipe.kind == "text":
@@ -184,6 +188,18 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
         return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
 
     return Origin(recipe, description, template, read, is_base=is_base)
+
+
+def _shapes(opened: Opened) -> BackboneConfig:
+    """The backbone of the config.json that goes with the tensors."""
+    found = from_hugging_face(opened.model, opened.model_source)
+    kind, stored = opened.model["model_type"], opened.layout.backbone
+    if kind != stored:
+        raise UserError(
+            f"{opened.model_source}: is of a {kind} model, but {opened.source} has {stored}'s tensors; give the config "
+            "of its own base model"
+        )
+    return found
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
@@ -265,7 +281,9 @@ def _extras(config: ConfigDict, recipe: Recipe, opened: Opened, width: int, proj
     if opened.layout.projector:
         found["projector"] = (projector_weights(width, projector), opened.layout.projector)
     if opened.gate:
-        hidden = opened.description.gate if opened.description else 0
+        hidden = opened.gate_hidden
+        if recipe.kind == "text":
+            raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.source} has; set coconut's")
         if config.gate.hidden != hidden:
             raise UserError(
                 f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.source} has {hidden}; set it to that"

@@ -234,8 +234,8 @@ def _files(config: ConfigDict) -> dict[str, str]:
 def _start(experiment: Experiment, stage: str) -> dict[str, str]:
     """A stage and the digest of its facts, "" if it is gone; for the stage "" of the files of `config.init`."""
     if not stage:
-        init = experiment.config.init
-        return {"stage": "", "digest": files_digest(initial_files(experiment)) if init else ""}
+        found = [files_digest(path) for path in initial_files(experiment)] if experiment.config.init else [""]
+        return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
     folder = experiment.workdir.stage(stage)
     facts: dict[str, Any] = {}
     if _binds(folder):

@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from slpo_jax.config import thinker_of
+from slpo_jax.interop.adapters import adapter_file
 from slpo_jax.interop.opening import locate
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, write_text
@@ -70,19 +71,26 @@ def _files(experiment: Experiment, stage: str) -> dict[str, Any]:
     """Size and time of change of each file of a checkpoint's parameters; of an import, also how it is read."""
     config = experiment.config
     if stage:
-        folder, settings = _params_folder(experiment.workdir.stage(stage).path), {}
+        folders, settings = [_params_folder(experiment.workdir.stage(stage).path)], {}
     else:
-        folder = initial_files(experiment)
+        folders = initial_files(experiment)
         settings = plain({key: config[key] for key in _FROM_FILES})
-    files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
-    states = {str(path.relative_to(folder.parent)): path.stat() for path in files}
+    states = {}
+    for folder in folders:
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        states |= {str(path.relative_to(folder.parent)): path.stat() for path in files}
     return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()} | {"settings": settings}
 
 
-def initial_files(experiment: Experiment) -> Path:
-    """The file or folder that the parameters of `config.init` are read from."""
-    orbax = experiment.origin.orbax
-    return _params_folder(orbax) if orbax else locate(experiment.config.init, "config.init").absolute()
+def initial_files(experiment: Experiment) -> list[Path]:
+    """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
+    orbax, config = experiment.origin.orbax, experiment.config
+    if orbax:
+        return [_params_folder(orbax)]
+    path = locate(config.init, "config.init").absolute()
+    if path.is_dir() and adapter_file(path):
+        return [path, locate(config.base, "config.base").absolute()]
+    return [path]
 
 
 def _params_folder(checkpoint: Path) -> Path:

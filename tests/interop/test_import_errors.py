@@ -8,6 +8,7 @@ import pytest
 from broken import to_be_broken
 from published import coconut_hugging_face, coconut_original, codi_hugging_face, codi_original, tokenizer, torch
 from published_bases import arguments, base_gguf, base_gpt2, base_llama, written
+from safetensors.torch import save_file
 from small_run import run
 
 
@@ -164,7 +165,43 @@ def test_the_base_of_another_checkpoint(checkpoint, write):
     broken.refused("config.base")
     broken.edit("base/config.json", vocab_size=321, n_embd=8)
     tokenizer("gpt2").backend_tokenizer.save(str(base / "tokenizer.json"))
-    broken.refused(str(broken.init), "wte.weight has shape [324, 16]", "[324, 8]")
+    broken.refused(f"config.base: {base} doesn't fit", str(broken.init), "wte.weight has shape [324, 16]", "[324, 8]")
+
+
+@pytest.mark.parametrize("write", [coconut_original, codi_original])
+def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
+    """Of another depth, of another family, of a family that is not known, or with a tokenizer of too many tokens."""
+    broken = checkpoint(write, "gpt2")
+    base = broken.folder / "base"
+    config, texts = (base / "config.json").read_text(), (base / "tokenizer.json").read_text()
+    llama = dict(model_type="llama", hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=24)
+    for changes, part in (
+        ({"n_layer": 3}, "transformer.h.2."),
+        ({"n_layer": 1}, "transformer.h.1."),
+        (llama | {"max_position_embeddings": 96}, "is of a llama model"),
+        ({"model_type": "qwen2"}, "qwen2"),
+    ):
+        (base / "config.json").write_text(config)
+        broken.edit("base/config.json", **changes)
+        broken.refused(f"config.base: {base} doesn't fit: ", part)
+    (base / "config.json").write_text(config)
+    more = tokenizer("gpt2")
+    more.add_tokens(["another", "vocabulary", "of", "more", "tokens"])
+    more.backend_tokenizer.save(str(base / "tokenizer.json"))
+    broken.refused(f"config.base: {base}", "tokens" if write is codi_original else "rows")
+    (base / "tokenizer.json").write_text(texts)
+
+
+def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
+    stored = {f"llm.model.layers.{i}.mlp.up_proj.lora_A.default.weight": torch.ones(2, 3) for i in range(5)}
+    stored |= {"latent_policy.mean.weight": torch.ones(3), "latent_policy.mean.bias": torch.ones(3)}
+    stored["step"] = torch.ones(1)
+    save_file(stored, tmp_path / "x.safetensors")
+    broken = to_be_broken(tmp_path, coconut_original, "gpt2")
+    broken.settings["init"] = str(tmp_path / "x.safetensors")
+    broken.refused(
+        f"{tmp_path / 'x.safetensors'}: neither", "5 llm.*, 2 latent_policy.*, step", "llm.model.layers.", "lora_A"
+    )
 
 
 def test_a_reasoner_without_its_tokens(checkpoint):
@@ -198,7 +235,9 @@ def test_lora(checkpoint):
     broken.refused(str(broken.init), "up_proj.lora_A.other.weight", "unexpected")
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_rslora", True), ("use_dora", True), ("alpha_pattern", {"q": 2})])
+@pytest.mark.parametrize(
+    ("key", "value"), [("use_dora", True), ("alpha_pattern", {"q": 2}), ("init_lora_weights", "pissa_niter_4")]
+)
 def test_adapters_whose_scale_is_another(checkpoint, key, value):
     broken = checkpoint(codi_original, "llama")
     broken.settings["init"] = str(broken.folder)
