@@ -97,9 +97,10 @@ def _unknown(stored: Mapping[str, Stored], source: str) -> UserError:
     counts = collections.Counter(name.split(".")[0] for name in stored)
     shown = [f"{count} {first}.*" if count > 1 else first for first, count in counts.most_common(4)]
     held = ", ".join([*shown, *([f"{len(counts) - 4} other prefixes"] if len(counts) > 4 else [])])
+    example = next(name for name in stored if name.split(".")[0] == counts.most_common(1)[0][0])
     return UserError(
-        f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {held}, e.g. "
-        f"{next(iter(stored))}; give a GPT-2 or Llama checkpoint, or a reasoner's in COCONUT's or CODI's layout"
+        f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {held}, e.g. {example}; "
+        "give a GPT-2 or Llama checkpoint, or a reasoner's in COCONUT's or CODI's layout"
     )
 
 

@@ -1,0 +1,79 @@
+"""A stopping gate beside a language model's tensors, under somebody else's names; files by numpy alone."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
+
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.origin.exchange import import_checkpoint
+from slpo_jax.origin.identify import identify
+from slpo_jax.origin.open import open_origin
+from slpo_jax.origin.settings import config_of, stopping_of
+
+RNG = np.random.default_rng(3)
+LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
+HIDDEN = {"weight": draw(RNG, 6, WIDTH), "bias": draw(RNG, 6)}
+OUT = {"weight": draw(RNG, 1, 6), "bias": draw(RNG, 1)}
+
+
+def _named(**modules) -> dict[str, np.ndarray]:
+    return {
+        f"{name.replace('__', '.')}.{part}": array for name, parts in modules.items() for part, array in parts.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["gate", "stop_head", "gate__1", "transformer__halting__linear"])
+def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
+    tiny_folder(tmp_path / "x", **_named(**{name: LINEAR}))
+    config = json.loads((tmp_path / "x" / "config.json").read_text()) | {"architectures": ["LatentCOCONUTGPT2"]}
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    identity = identify(str(tmp_path / "x"))
+    assert (identity.gate, identity.gate_trained) == (0, True)
+    origin = open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+    assert (origin.description.gate, origin.description.gate_trained) == (0, True)
+    (out,) = origin.read()["gate"].values()
+    np.testing.assert_array_equal(out["kernel"], LINEAR["weight"].T)
+    np.testing.assert_array_equal(out["bias"], LINEAR["bias"])
+    name = name.replace("__", ".")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path / 'x'}: {name}.bias, {name}.weight are taken as the stopping gate" in line
+
+
+def test_a_published_gate_of_two_layers(tmp_path, caplog):
+    """It becomes `config.gate.hidden`, and the import and its threshold go on from there."""
+    tiny_folder(tmp_path / "x", **_named(stop_head__0=HIDDEN, stop_head__2=OUT))
+    identity = identify(str(tmp_path / "x"))
+    config = config_of(identity)
+    assert (config.gate.enabled, config.gate.hidden, stopping_of(config, identity)) == (True, 6, ("threshold", 0.5))
+    assert "two layers with a GELU between them" in caplog.text
+    config = default_config()
+    config.reasoner = "coconut_gpt2"
+    import_checkpoint(identity, tmp_path / "y", config)
+    found = identify(str(tmp_path / "y"))
+    assert (found.gate, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
+    gate = open_origin(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
+    np.testing.assert_array_equal(gate["hidden"]["kernel"], HIDDEN["weight"].T)
+    np.testing.assert_array_equal(gate["out"]["kernel"], OUT["weight"].T)
+    with pytest.raises(UserError, match=r"config\.gate\.hidden: is 0, .* has 6"):
+        open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+    with pytest.raises(UserError, match=r"config\.reasoner: text_gpt2 has no gate"):
+        open_origin(config_for(tmp_path / "x", "text_gpt2", **{"gate.hidden": 6}), identity)
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        ({"gate": {"weight": LINEAR["weight"]}}, "gate.weight"),  # as a marker's embedding would be
+        ({"gate": LINEAR, "gate_norm": {"weight": np.ones(WIDTH, np.float32)}}, "gate"),
+        ({"gate": {"weight": draw(RNG, 2, WIDTH), "bias": draw(RNG, 2)}}, "gate"),
+        ({"stop__0": HIDDEN, "stop__2": LINEAR}, "stop"),
+        ({"value_head": LINEAR}, "value_head"),
+    ],
+)
+def test_a_gate_that_is_not_known_is_refused_by_name(tmp_path, modules, named):
+    tiny_folder(tmp_path, **_named(**modules))
+    with pytest.raises(UserError, match=rf"tensor {named}\S* is unexpected; "):
+        open_origin(config_for(tmp_path, "coconut_gpt2"))

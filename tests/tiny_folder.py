@@ -1,0 +1,46 @@
+"""A tiny GPT-2 in Hugging Face's layout, written by numpy and safetensors alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from slpo_jax.config import default_config
+from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+
+WIDTH, LAYERS = 4, 2
+Tensors = dict[str, np.ndarray]
+
+
+def tiny_folder(folder: Path, **more: np.ndarray) -> Tensors:
+    """Write it, with its tokenizer, whose tokens are COCONUT's too, and more tensors; its own are returned."""
+    folder.mkdir(exist_ok=True)
+    texts = arithmetic_tokenizer(3)
+    save_tokenizer(texts, folder)
+    rows, rng = len(texts), np.random.default_rng(5)
+    config = dict(model_type="gpt2", vocab_size=rows, n_positions=64, n_embd=WIDTH, n_layer=LAYERS, n_head=2)
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"wte.weight": (rows, WIDTH), "wpe.weight": (64, WIDTH)}
+    for layer in range(LAYERS):
+        block = {"attn.c_attn": (WIDTH, 3 * WIDTH), "attn.c_proj": (WIDTH, WIDTH), "mlp.c_fc": (WIDTH, 4 * WIDTH)}
+        for name, shape in (block | {"mlp.c_proj": (4 * WIDTH, WIDTH)}).items():
+            shapes |= {f"h.{layer}.{name}.weight": shape, f"h.{layer}.{name}.bias": shape[1:]}
+        shapes |= {f"h.{layer}.{norm}.{part}": (WIDTH,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
+    shapes |= {"ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
+    tensors = {f"transformer.{name}": draw(rng, *shape) for name, shape in shapes.items()}
+    save_file(tensors | more, folder / "model.safetensors")
+    return tensors
+
+
+def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def config_for(folder: Path, reasoner: str, **changes):
+    """The config to evaluate it with."""
+    config = default_config()
+    config.update(init=str(folder), reasoner=reasoner, stages=("evaluate",))
+    config.update_from_flattened_dict(changes)
+    return config
