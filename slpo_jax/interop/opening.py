@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from absl import logging
+
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.adapters import CONFIG, adapted, adapter_file, holds_adapters_alone, lora_of
@@ -126,10 +128,13 @@ def open_checkpoint(
         projector = {name: tensor for name, tensor in side.items() if name not in gate}
         layout = dataclasses.replace(layout, projector=projector)
     source = model_folder / descriptions.MODEL_FILE
+    model = read_json(source, descriptions.REMEDY)
+    if described is None and gate:
+        _say_threshold(model, source)
     return Opened(
         source=str(path),
         layout=layout,
-        model=read_json(source, descriptions.REMEDY),
+        model=model,
         model_source=str(source),
         has_own_model=own and not original,
         description=described,
@@ -139,6 +144,14 @@ def open_checkpoint(
         model_base="" if own else base,
         tokenizer_base="" if with_tokenizer == folder else base,
     )
+
+
+def _say_threshold(model: dict[str, Any], source: Path) -> None:
+    """Nobody has agreed on a name for a published gate's threshold: what looks like it is said, and not taken."""
+    for key, value in model.items():
+        if "threshold" in key or key.endswith("_thr"):
+            remedy = f"set config.evaluate.thresholds=({value},), or solve's --threshold={value}"
+            logging.warning("%s: says %s=%s, which is not taken by itself; %s", source, key, value, remedy)
 
 
 def _open_adapters(

@@ -17,6 +17,7 @@ RNG = np.random.default_rng(3)
 LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
 HIDDEN = {"weight": draw(RNG, 6, WIDTH), "bias": draw(RNG, 6)}
 OUT = {"weight": draw(RNG, 1, 6), "bias": draw(RNG, 1)}
+CONFIG = {"architectures": ["LatentCOCONUTGPT2"], "auto_map": {"AutoModel": "own.Own"}, "gate_threshold": 0.6}
 
 
 def _named(**modules) -> dict[str, np.ndarray]:
@@ -28,7 +29,7 @@ def _named(**modules) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", ["gate", "stop_head", "gate__1", "transformer__halting__linear"])
 def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     tiny_folder(tmp_path / "x", **_named(**{name: LINEAR}))
-    config = json.loads((tmp_path / "x" / "config.json").read_text()) | {"architectures": ["LatentCOCONUTGPT2"]}
+    config = json.loads((tmp_path / "x" / "config.json").read_text()) | CONFIG
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
     identity = identify(str(tmp_path / "x"))
     assert (identity.gate, identity.gate_trained) == (0, True)
@@ -38,8 +39,12 @@ def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     np.testing.assert_array_equal(out["kernel"], LINEAR["weight"].T)
     np.testing.assert_array_equal(out["bias"], LINEAR["bias"])
     name = name.replace("__", ".")
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert f"{tmp_path / 'x'}: {name}.bias, {name}.weight are taken as the stopping gate" in line
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path / 'x'}: {name}.bias, {name}.weight are taken as the stopping gate" in lines[0]
+    assert "config.json: says gate_threshold=0.6" in lines[1]
+    assert "--threshold=0.6" in lines[1]
+    assert "config.json: its own code (auto_map) is not run; the model is taken as a plain gpt2" in lines[2]
+    assert len(lines) == 3
 
 
 def test_a_published_gate_of_two_layers(tmp_path, caplog):
