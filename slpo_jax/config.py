@@ -65,7 +65,7 @@ class Config:
         init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face
             directory or hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the
             checkpoint's.
-        base: the base model's directory or hub id, for a file that comes without config and tokenizer.
+        base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
         reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
         tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
