@@ -123,7 +123,7 @@ def adapted(
     for name, tensor in added.items():
         module, is_lora, _ = name.partition(".lora_")
         weight = f"{module}.weight" if is_lora else name
-        base = model.get(weight)
+        base = added.get(weight, model.get(weight)) if is_lora else model.get(weight)
         if base is None and weight != "lm_head.weight":  # which the file of a tied model need not have
             raise UserError(f"{source}: tensor {tensor.name} is of no weight of the base's; {_THE_BASE}")
         if is_lora:

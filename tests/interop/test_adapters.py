@@ -10,6 +10,8 @@ from safetensors.numpy import save_file
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 from slpo_jax.errors import UserError
+from slpo_jax.interop.adapters import Lora, adapted
+from slpo_jax.interop.weights import Stored
 from slpo_jax.origin.open import open_origin
 from slpo_jax.run.digests import initial_files
 
@@ -99,6 +101,21 @@ def test_a_peft_folder_of_another_base(tmp_path):
     tiny_folder(tmp_path / "peft")
     with pytest.raises(UserError, match=r"holds both model\.safetensors and adapter_model\.safetensors; "):
         _read(tmp_path / "peft", tmp_path / "base")
+
+
+def test_an_adapter_goes_on_the_weight_that_is_saved_with_it():
+    """As PEFT saves a head that has grown with the vocabulary and has an adapter."""
+
+    def stored(name, value):
+        return Stored(name, value.shape, lambda: value)
+
+    rng = np.random.default_rng(1)
+    old, new, a, b = draw(rng, 5, WIDTH), draw(rng, 6, WIDTH), draw(rng, 1, WIDTH), draw(rng, 6, 1)
+    saved = {"base_layer.weight": new, "lora_A.weight": a, "lora_B.weight": b}
+    adapter = {(name := f"base_model.model.lm_head.{part}"): stored(name, value) for part, value in saved.items()}
+    head = adapted({"lm_head.weight": stored("lm_head.weight", old)}, adapter, Lora(3.0), "x")["lm_head.weight"]
+    assert head.shape == (6, WIDTH)
+    np.testing.assert_allclose(head.read(), new + 3 * b @ a, rtol=1e-6)
 
 
 def test_a_run_from_a_peft_folder_is_bound_to_its_base(tmp_path):
