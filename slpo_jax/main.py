@@ -48,7 +48,8 @@ def main(argv: list[str]) -> None:
         _join()
     from slpo_jax.run.plan import run_stages
 
-    experiment = run_stages(config, workdir)
+    given = config_flags.get_override_values(flags.FLAGS["config"])
+    experiment = run_stages(config, workdir, given)
     if experiment.workdir.report_md.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_md}")
 

@@ -9,7 +9,7 @@ import numpy as np
 from tiny_llama import random_tree
 
 from slpo_jax.config import default_config
-from slpo_jax.evaluation.rows import Row, write_row
+from slpo_jax.evaluation.rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import assemble, build
@@ -59,4 +59,5 @@ def workdir(reasoner: str, folder: Path) -> Path:
     facts = json.loads(experiment.workdir.stage("cold_start").facts.read_text())
     row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN[reasoner], settings=facts)
     write_row(folder, row)
+    write_rule(experiment.workdir.stage("cold_start"), row)
     return folder

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import read_json, write_text
-from slpo_jax.io.workdir import Workdir
+from slpo_jax.io.files import digest, read_json, write_text
+from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
 """Stands among a row's baselines for the best of the rows that are `fixed`, by the metric and on the set in question.
@@ -93,6 +93,26 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
         key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in _KINDS
     }
     return Row(name, **facts)
+
+
+def write_rule(stage: StageFolder, row: Row) -> None:
+    """Leave a row's rule beside the checkpoint that it was chosen for, with which it stays wherever that is moved."""
+    found = {"stopping": row.stopping, "rule": row.rule, "settings": digest(dict(row.settings))}
+    write_text(stage.rule, json.dumps(found, indent=1) + "\n")
+
+
+def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
+    """The rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
+
+    Raises:
+        UserError: the file is malformed.
+    """
+    found = read_json(stage.rule, default={})
+    if not found or found.get("settings") != digest(read_json(stage.facts, default={})):
+        return None
+    if found.get("stopping") not in ("threshold", "length") or type(found.get("rule")) not in (int, float):
+        raise UserError(f"{stage.rule}: holds no rule; delete the file and run the evaluate stage again")
+    return found["rule"] if found["stopping"] == stopping else None
 
 
 def read_rows(workdir: str | Path) -> Rows:

@@ -6,6 +6,7 @@ Such a folder is a Hugging Face model directory: `config.json` (the language mod
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Description:
         gate_trained: False for a gate that is still random.
         source: what the weights were converted from; "" for a run's.
         eos_ids: of the tokens that end what a text reasoner writes, which lie in config.json; () for the tokenizer's.
+        settings: what else decides what it answers, see `origin.settings.made_with`; {} where nothing is known.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class Description:
     gate_trained: bool = False
     source: str = ""
     eos_ids: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def write_description(
@@ -68,7 +71,7 @@ def write_description(
     config["bos_token_id"] = tokenizer.bos_token_id
     _write_json(folder / MODEL_FILE, config)
     facts = {name: getattr(description, name) for name in _FACTS}
-    _write_json(folder / FILE, {"format": FORMAT} | facts)
+    _write_json(folder / FILE, {"format": FORMAT} | facts | {"settings": dict(description.settings)})
     save_tokenizer(tokenizer, folder)
 
 
@@ -86,7 +89,10 @@ def read_description(folder: Path) -> Description | None:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
         model = from_hugging_face(read_json(folder / MODEL_FILE, REMEDY), str(folder / MODEL_FILE))
-        found = Description(model=model, **{name: values[name] for name in _FACTS})
+        settings = values.get("settings", {})
+        if not isinstance(settings, dict):
+            raise UserError(f"{path}: 'settings' is no object; mend the file")
+        found = Description(model=model, settings=settings, **{name: values[name] for name in _FACTS})
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
     if found.kind != "text":

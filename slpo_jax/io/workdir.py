@@ -6,6 +6,7 @@ WORKDIR/
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
+            rule.json                       the threshold or number of latents that its row was evaluated with
     STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
   eval/
@@ -95,6 +96,11 @@ class StageFolder:
     def finished(self) -> Path:
         """The stage's last step; there once the stage was run to its end."""
         return self.path / "finished"
+
+    @property
+    def rule(self) -> Path:
+        """How its rollouts stop, see `evaluation.rows.write_rule`."""
+        return self.path / "rule.json"
 
     @property
     def is_finished(self) -> bool:

@@ -15,9 +15,10 @@ from slpo_jax.interop.export import export_reasoner
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER
 from slpo_jax.origin.card import model_card, short
-from slpo_jax.origin.identify import Identity, identify
+from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.origin.settings import made_with
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 
@@ -42,7 +43,8 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     params = origin.read()
     if origin.recipe.has_projector and "projector" not in params["reasoner"]:
         raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
-    origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, source=short(source)))
+    described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
+    origin = dataclasses.replace(origin, description=described)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
@@ -62,18 +64,20 @@ def export_checkpoint(source: Path, target: Path) -> None:
     """Convert one of our checkpoints into a Hugging Face directory.
 
     Args:
-        source: WORKDIR/checkpoints/STAGE, or what `import_checkpoint` wrote.
+        source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
         target: must not exist, or be empty.
     Raises:
         UserError: no checkpoint there, or the target is in use.
     """
     check_free(target)
+    source = Path(newest_checkpoint(str(source)))
     if not is_checkpoint(source):
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
     identity = identify(str(source))
     description, recipe = identity.description, REASONERS[identity.reasoner or ""]
     assert description is not None
     assert identity.tokenizer is not None
+    description = dataclasses.replace(description, settings=made_with(identity))
     template = recipe.template(identity.tokenizer(), None, description.tidy, PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     if "thinker" in params:

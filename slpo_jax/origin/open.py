@@ -138,7 +138,7 @@ def _ours(config: ConfigDict, recipe: Recipe, identity: Identity) -> Origin:
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)
     model = _at_run_time(config, recipe, description.model)
-    return Origin(recipe, dataclasses.replace(description, model=model), template, orbax=identity.orbax)
+    return Origin(recipe, dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
 
 
 def _check_kind(config: ConfigDict, recipe: Recipe, identity: Identity) -> None:
@@ -177,7 +177,7 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     gate = opened.gate_hidden
     description = Description(recipe.kind, model, projector, _is_tidy(opened), gate, gate_trained=gate is not None)
     if opened.description:
-        description = dataclasses.replace(opened.description, model=model)
+        description = dataclasses.replace(opened.description, model=model, settings={})
     if recipe.kind == "text":
         description = dataclasses.replace(description, eos_ids=template.eos_ids)
 

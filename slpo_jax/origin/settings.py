@@ -1,20 +1,38 @@
-"""The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one."""
+"""The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one.
 
+What decides what it answers is also taken into a config that only evaluates: what was set there, on the command line or
+away from the default, goes before what the checkpoint was made with, and that before the default. Where a config and
+its checkpoint differ, a line says so.
+"""
+
+import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import logging
 from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config, own_latents
+from slpo_jax.config import default_config, own_latents, thinker_of
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import read_row
+from slpo_jax.evaluation.rows import read_rule
+from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin.identify import Identity
+from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.policy.policy import Stopping
 
 PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.
 _NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices", "sharding")
+# Keys and sections that decide what a checkpoint answers: of every use of it, and of its evaluation alone.
+_USED_WITH = ("max_latents", "max_answer_tokens", "prompt", "thinker")
+_EVALUATED_WITH = (
+    "min_latents", "dropout", "gate.enabled", "model.dropout_sites", "evaluate.max_answer_tokens", "evaluate.dropout",
+    "evaluate.temperature", "evaluate.top_k", "evaluate.top_p",
+)  # fmt: skip
+RULE = "rule"  # beside them: the threshold, or without a gate the number of latents
 
 
 def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> ConfigDict:
@@ -55,34 +73,149 @@ def stopping_of(config: ConfigDict, identity: Identity) -> tuple[Stopping, float
     Returns:
         ("threshold", the run's or 0.5), or without a gate ("length", the run's, imitation's own number or T).
     """
-    stage = identity.stage.name if identity.stage else ""
     stopping: Stopping = "threshold" if config.gate.enabled else "length"
-    rule = _evaluated_with(identity, stopping)
-    if rule is not None:
-        return stopping, rule
-    if stopping == "threshold":
-        return stopping, 0.5
-    return stopping, own_latents(config) if stage.startswith("imitate") else config.max_latents
+    rule = _rule(config, identity)
+    return stopping, 0.5 if rule is None else rule
 
 
-def _evaluated_with(identity: Identity, stopping: Stopping) -> float | int | None:
-    """The rule in the row of the run's report that is of this very checkpoint; None where it has none."""
-    if identity.workdir is None or identity.stage is None:
-        return None
-    row = read_row(identity.workdir.root, identity.stage.name)
-    if row is None or row.stopping != stopping or row.settings != read_json(identity.stage.facts, default={}):
-        return None
-    return row.rule
+def _rule(config: ConfigDict, identity: Identity) -> float | int | None:
+    """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
+    gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
+    rule = read_rule(stage, "threshold" if gated else "length") if stage else None
+    if rule is None and said.get("gate.enabled") == gated:
+        rule = said.get(RULE)
+    if rule is not None or gated:
+        return rule
+    return own_latents(config) if stage and stage.name.startswith("imitate") else config.max_latents
+
+
+def made_with(identity: Identity) -> dict[str, Any]:
+    """What a checkpoint was made with, as far as it decides what it answers.
+
+    Returns:
+        values as they come back from JSON, by key of the config and `RULE`; {} where nothing is known.
+    Raises:
+        UserError: a setting of its run can't be used.
+    """
+    if not (_run_files(identity) or _said(identity)):
+        return {}
+    config = config_of(identity)
+    return _decisive(config.to_dict() | {"thinker": thinker_of(config)}) | {RULE: _rule(config, identity)}
+
+
+def made_like(config: ConfigDict, facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint, of these facts of its stage, is used as it was made."""
+    now = flat(plain(config.to_dict()))
+    return all(now.get(key) == value for key, value in _decisive(facts).items() if _among(key, _USED_WITH))
+
+
+def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()) -> None:
+    """Have a config that only evaluates take what its checkpoints were made with; say where a config differs.
+
+    Args:
+        identity: of `config.init`.
+        workdir: the checkpoints are those of its finished stages, or else `config.init`'s.
+        given: keys that were set to what they are, even where that is the default.
+    """
+    trains, stages = set(config.stages) != {"evaluate"}, workdir.finished_stages()
+    if stages and not trains:
+        made, source = _agreed(workdir, stages), str(workdir)
+    else:
+        made, source = made_with(identity) if identity else {}, str(config.init)
+    rule = made.pop(RULE, None)
+    if trains:
+        made = {key: value for key, value in made.items() if _among(key, _USED_WITH)}
+    elif rule is not None:
+        made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
+    default, taken, others = flat(plain(default_config().to_dict())), [], []
+    for key, value in made.items():
+        now = flat(plain(config.to_dict())).get(key)
+        if now == value or _of_another_thinker(config, key):
+            continue
+        if trains or key in given or now != default.get(key):
+            others.append(f"config.{key}={_shown(now)} and not {_shown(value)}")
+        else:
+            _put(config, key, value)
+            taken.append(f"config.{key}={_shown(value)} and not {_shown(now)}")
+    if taken:
+        config.min_latents = min(config.min_latents, max(config.max_latents, 1))
+    for texts, how in ((taken, "evaluated as it was made, with"), (others, "not used as it was made, but with")):
+        if texts and hosts.is_first():
+            logging.warning("%s: %s %s", source, how, ", ".join(texts))
+
+
+def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
+    """What all finished stages of a workdir that say so were made with."""
+    every = [read_json(workdir.stage(stage).facts, default={}) for stage in stages]
+    found = [_decisive(facts) for facts in every]
+    values = {key: [each[key] for each in found if key in each] for each in found for key in each}
+    return {key: each[0] for key, each in values.items() if all(value == each[0] for value in each)}
+
+
+def _decisive(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config's sections, what decides what a checkpoint answers, by key."""
+    every = flat(plain(facts))
+    found = {key: value for key, value in every.items() if _among(key, (*_USED_WITH, *_EVALUATED_WITH))}
+    sites, recipe = found.get("model.dropout_sites"), REASONERS.get(facts.get("reasoner", ""))
+    if sites is not None and recipe and tuple(sites) == recipe.model_config.dropout_sites:
+        found["model.dropout_sites"] = None  # which are those, and written out by the run
+    return found
+
+
+def _among(key: str, keys: tuple[str, ...]) -> bool:
+    """Whether a key is one of these or in one of these sections."""
+    return any(f"{key}.".startswith(f"{each}.") for each in keys)
+
+
+def _of_another_thinker(config: ConfigDict, key: str) -> bool:
+    section, _, rest = key.partition(".")
+    return section == "thinker" and rest != "name" and rest.partition(".")[0] != config.thinker.name
+
+
+def _shown(value: Any) -> str:
+    return repr(tuple(value) if isinstance(value, list) else value)
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts by their keys, joined by dots."""
+    if not isinstance(tree, dict):
+        return {prefix[:-1]: tree}
+    return {key: value for name, part in tree.items() for key, value in flat(part, f"{prefix}{name}.").items()}
+
+
+def plain(tree: Any) -> Any:
+    """Values as they come back from JSON."""
+    return json.loads(ConfigDict({"it": tree}).to_json_best_effort())["it"]
+
+
+def _run_files(identity: Identity) -> list[Path]:
+    """What a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
+    run = (identity.workdir and identity.workdir.config, identity.stage and identity.stage.facts)
+    return [file for file in run if file and file.is_file()]
+
+
+def _said(identity: Identity) -> Mapping[str, Any]:
+    """What an export or an import says that it was made with."""
+    return identity.description.settings if identity.description else {}
 
 
 def _take_settings(config: ConfigDict, identity: Identity) -> bool:
-    """Write the run's settings into `config`; False if there is no run around the checkpoint."""
-    run = (identity.workdir and identity.workdir.config, identity.stage and identity.stage.facts)
-    files = [file for file in run if file and file.is_file()]
-    for file in files:
+    """Write what the checkpoint was made with into `config`; False if nothing says that."""
+    for file in _run_files(identity):
         facts = read_json(file, "mend the file")
         _update(config, {key: value for key, value in facts.items() if key not in _NOT_THE_CHECKPOINTS}, file)
-    return bool(files)
+    for key, value in _said(identity).items():
+        if key != RULE:
+            _put(config, key, value, f"{identity.source}: reasoner.json: ")
+    return bool(_run_files(identity) or _said(identity))
+
+
+def _put(config: ConfigDict, key: str, value: Any, where: str = "") -> None:
+    try:
+        config.update_from_flattened_dict({key: tuple(value) if isinstance(value, list) else value})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{where}config.{key}: can't be {value!r} ({reason}); mend the file") from None
 
 
 def _update(node: ConfigDict, facts: dict[str, Any], file: Path) -> None:

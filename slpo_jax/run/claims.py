@@ -16,6 +16,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.origin.settings import flat, plain
 from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import SPEED, initial_files
 from slpo_jax.run.experiment import Experiment
@@ -84,9 +85,9 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
     Raises:
         UserError: the key in which one is of another model than the config's.
     """
-    now = _flat(experiment.config.to_dict())
+    now = flat(experiment.config.to_dict())
     for stage in stages:
-        then = _flat(read_json(experiment.workdir.stage(stage).facts, default={}))
+        then = flat(read_json(experiment.workdir.stage(stage).facts, default={}))
         key = next((key for key in _SHAPES if then.get(key, now[key]) != now[key]), "")
         if not key and then and {then.get("thinker.name"), now["thinker.name"]} & {*WITH_PARAMETERS}:
             key = "thinker.name" if then.get("thinker.name") != now["thinker.name"] else ""
@@ -141,8 +142,8 @@ def _anew(folder: StageFolder) -> str:
 
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
-    known = _flat(_defaults(experiment.config, stage)) | _flat(written)
-    settings = _flat(_settings(experiment.config, stage))
+    known = flat(_defaults(experiment.config, stage)) | flat(written)
+    settings = flat(_settings(experiment.config, stage))
     free = {f"data.{name}" for name in _files(experiment.config) if name in written.get("files", {})}
     free |= {key for key in settings if key.startswith("model.") and key.partition(".")[2] in SPEED}
     free |= {key for key in settings if key.endswith((".micro_batches", ".capacities"))}
@@ -222,7 +223,7 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
     facts["data"] = {key: config.data[key] for key in (*_DATA, "synthetic")}
     if stage == "imitate_control":
         facts["rl"] = {"steps": config.rl.steps}
-    return json.loads(ConfigDict(facts).to_json_best_effort())
+    return plain(facts)
 
 
 def _files(config: ConfigDict) -> dict[str, str]:
@@ -244,8 +245,3 @@ def _start(experiment: Experiment, stage: str) -> dict[str, str]:
         facts = _facts(experiment, stage)
     return {"stage": stage, "digest": digest(facts) if facts else ""}
 
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix[:-1]: tree}
-    return {key: value for name, part in tree.items() for key, value in _flat(part, f"{prefix}{name}.").items()}

@@ -16,6 +16,7 @@ from slpo_jax.interop.opening import locate
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.origin.settings import plain
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems
 
@@ -139,7 +140,3 @@ def settings_of(config: ConfigDict, more_ends: Sequence[int] = ()) -> dict[str, 
         **{f"evaluate.{name}": evaluate[name] for name in ("temperature", "top_k", "top_p") if evaluate.samples},
     }
 
-
-def plain(tree: dict[str, Any]) -> dict[str, Any]:
-    """A config's values as they come back from JSON."""
-    return json.loads(ConfigDict(tree).to_json_best_effort())

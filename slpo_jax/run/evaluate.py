@@ -11,12 +11,13 @@ from slpo_jax.evaluation.evaluate import record_rows
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.evaluation.rows import Row, read_row, write_row
+from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
 from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import SetFiles
+from slpo_jax.origin.settings import made_like
 from slpo_jax.run.claims import check_models, check_starts
 from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
@@ -93,6 +94,8 @@ def _evaluate_row(
         for name, test in tests.items()
     }
     row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
+    if row.name == row.stage and made_like(experiment.config, row.settings):
+        write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
     for name, stamp in stamps.items():
         files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.origin.identify import Identity
+from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.run.reading import make_reading
@@ -215,14 +216,20 @@ class Experiment(Setup):
     log: MetricsLog
 
 
-def build(config: ConfigDict, workdir: Path) -> Experiment:
+def build(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Experiment:
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
+    Args:
+        given: see `origin.settings.go_with`.
     Raises:
         UserError: a key's value can't be used.
     """
-    paths = Workdir(workdir)
-    setup = assemble(config, paths)
+    paths, identity = Workdir(workdir), None
+    if config.init:
+        config.init = newest_checkpoint(config.init)
+        identity = identify(config.init, config.base, config.lora_alpha)
+    go_with(config, identity, paths, given)
+    setup = assemble(config, paths, identity)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,11 +1,13 @@
 """The stages of a run: what is checked before the first, and one after the other."""
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 from absl import logging
 from ml_collections import ConfigDict
 
+from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
 from slpo_jax.run.claims import check_models, claim, starting_stage
@@ -22,18 +24,19 @@ from slpo_jax.text.problem import shared
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
 
 
-def run_stages(config: ConfigDict, workdir: Path) -> Experiment:
+def run_stages(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Experiment:
     """Run `config.stages`.
 
     Args:
         config: checked.
         workdir: where checkpoints and reports go.
+        given: keys of it that were set, where that can't be told from their values.
     Returns:
         what was run.
     Raises:
         UserError: something in the config or the workdir can't be used.
     """
-    experiment = build(config, workdir)
+    experiment = build(config, workdir, given)
     with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)
@@ -109,8 +112,17 @@ def _open_data(experiment: Experiment) -> None:
     if "evaluate" in config.stages:
         for name in sets_to_evaluate(config):
             experiment.test_set(name)
-    chooses = "evaluate" in config.stages and any(len(row.rules) > 1 for row in rows(experiment, planned=True))
-    if chooses or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
+    asked = rows(experiment, planned=True) if "evaluate" in config.stages else []
+    choosing = [row for row in asked if len(row.rules) > 1]
+    if choosing and not config.data.valid:
+        what, way = "number of latents", ""
+        if choosing[0].gated:
+            what, way = "gate's threshold", ", or one threshold, e.g. --config.evaluate.thresholds='(0.5,)'"
+        raise UserError(
+            f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
+            f"set{way}"
+        )
+    if choosing or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
         _ = experiment.valid
     if "evaluate" in config.stages:
         say_shared(experiment)
