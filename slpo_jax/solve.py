@@ -36,6 +36,9 @@ def describe(solver: "Solver", solution: "Solution") -> str:
         f"text      {indent.join(solution.text.strip().splitlines()) or 'nothing'}",
         f"thought   {_ending(solver, solution)}",
     ]
+    if solution.cut:
+        most = solver.setup.evaluator.policy.config.answer_slots
+        lines.insert(4, f"cut       at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
     if solver.drawn_thinker:
         name = solver.setup.config.thinker.name
         lines.append(f"untrained {name}'s own parameters are those that training would begin with")
@@ -54,10 +57,8 @@ def describe(solver: "Solver", solution: "Solution") -> str:
 
 def _missing(solver: "Solver", solution: "Solution") -> str:
     """Why there is no answer."""
-    from slpo_jax.text.answers import parse_completion
-
     style = solver.setup.template.answer_style
-    if parse_completion(solution.text, style) is not None:
+    if solution.cut:
         return "none: the text has no end, so what it says last may be cut off"
     what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style)
     what = what or "no number, or its last is a part of something else"
@@ -103,7 +104,8 @@ def describe_vote(solver: "Solver", found: "Vote", seed: int) -> str:
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in found.counts:
         mark = "  <- majority" if answer is not None and answer == found.majority else ""
-        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{mark}")
+        cut = f" ({found.cut} cut off)" if answer is None and found.cut else ""
+        lines.append(f"{count:6}  {'no answer' if answer is None else answer}{cut}{mark}")
     return "\n".join(lines)
 
 
@@ -116,6 +118,7 @@ def as_json(solver: "Solver", solution: "Solution", found: "Vote | None", seed: 
         "dropout_rate": config.dropout.rate,
         "answers": [{"answer": answer, "count": count} for answer, count in found.counts],
         "majority": found.majority,
+        "cut": found.cut,
     }
     facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
     facts["untrained_thinker"] = solver.drawn_thinker

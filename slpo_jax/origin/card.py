@@ -40,6 +40,8 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         _training(stage) if in_run else _converted(checkpoint, description),
         "## Measured",
         _figures(stage) if in_run else "Not evaluated by slpo_jax.",
+        "## Use",
+        _use(description),
         "## Files",
         _files(description),
     ]
@@ -107,8 +109,29 @@ def _figures(stage: StageFolder) -> str:
     rows = [f"| data set | n | {' | '.join(keys)} |", f"| --- | ---: |{' ---: |' * len(keys)}"]
     for name, row in sets.items():
         rows.append(f"| {name} | {row['n']} | {' | '.join(_cell(row, key) for key in keys)} |")
-    note = "Rates in percent, ± standard error; pass@k under MC-dropout; latent_steps is a mean."
+    row = report["rows"][found[0]]
+    used, gated = row.get("evaluation", {}), row.get("stopping") == "threshold"
+    how = _stopping(used.get("max_latents"), row.get("rule"), gated, used.get("evaluate.max_answer_tokens"))
+    note = f"Rates in percent, ± standard error; pass@k under MC-dropout; latent_steps is a mean. Measured with {how}."
     return "\n".join([*rows, "", note])
+
+
+def _stopping(most: Any, rule: Any, gated: bool, tokens: Any) -> str:
+    """How it thinks and answers, in words."""
+    thought = f"{rule} latents"
+    if gated:
+        reached = "0.5, as none was chosen," if rule is None else rule
+        thought = f"at most {most} latents, until the gate's stop probability reaches {reached}"
+    return f"{thought} and answers of at most {tokens} tokens"
+
+
+def _use(description: Description) -> str:
+    settings = description.settings
+    if not settings:
+        return "Nothing is known of what it was made with."
+    tokens = settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    how = _stopping(settings.get("max_latents"), settings.get("rule"), bool(settings.get("gate.enabled")), tokens)
+    return f"As it was made, with {how}: `reasoner.json` says so under `settings`, and slpo_jax goes by it."
 
 
 def _cell(row: dict[str, Any], key: str) -> str:

@@ -86,7 +86,8 @@ def _rule(config: ConfigDict, identity: Identity) -> float | int | None:
         rule = said.get(RULE)
     if rule is not None or gated:
         return rule
-    return own_latents(config) if stage and stage.name.startswith("imitate") else config.max_latents
+    imitated = stage is not None and read_json(stage.facts, default={}).get("stage") == "imitate"
+    return own_latents(config) if imitated else config.max_latents
 
 
 def made_with(identity: Identity) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.origin.identify import identify, newest_checkpoint
-from slpo_jax.origin.settings import config_of, stopping_of
+from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
+from slpo_jax.origin.settings import config_of, made_with, stopping_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
@@ -65,12 +66,14 @@ class Solution:
             text has no end.
         text: without eos.
         latents: h_1 .. h_tau.
+        cut: whether the text was cut off at the most tokens that an answer may have.
     """
 
     question: str
     answer: str | None
     text: str
     latents: list[Latent]
+    cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +83,12 @@ class Vote:
     Attributes:
         counts: (answer, or None for none, its number), commonest first.
         majority: the commonest answer, the one drawn first on a tie; None if there is no answer.
+        cut: how many texts were cut off at the most tokens that an answer may have, which have no answer.
     """
 
     counts: list[tuple[str | None, int]]
     majority: str | None
+    cut: int = 0
 
 
 def load_solver(
@@ -117,6 +122,17 @@ def load_solver(
     identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
     config = config_of(identity, reasoner, tokenizer)
     stopping, rule = stopping_of(config, identity)
+    _say_others(
+        identity,
+        {
+            "latents": (latents, rule if stopping == "length" else f"the threshold {rule}"),
+            "threshold": (threshold, rule),
+            "max_answer_tokens": (max_answer_tokens, config.evaluate.max_answer_tokens or config.max_answer_tokens),
+            "thinker": (thinker, config.thinker.name),
+            "instruction": (instruction, config.prompt.instruction),
+            "answers": (answers, config.prompt.answers),
+        },
+    )
     if thinker:
         config.thinker.name = thinker
     if instruction:
@@ -142,6 +158,17 @@ def load_solver(
     return Solver(setup, params, stopping, rule, lacking)
 
 
+def _say_others(identity: Identity, values: dict[str, tuple[Any, Any]]) -> None:
+    """A line where what was asked for is not what a checkpoint was made with.
+
+    Args:
+        values: by flag (what was asked for, None or "" for nothing; what it was made with).
+    """
+    others = [f"--{name}={now} and not {made!r}" for name, (now, made) in values.items() if now not in (None, "", made)]
+    if others and made_with(identity):
+        logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
+
+
 def solve(solver: Solver, question: str) -> Solution:
     """Ask once, without noise, and watch.
 
@@ -156,8 +183,9 @@ def solve(solver: Solver, question: str) -> Solution:
     for t in range(int(out.lengths[0])):
         nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
         latents.append(Latent(float(stop_T[t]) if setup.config.gate.enabled else None, nearest))
-    _, text, answer = setup.reader.read(np.asarray(out.completions[0]))
-    return Solution(question, answer, text, latents)
+    tokens = np.asarray(out.completions[0])
+    _, text, answer = setup.reader.read(tokens)
+    return Solution(question, answer, text, latents, setup.reader.is_cut(tokens))
 
 
 def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
@@ -167,13 +195,15 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    prompts, answers = _prompts(solver, question), []
+    prompts, answers, reader, cut = _prompts(solver, question), [], solver.setup.reader, 0
     for rows, real in padded_chunks(samples, min(samples, ROWS)):
         many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
         out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
-        answers += [solver.setup.reader.read(tokens)[2] for tokens in np.asarray(out.completions)[real]]
+        completions = np.asarray(out.completions)[real]
+        answers += [reader.read(tokens)[2] for tokens in completions]
+        cut += sum(map(reader.is_cut, completions))
     counts = Counter(answers).most_common()
-    return Vote(counts, next((answer for answer, _ in counts if answer is not None), None))
+    return Vote(counts, next((answer for answer, _ in counts if answer is not None), None), cut)
 
 
 def _prompts(solver: Solver, question: str) -> Prompts:

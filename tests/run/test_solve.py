@@ -154,6 +154,24 @@ def test_votes_are_the_evaluation_s_samples(solver):
     assert dict(vote(solver, QUESTION, samples, seed + 1).counts) != dict(found.counts)
 
 
+@pytest.mark.slow
+def test_a_cut_answer_says_so(work):
+    """The oracle goes on where one token is too few; with the whole budget it depends on whether it wrote an end."""
+    name = RUN.keys() & {load_solver(str(work)).setup.config.reasoner}
+    slow = _slow(*name, RUN[min(name)])
+    eos = assembled(*name).template.eos_id
+    assert slow.tokens[0] != eos
+    short = load_solver(str(work), max_answer_tokens=1)
+    solution, found = solve(short, QUESTION), vote(short, QUESTION, 3)
+    assert (solution.cut, solution.answer) == (True, None)
+    assert "cut       at 1 tokens" in describe(short, solution)
+    assert f"no answer ({found.cut} cut off)" in describe_vote(short, found, 0)
+    whole = load_solver(str(work))
+    solution = solve(whole, QUESTION)
+    assert solution.cut == (eos not in slow.tokens)
+    assert ("\ncut " in describe(whole, solution)) == solution.cut
+
+
 def test_a_vote_without_answers_is_shown(solver):
     shown = describe_vote(solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7"), 4).splitlines()
     assert shown[0] == "vote of 6 rollouts with dropout 0.3 (seed 4)"
@@ -163,10 +181,9 @@ def test_a_vote_without_answers_is_shown(solver):
 @pytest.mark.slow
 def test_an_export_is_asked_like_the_checkpoint(work, solver, tmp_path):
     export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
-    # An export does not have the run's budget and threshold.
-    same = load_solver(str(tmp_path / "exported"), threshold=float(solver.rule), max_answer_tokens=ANSWER)
+    same = load_solver(str(tmp_path / "exported"))
     assert same.setup.config.reasoner == solver.setup.config.reasoner
-    assert same.setup.config.max_latents == 6
+    assert (same.setup.config.max_latents, same.rule, same.setup.config.max_answer_tokens) == (T, solver.rule, ANSWER)
     ours, theirs = solve(solver, QUESTION), solve(same, QUESTION)
     assert (theirs.answer, theirs.text) == (ours.answer, ours.text)
     np.testing.assert_allclose(

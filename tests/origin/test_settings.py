@@ -1,0 +1,174 @@
+"""What a checkpoint was made with goes with it, and what is set otherwise is said."""
+
+import json
+import shutil
+
+import pytest
+from asked import ANSWER, RUN, T, run_config, workdir
+
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Row, write_rule
+from slpo_jax.io.orbax import save_params
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.origin import exchange
+from slpo_jax.origin.identify import identify
+from slpo_jax.origin.settings import config_of, stopping_of
+from slpo_jax.run.claims import claim
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.solver import load_solver
+
+REASONER = "coconut_gpt2"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return workdir(REASONER, tmp_path_factory.mktemp("made") / "work")
+
+
+def _passed_on(checkpoint, folder):
+    """A checkpoint, moved away from its run; its export, that one's import, and the export of that."""
+    moved = folder / "moved"
+    shutil.copytree(checkpoint, moved / "its")
+    shutil.copytree(checkpoint.parent / "reasoner", moved / "reasoner")
+    yield moved / "its"
+    exchange.export_checkpoint(checkpoint, folder / "exported")
+    yield folder / "exported"
+    identity, config = identify(str(folder / "exported")), default_config()
+    config.reasoner = identity.reasoner
+    exchange.import_checkpoint(identity, folder / "imported", config)
+    yield folder / "imported"
+    exchange.export_checkpoint(folder / "imported", folder / "again")
+    yield folder / "again"
+
+
+@pytest.mark.parametrize(
+    ("stage", "stopping"), [("cold_start", ("threshold", RUN[REASONER])), ("imitate", ("length", 2))]
+)
+def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
+    for place in _passed_on(work / "checkpoints" / stage, tmp_path):
+        identity = identify(str(place))
+        config = config_of(identity)
+        assert stopping_of(config, identity) == stopping, place
+        assert (config.max_latents, config.max_answer_tokens, config.min_latents) == (T, ANSWER, 1)
+        assert config.dropout.to_dict() == {"rate": 0.3, "where": "all"}
+        assert config.gate.enabled == (stage == "cold_start")
+    for folder in ("exported", "again"):
+        card = (tmp_path / folder / "README.md").read_text()
+        how = f"at most {T} latents, until the gate's stop probability reaches {stopping[1]}"
+        assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
+
+
+def test_thinker_and_prompt_go_with_a_checkpoint(tmp_path):
+    config = run_config("text_gpt2")
+    config.gate.enabled = False
+    config.thinker.name, config.thinker.noisy_soft.temperature = "noisy_soft", 0.7
+    config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
+    config.evaluate.update(max_answer_tokens=5, temperature=0.6)
+    experiment = build(config, tmp_path / "work")
+    claim(experiment, "grpo")
+    checkpoint = experiment.workdir.stage("grpo").path
+    save_params(checkpoint, experiment.initial_params())
+    (tmp_path / "work" / "config.json").write_text(experiment.config.to_json_best_effort())
+    experiment.log.close()
+    for place in list(_passed_on(checkpoint, tmp_path))[1:]:
+        identity = identify(str(place))
+        found = config_of(identity)
+        assert (found.thinker.name, found.thinker.noisy_soft.temperature) == ("noisy_soft", 0.7)
+        assert stopping_of(found, identity) == ("length", T)
+        asked = {key: value for key, value in found.prompt.items() if value != default_config().prompt[key]}
+        assert asked == {"instruction": "Count .", "answers": "last_number", "stop": ("pens",)}
+        assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
+
+
+def _evaluated(tmp_path, source, given=(), **changes):
+    """The config of an evaluation alone, in which nothing but `changes` is set."""
+    config = default_config()
+    config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
+    config.update_from_flattened_dict(changes)
+    experiment = build(config, tmp_path / "evaluated", given)
+    experiment.log.close()
+    return experiment.config
+
+
+def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, tmp_path, caplog):
+    """A checkpoint of T = 4 and 0.92, where the config is at its T of 12 and five thresholds to choose from."""
+    exchange.export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
+    for source in (work, work / "checkpoints" / "cold_start", tmp_path / "exported"):
+        config = _evaluated(tmp_path, source)
+        assert (config.max_latents, config.evaluate.thresholds) == (T, (RUN[REASONER],))
+        assert (config.max_answer_tokens, config.dropout.rate) == (ANSWER, 0.3)
+        (line,) = caplog.messages
+        assert f"config.max_latents={T} and not 12" in line
+        caplog.clear()
+    imitated = _evaluated(tmp_path, work / "checkpoints" / "imitate")
+    assert (imitated.max_latents, imitated.gate.enabled) == (2, False)
+
+
+def test_another_t_or_threshold_is_used_and_said(work, tmp_path, caplog):
+    kept = {"max_answer_tokens": ANSWER, "min_latents": 1, "dropout.rate": 0.3, "dropout.where": "all"}
+    config = _evaluated(tmp_path, work, **kept | {"max_latents": 5, "evaluate.thresholds": (0.7,)})
+    assert (config.max_latents, config.evaluate.thresholds) == (5, (0.7,))
+    (line,) = caplog.messages
+    assert f"config.max_latents=5 and not {T}" in line
+    assert f"config.evaluate.thresholds=(0.7,) and not ({RUN[REASONER]},)" in line
+    caplog.clear()
+    given = ("max_latents", "evaluate.thresholds")  # on the command line, to their defaults
+    config = _evaluated(tmp_path, work, given, **kept)
+    assert (config.max_latents, len(config.evaluate.thresholds)) == (12, 5)
+    assert f"config.max_latents=12 and not {T}" in caplog.text
+    caplog.clear()
+    config = _evaluated(tmp_path, work, **kept | {"stages": ("cold_start",)})
+    assert config.max_latents == 12  # of a training that begins there
+    assert f"config.max_latents=12 and not {T}" in caplog.text
+
+
+def test_a_workdir_s_own_stages_are_evaluated_at_their_t(work, tmp_path, caplog):
+    shutil.copytree(work, tmp_path / "evaluated")
+    for stage in ("imitate", "cold_start"):
+        (tmp_path / "evaluated" / "checkpoints" / stage / "finished").write_text("0\n")
+    config = _evaluated(tmp_path, "", tokenizer="synthetic:20", reasoner=REASONER)
+    assert (config.max_latents, len(config.evaluate.thresholds)) == (T, 5)  # each row has a threshold of its own
+    assert f"config.max_latents={T} and not 12" in caplog.text
+
+
+def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+    facts = json.loads(stage.facts.read_text())
+    stage.facts.write_text(json.dumps(facts | {"seed": 8}))
+    identity = identify(str(stage.path))
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5)
+    write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}))
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.7)
+
+
+def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    Workdir(tmp_path / "work").stage("cold_start").rule.unlink()
+
+    def check(source, **changes):
+        config = default_config()
+        config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
+        config.data.eval.made = "synthetic:test"
+        config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
+        config.update_from_flattened_dict(changes)
+        experiment = build(config, tmp_path / "evaluated")
+        try:
+            check_stages(experiment)
+        finally:
+            experiment.log.close()
+
+    with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
+        check(tmp_path / "work")
+    check(tmp_path / "work", **{"evaluate.thresholds": (0.5,)})
+    check(work)  # which has a threshold
+
+
+def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
+    load_solver(str(work))
+    load_solver(str(work), threshold=RUN[REASONER], max_answer_tokens=ANSWER)
+    assert not caplog.messages
+    load_solver(str(work), latents=3, max_answer_tokens=9)
+    assert f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}" in caplog.text
