@@ -19,6 +19,7 @@ from pathlib import Path
 
 from same_run import differences
 
+from slpo_jax.errors import silent_when_unread
 from slpo_jax.io.hosts import local_flags
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,6 +135,7 @@ def stage_of(workdir: Path) -> str:
     return lines[-1].rpartition('"stage": "')[2].partition('"')[0] if lines else "before the first row"
 
 
+@silent_when_unread()
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[2], allow_abbrev=False)

@@ -17,7 +17,7 @@ from grids import GRIDS
 from soft import SOFT
 from twelve import TWELVE
 
-from slpo_jax.errors import FlagParser, UserError
+from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json
 
 Gains = Mapping[str, Mapping[str, Mapping[float, float]]]
@@ -120,6 +120,7 @@ def markdown(name: str, found: Gains) -> str:
     return "\n".join(lines) + "\n"
 
 
+@silent_when_unread()
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = FlagParser(prog="python launch/rates.py", description=(__doc__ or "").partition("\n")[2])

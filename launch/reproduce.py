@@ -23,7 +23,7 @@ from grids import GRIDS, STUDIES, TIMINGS
 from jobs import plan, run_all
 from over_training import draw_curves
 
-from slpo_jax.errors import FlagParser, UserError
+from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import write_text
 
 
@@ -49,6 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return flags
 
 
+@silent_when_unread()
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     try:
@@ -63,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
         return 2

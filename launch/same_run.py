@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from slpo_jax.errors import silent_when_unread
+
 _CLOCK = "steps_per_second"
 
 
@@ -72,6 +74,7 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
+@silent_when_unread()
 def main() -> None:
     """The command; status 1 where they differ."""
     if len(sys.argv) != 3:

@@ -1,6 +1,12 @@
-"""The one exception that means "the user can mend this", and flags that raise it."""
+"""The one exception that means "the user can mend this", flags that raise it, and the end of a closed pipe."""
 
 import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 
@@ -26,3 +32,31 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see --help")
+
+
+@contextlib.contextmanager
+def silent_when_unread() -> Iterator[None]:
+    """End without a word, with SIGPIPE's status, where nobody reads any more what is printed (`| head`).
+
+    Python ignores that signal, and a worker's closed pipe is to stay an error.
+    """
+    try:
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not unread:
+            raise
+        for stream in unread:  # what is left in them is written once more at the interpreter's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _is_unread(stream: Any) -> bool:
+    polled = select.poll()
+    polled.register(stream, 0)
+    return bool(polled.poll(0))

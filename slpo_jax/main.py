@@ -111,7 +111,7 @@ def _parse(argv: list[str]) -> list[str]:
             own = _CONFIG.value.data.eval
             with own.unlocked():
                 own.update(eval_sets)
-    except UserError:
+    except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
         path = given.get("config", "")

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from benchmarks.measure.workload import Shapes, load_config
-from slpo_jax.errors import FlagParser, UserError
+from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import write_text
 from slpo_jax.run.command import set_up_jax
 
@@ -118,6 +118,7 @@ def check_file(flag: str, path: Path) -> None:
         raise UserError(f"--{flag}: {path} can't be written; give a file in a folder that exists")
 
 
+@silent_when_unread()
 def run_command(
     argv: list[str] | None,
     parse: Callable[[list[str] | None], argparse.Namespace],

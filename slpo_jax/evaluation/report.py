@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.errors import FlagParser, UserError
+from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
@@ -197,6 +197,7 @@ def _write(workdir: Workdir, report: Mapping[str, Any]) -> None:
     write_text(workdir.report_md, render(report))
 
 
+@silent_when_unread()
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line: one folder is reported in place, or with --out several are compared. Returns the exit status."""
     parser = FlagParser(prog="python -m slpo_jax.evaluation.report", description="Report evaluated runs.")

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from slpo_jax.config import default_config, own_latents, thinker_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import read_rule
+from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
@@ -106,7 +107,7 @@ def made_with(identity: Identity) -> dict[str, Any]:
 
 def made_like(config: ConfigDict, facts: Mapping[str, Any]) -> bool:
     """Whether a checkpoint, of these facts of its stage, is used as it was made."""
-    now = flat(plain(config.to_dict()))
+    now = flatten(plain(config.to_dict()))
     return all(now.get(key) == value for key, value in _decisive(facts).items() if _among(key, _USED_WITH))
 
 
@@ -128,9 +129,9 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
         made = {key: value for key, value in made.items() if _among(key, _USED_WITH)}
     elif rule is not None:
         made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
-    default, taken, others = flat(plain(default_config().to_dict())), [], []
+    default, taken, others = flatten(plain(default_config().to_dict())), [], []
     for key, value in made.items():
-        now = flat(plain(config.to_dict())).get(key)
+        now = flatten(plain(config.to_dict())).get(key)
         if now == value or _of_another_thinker(config, key):
             continue
         if trains or key in given or now != default.get(key):
@@ -155,7 +156,7 @@ def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
 
 def _decisive(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Of a config's sections, what decides what a checkpoint answers, by key."""
-    every = flat(plain(facts))
+    every = flatten(plain(facts))
     found = {key: value for key, value in every.items() if _among(key, (*_USED_WITH, *_EVALUATED_WITH))}
     sites, recipe = found.get("model.dropout_sites"), REASONERS.get(facts.get("reasoner", ""))
     if sites is not None and recipe and tuple(sites) == recipe.model_config.dropout_sites:
@@ -175,13 +176,6 @@ def _of_another_thinker(config: ConfigDict, key: str) -> bool:
 
 def _shown(value: Any) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts by their keys, joined by dots."""
-    if not isinstance(tree, dict):
-        return {prefix[:-1]: tree}
-    return {key: value for name, part in tree.items() for key, value in flat(part, f"{prefix}{name}.").items()}
 
 
 def plain(tree: Any) -> Any:

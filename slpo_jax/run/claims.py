@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 from slpo_jax.checked import section
 from slpo_jax.config import default_config, thinker_of
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.origin.settings import flat, plain
+from slpo_jax.origin.settings import plain
 from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import SPEED, initial_files
 from slpo_jax.run.experiment import Experiment
@@ -85,9 +86,9 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
     Raises:
         UserError: the key in which one is of another model than the config's.
     """
-    now = flat(experiment.config.to_dict())
+    now = flatten(experiment.config.to_dict())
     for stage in stages:
-        then = flat(read_json(experiment.workdir.stage(stage).facts, default={}))
+        then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
         key = next((key for key in _SHAPES if then.get(key, now[key]) != now[key]), "")
         if not key and then and {then.get("thinker.name"), now["thinker.name"]} & {*WITH_PARAMETERS}:
             key = "thinker.name" if then.get("thinker.name") != now["thinker.name"] else ""
@@ -142,8 +143,8 @@ def _anew(folder: StageFolder) -> str:
 
 def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
     # A key that is younger than the checkpoint was at its default.
-    known = flat(_defaults(experiment.config, stage)) | flat(written)
-    settings = flat(_settings(experiment.config, stage))
+    known = flatten(_defaults(experiment.config, stage)) | flatten(written)
+    settings = flatten(_settings(experiment.config, stage))
     free = {f"data.{name}" for name in _files(experiment.config) if name in written.get("files", {})}
     free |= {key for key in settings if key.startswith("model.") and key.partition(".")[2] in SPEED}
     free |= {key for key in settings if key.endswith((".micro_batches", ".capacities"))}

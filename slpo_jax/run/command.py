@@ -13,13 +13,14 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from slpo_jax.errors import SaveError, UserError
+from slpo_jax.errors import SaveError, UserError, silent_when_unread
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
 
+@silent_when_unread()
 def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None) -> None:
     """Parse the flags and run `main`; what the user can mend is printed as one line, and ends with status 2.
 
@@ -43,6 +44,8 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
 
     try:
         app.run(quiet, flags_parser=parse or parse_flags)
+    except BrokenPipeError:
+        raise  # of what is printed, as a rule
     except (UserError, OSError) as error:
         if "--debug" in sys.argv:
             raise

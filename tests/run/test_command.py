@@ -75,3 +75,22 @@ def test_debug_shows_where():
     status, lines = _end(f"OSError({errno.ENOSPC}, {os.strerror(errno.ENOSPC)!r})", "--debug")
     assert status == 1
     assert any(line.startswith("Traceback") for line in lines)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_closed_pipe_is_silence(flush):
+    """Whether a line finds out, or the last flush."""
+    main = f"    print('what nobody reads', flush={flush})\n    raise SystemExit(0)"
+    program = PROGRAM.format(error="", flags=[]).replace("    raise ", main)
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_s_closed_pipe_is_no_silence():
+    status, lines = _end("BrokenPipeError(32, 'Broken pipe')")
+    assert status == 1
+    assert lines[-1] == "BrokenPipeError: [Errno 32] Broken pipe"
