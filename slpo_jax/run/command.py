@@ -14,6 +14,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from slpo_jax.errors import SaveError, UserError, silent_when_unread
+from slpo_jax.io import interrupts
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
@@ -42,6 +43,7 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
             _say_once()
         main(arguments)
 
+    interrupts.watch()
     try:
         app.run(quiet, flags_parser=parse or parse_flags)
     except BrokenPipeError:
@@ -63,8 +65,8 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
     except KeyboardInterrupt:
         if "--debug" in sys.argv:
             raise
-        print("\ninterrupted; the same command goes on from what is finished", file=sys.stderr)
-        sys.exit(130)
+        print(f"\n{interrupts.LINE}", file=sys.stderr)
+        sys.exit(interrupts.STATUS)
 
 
 def _say_once() -> None:

@@ -51,6 +51,12 @@ class StageCheckpoints:
         """The newest checkpoint's step, None without one."""
         return self._manager.latest_step()
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        sealing = self._sealing
+        return sealing is not None and not sealing.done()
+
     def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
         """Save in the background; a checkpoint appears whole or not at all.
 

@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
+from slpo_jax.io import hosts, interrupts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.progress import Progress
 from slpo_jax.io.workdir import Workdir
@@ -91,6 +91,10 @@ class MetricsLog:
             self._events.flush()
             self._flush_at = time.monotonic() + _FLUSH_SECONDS
 
+    def flush(self) -> None:
+        if "_events" in self.__dict__:
+            self._events.flush()
+
     def close(self) -> None:
         """Write the last events."""
         if "_events" in self.__dict__:
@@ -140,6 +144,9 @@ class StageRun:
         log_every, checkpoint_every: in steps.
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
+
+    Attributes:
+        unsaved: steps were taken since the last checkpoint.
     """
 
     def __init__(
@@ -158,11 +165,23 @@ class StageRun:
         self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
         self._clock, self._clock_step = time.perf_counter(), start
+        self.unsaved = False
         self._signal: int | None = None
         self._warned = False
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._remember) for number in _STOPS}
+            interrupts.guard(self)
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self.checkpoints.saving
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes take the same steps."""
+        return not hosts.is_alone()
 
     def _remember(self, number: int, _frame: Any) -> None:
         self._signal = number
@@ -198,7 +217,7 @@ class StageRun:
         while step < until:
             with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
                 state, metrics = step_fn(state, batch)
-            step += 1
+            step, self.unsaved = step + 1, True
             used = batch
             if step < until:
                 batch = make_batch(step)
@@ -211,6 +230,7 @@ class StageRun:
                 self._report(*pending)
                 pending = None
                 self.checkpoints.save(state, {**extra(), SUMS: self._means.sums})
+                self.unsaved = False
             if asked_to_stop:
                 self.finish(state, extra())
         if pending is not None:
@@ -279,5 +299,7 @@ class StageRun:
     def _let_go(self) -> None:
         self.checkpoints.close()
         self._progress.close()
+        self.log.flush()  # a Ctrl-C while something is compiled ends the process without
+        interrupts.guard(None)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
