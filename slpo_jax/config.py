@@ -62,13 +62,13 @@ class Config:
     Attributes:
         stages: what is run, in this order.
         seed: of initialisation, input order and all noise.
-        init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a Hugging Face
-            directory or hub id, a torch or safetensors file, or a GGUF file. Then config.model's shapes are the
-            checkpoint's.
+        init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a workdir (its newest
+            stage or objective), a Hugging Face directory or hub id, a torch or safetensors file, or a GGUF file. Then
+            config.model's shapes are the checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
         reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
-        tokenizer: "synthetic:LARGEST_NUMBER", a directory or a hub id; "" takes the checkpoint's.
+        tokenizer: "synthetic:LARGEST_NUMBER", "bytes", a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a text reasoner is asked with.
         max_latents: T; 0 is explicit text alone.

@@ -70,12 +70,22 @@ def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
 
 
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """A tokenizer for any text: a token a byte, whose value is its id, and GPT-2's end."""
+    backend = Tokenizer(models.BPE(_byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=GPT2_EOS)
+
+
 def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
     Args:
-        source: "synthetic:N" (`arithmetic_tokenizer(N)`), a directory with tokenizer.json or with GPT-2's bare
-            vocab.json and merges.txt, or a Hugging Face hub id.
+        source: "synthetic:N" (`arithmetic_tokenizer(N)`), "bytes" (`byte_tokenizer()`), a directory with tokenizer.json
+            or with GPT-2's bare vocab.json and merges.txt, or a Hugging Face hub id.
     Returns:
         a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
     Raises:
@@ -86,6 +96,8 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
         if not max_value.isdecimal():
             raise UserError(f"config.tokenizer: {source}: the largest number is missing; write e.g. synthetic:30")
         return arithmetic_tokenizer(int(max_value))
+    if source == "bytes":
+        return byte_tokenizer()
     directory = Path(source).expanduser()
     if directory.is_dir():
         return read_tokenizer(directory)

@@ -1,0 +1,93 @@
+"""README's commands, in their order, as somebody in a checkout would give them; with few steps and few problems."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from data_sets import write_jsonl, write_set
+from test_docs import ROOT, commands
+
+RUNS = {  # of slpo_jax.main, by config: what makes them small
+    "quickstart": {
+        "model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 1, "imitate.final_steps": 2,
+        "data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8,
+    },
+    "own": {"model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 1, "imitate.final_steps": 2},
+    "coconut_gpt2": {},
+}  # fmt: skip
+ALL = {
+    "imitate.batch_size": 4, "imitate.optimizer.warmup_steps": 0, "cold_start.batch_size": 4, "cold_start.steps": 2,
+    "cold_start.evaluate_every": 2, "cold_start.micro_batches": 1, "rl.batch_size": 4, "rl.group": 2, "rl.steps": 2,
+    "rl.optimizer.warmup_steps": 0, "rl.capacities": "((1.0,1.0),)", "evaluate.limit": 3, "evaluate.samples": 2,
+    "evaluate.seeds": 1, "evaluate.batch_size": 16, "evaluate.prompt_multiple": 256,
+}  # fmt: skip
+
+
+def _run(words: list[str], folder: Path) -> str:
+    """What a command says."""
+    config = next((Path(word.partition("=")[2]).stem for word in words if word.startswith("--config=")), "")
+    small = ALL | RUNS[config] if config else {}
+    command = [sys.executable, *words[1:], *(f"--config.{key}={value}" for key, value in small.items())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def _own_data(folder: Path) -> None:
+    """Files of one's own, with words that no tokenizer here was made for."""
+    pairs = [(a, b) for a in range(2, 9) for b in range(2, 9)]
+    problems = [
+        {"question": f"Zoë has {a} kiwis. She buys {b}.", "steps": [f"{a} + {b} = {a + b}"], "answer": str(a + b)}
+        for a, b in pairs
+    ]
+    for name, part in (("train", problems[:36]), ("valid", problems[36:42]), ("test", problems[42:])):
+        write_jsonl(folder / f"my_{name}.jsonl", part)
+
+
+def _published(folder: Path) -> None:
+    """In the places of what comes from the hub, as published: a directory goes before a hub id."""
+    from slpo_jax.origin.exchange import export_checkpoint
+
+    there = folder / "ModalityDance" / "latent-tts-coconut"
+    export_checkpoint(folder / "runs" / "quickstart" / "checkpoints" / "imitate", there)
+    for file in there.glob("reasoner.*"):
+        file.unlink()
+    asked = "Tom has 5 apples . He buys 3 . How many now ?"
+    data = folder / "openai" / "gsm8k"
+    write_set(data, {"test": [{"question": asked, "answer": "5 + 3 = 8\n#### 8"}] * 3})
+    configs = "[{config_name: main, data_files: [{split: test, path: data/test-*}]}]"
+    (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
+
+
+@pytest.mark.slow
+def test_readme_s_commands_run(tmp_path):
+    for name in ("configs", "slpo_jax"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    _own_data(tmp_path)
+    known = {"pip": 0, "pytest": 0, "slpo_jax.main": 0, "slpo_jax.convert": 0, "slpo_jax.solve": 0}
+    said = {}
+    for words in commands(ROOT / "README.md"):
+        assert words[:2] == ["python", "-m"]
+        known[words[2]] += 1  # a KeyError: a command that nobody tries yet
+        if words[2] in ("pip", "pytest"):
+            continue  # as .ci/run does
+        if any("ModalityDance" in word for word in words):
+            _published(tmp_path)
+        said[words[2]] = _run(words, tmp_path)
+    assert known == {"pip": 2, "pytest": 1, "slpo_jax.main": 3, "slpo_jax.convert": 1, "slpo_jax.solve": 1}
+    rows = json.loads((tmp_path / "runs" / "mine" / "report.json").read_text())["eval"]
+    assert {"imitate", "cold_start", "slpo", "pathwise", "answer_only"} <= set(rows)
+    assert rows["slpo"]["mine"]["n"] == 3
+    published = json.loads((tmp_path / "runs" / "published" / "report.json").read_text())
+    assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    assert "vote of 16 rollouts" in said["slpo_jax.solve"]
+    # What was exported is asked as the run was: T, threshold and budget go with it.
+    chosen = json.loads((tmp_path / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
+    question = words[-1]
+    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported", "--json", question], tmp_path))
+    assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
