@@ -12,7 +12,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
-from slpo_jax.origin.settings import config_of, made_with, stopping_of
+from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
@@ -159,14 +159,18 @@ def load_solver(
 
 
 def _say_others(identity: Identity, values: dict[str, tuple[Any, Any]]) -> None:
-    """A line where what was asked for is not what a checkpoint was made with.
+    """A line where what was asked for is not what a checkpoint was made with, or nobody chose its threshold.
 
     Args:
         values: by flag (what was asked for, None or "" for nothing; what it was made with).
     """
-    others = [f"--{name}={now} and not {made!r}" for name, (now, made) in values.items() if now not in (None, "", made)]
-    if others and made_with(identity):
+    made = made_with(identity)
+    others = [f"--{name}={now} and not {own!r}" for name, (now, own) in values.items() if now not in (None, "", own)]
+    if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
+    asked = {name for name, (now, _) in values.items() if now is not None}
+    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & asked:
+        logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
 
 
 def solve(solver: Solver, question: str) -> Solution:

@@ -248,3 +248,13 @@ def test_one_known_reasoner_token_keeps_its_id():
     size = len(tokenizer)
     tokens = add_reasoner_tokens(tokenizer)
     assert (tokens.end, tokens.start, tokens.latent) == (size - 1, size, size + 1)
+
+
+def test_bytes_are_a_tokenizer_of_any_text():
+    """Ids are the bytes of UTF-8, the end beyond them; nothing is unknown."""
+    tokenizer = load_tokenizer("bytes")
+    text = "Zoë paid −3 €.\n\t<<5+3=8>> 10,000"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert (len(tokenizer), tokenizer.eos_token_id) == (257, 256)
+    assert token_bytes(tokenizer) == [bytes([value]) for value in range(256)] + [b""]
