@@ -11,15 +11,14 @@ from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands
 
 RUNS = {  # of slpo_jax.main, by config: what makes them small
-    "quickstart": {
-        "model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 1, "imitate.final_steps": 2,
-        "data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8,
-    },
-    "own": {"model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 1, "imitate.final_steps": 2},
+    "quickstart": {"data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8},
+    "own": {},
     "coconut_gpt2": {},
-}  # fmt: skip
+}
 ALL = {
-    "imitate.batch_size": 4, "imitate.optimizer.warmup_steps": 0, "cold_start.batch_size": 4, "cold_start.steps": 2,
+    "model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 0, "imitate.final_steps": 2,
+    "imitate.max_latent_stage": 1, "imitate.control": False, "imitate.batch_size": 4,
+    "imitate.optimizer.warmup_steps": 0, "cold_start.batch_size": 4, "cold_start.steps": 2,
     "cold_start.evaluate_every": 2, "cold_start.micro_batches": 1, "rl.batch_size": 4, "rl.group": 2, "rl.steps": 2,
     "rl.optimizer.warmup_steps": 0, "rl.capacities": "((1.0,1.0),)", "evaluate.limit": 3, "evaluate.samples": 2,
     "evaluate.seeds": 1, "evaluate.batch_size": 16, "evaluate.prompt_multiple": 256,

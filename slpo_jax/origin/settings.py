@@ -23,6 +23,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin.identify import Identity
 from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.policy.thinkers import THINKERS
 
 PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.
@@ -102,7 +103,9 @@ def made_with(identity: Identity) -> dict[str, Any]:
     if not (_run_files(identity) or _said(identity)):
         return {}
     config = config_of(identity)
-    return _decisive(config.to_dict() | {"thinker": thinker_of(config)}) | {RULE: _rule(config, identity)}
+    known = config.thinker.name in THINKERS  # `make_thinker` says so otherwise
+    thinker = thinker_of(config) if known else {"name": config.thinker.name}
+    return _decisive(config.to_dict() | {"thinker": thinker}) | {RULE: _rule(config, identity)}
 
 
 def made_like(config: ConfigDict, facts: Mapping[str, Any]) -> bool:
@@ -132,7 +135,7 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
     default, taken, others = flatten(plain(default_config().to_dict())), [], []
     for key, value in made.items():
         now = flatten(plain(config.to_dict())).get(key)
-        if now == value or _of_another_thinker(config, key):
+        if now == value or _has_no_use(config, key):
             continue
         if trains or key in given or now != default.get(key):
             others.append(f"config.{key}={_shown(now)} and not {_shown(value)}")
@@ -147,11 +150,13 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
-    """What all finished stages of a workdir that say so were made with."""
-    every = [read_json(workdir.stage(stage).facts, default={}) for stage in stages]
-    found = [_decisive(facts) for facts in every]
+    """What all finished stages of a workdir that say so were made with; where they differ, a line says so."""
+    found = [_decisive(read_json(workdir.stage(stage).facts, default={})) for stage in stages]
     values = {key: [each[key] for each in found if key in each] for each in found for key in each}
-    return {key: each[0] for key, each in values.items() if all(value == each[0] for value in each)}
+    agreed = {key: each[0] for key, each in values.items() if all(value == each[0] for value in each)}
+    for key in values.keys() - agreed.keys():
+        logging.warning("%s: its stages were made with several config.%s, so this config's is used", workdir, key)
+    return agreed
 
 
 def _decisive(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +174,11 @@ def _among(key: str, keys: tuple[str, ...]) -> bool:
     return any(f"{key}.".startswith(f"{each}.") for each in keys)
 
 
-def _of_another_thinker(config: ConfigDict, key: str) -> bool:
+def _has_no_use(config: ConfigDict, key: str) -> bool:
+    """Whether it is of another thinker, or of a gate where there is none."""
     section, _, rest = key.partition(".")
+    if key == "evaluate.thresholds":
+        return not config.gate.enabled
     return section == "thinker" and rest != "name" and rest.partition(".")[0] != config.thinker.name
 
 
