@@ -81,8 +81,9 @@ def test_merged_is_peft_s_forward_and_gradient(case):
         np.testing.assert_allclose(leaf, slow, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-def test_fresh_adapters_change_nothing_and_begin_as_peft_s(case):
-    _, params, _, model, theirs = case
+@pytest.mark.parametrize("name", MODELS)
+def test_fresh_adapters_change_nothing_and_are_uniform(name):
+    params = random_tree(coconut(MODELS[name][0]))
     fresh = lora.init(jax.random.key(7), params["backbone"], RANK)
     merged = lora.merge(params["backbone"], fresh, ALPHA / RANK)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), merged, params["backbone"]))
@@ -97,6 +98,10 @@ def test_fresh_adapters_change_nothing_and_begin_as_peft_s(case):
         assert np.std(leaf) == pytest.approx(bound / 3**0.5, rel=0.05)
         seen.append(float(leaf[0, 0]) / bound)
     assert len(np.unique(seen)) == len(seen) == len(ours) / 2
+
+
+def test_peft_s_begin_as_wide(case):
+    *_, model, theirs = case
     name = next(name for name in theirs if name.endswith("lora_A"))
     module = model.get_submodule(f"base_model.model.{_prefix(model)}{name.removesuffix('.lora_A')}")
     module.reset_lora_parameters("default", init_lora_weights=True)

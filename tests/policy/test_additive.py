@@ -116,7 +116,7 @@ def test_without_noise_it_is_the_reasoner_s_own_run(params):
     np.testing.assert_allclose(ours.actions[0, 0], ours.actions[1, 0], atol=1e-6)
 
 
-def test_surrogate_passes_draw_anew(params, rolled):
+def test_surrogate_passes_draw_anew_by_their_keys(params, rolled):
     """Under keys of its own a pass draws around the same means with noise of its own."""
     trajectories, clean = rolled
     keys = keys_of(ROWS, seed=5)
@@ -124,10 +124,14 @@ def test_surrogate_passes_draw_anew(params, rolled):
     def drawn(params, keys):
         return score(POLICY, params, PROMPTS, trajectories, PassKeys(keys, keys)).actions
 
-    z = np.asarray(compiled(drawn)(params, keys))
+    drawn = compiled(drawn)
+    z = np.asarray(drawn(params, keys))
     took = np.arange(T) < np.asarray(LENGTHS)[:, None]
     fresh = ((z - np.asarray(clean.actions)) / SIGMA)[took]
     old = ((np.asarray(trajectories.actions) - np.asarray(clean.actions)) / SIGMA)[took]
     assert abs(fresh.var() - 1) < 5 * (2 / fresh.size) ** 0.5
     assert abs(np.corrcoef(fresh.ravel(), old.ravel())[0, 1]) < 5 / fresh.size**0.5
     assert jax.tree.map(jnp.shape, z) == (ROWS, T, D)
+    # Under the rollouts' own keys it draws what they drew, step by step.
+    again = np.asarray(drawn(params, trajectories.keys))
+    np.testing.assert_allclose(again[took], np.asarray(trajectories.actions)[took], rtol=0, atol=1e-4)

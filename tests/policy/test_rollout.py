@@ -107,6 +107,25 @@ def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     assert len(np.unique(result.tokens)) > 6
 
 
+def test_banned_tokens_are_never_said(params, prompts, slow):
+    """The likeliest other is, each time: three bans of tokens that would be said, eos among them."""
+    config = _clean(BY_LENGTH)
+    free = np.asarray(run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS).tokens)
+    said, counts = np.unique(free[free < PAD], return_counts=True)
+    banned = (EOS, *[int(token) for token in said[np.argsort(-counts)] if token != EOS][:2])
+    config = dataclasses.replace(config, banned_ids=banned)
+    found = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS)
+    slow.factors = {}
+    for row, length in enumerate(THOUGHTS):
+        prompt, tokens = real_tokens(prompts, row), [config.end_id]
+        thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
+        while len(tokens) <= config.answer_slots:
+            logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
+            tokens.append(int(np.delete(np.arange(len(logits)), banned)[np.delete(logits, banned).argmax()]))
+        assert found.tokens[row].tolist() == tokens[1:]
+    assert set(banned) <= set(free.ravel().tolist())
+
+
 def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, slow):
     config, threshold = _clean(BY_THRESHOLD), 0.5
     result = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=threshold)

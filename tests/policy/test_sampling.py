@@ -80,6 +80,24 @@ def test_each_slot_draws_anew():
     assert abs(equal - (law**2).sum()) < SIGMAS * np.sqrt(0.25 / DRAWS)
 
 
+def test_no_two_draws_of_a_row_share_a_key():
+    """Over kinds of noise and places; nor do the stages' streams and steps share the key that they begin with."""
+    rows, places, seen = noise.row_keys(jax.random.key(0), jnp.arange(2)), jnp.arange(40), jnp.ones((2, 40), bool)
+    made = [
+        noise.prompt_dropout(rows, seen, 0.1, "all").keys_BL,
+        noise.latent_dropout(rows, places, seen, 0.1, "all").keys_BL,
+        noise.answer_dropout(rows, places, 0.1, "all").keys_BL,
+        noise.gate_dropout(rows, places, 0.1).keys_BL,
+        noise.draw_keys(rows, places),
+        jnp.stack([noise.token_keys(rows, place) for place in places], axis=1),
+    ]
+    uniforms = [jax.vmap(jax.vmap(jax.random.uniform))(keys) for keys in made]
+    uniforms.append(jnp.stack([noise.stop_uniforms(rows, place) for place in places], axis=1))
+    assert len(np.unique(uniforms)) >= 2 * 40 * len(uniforms) - 2  # in 2^23 numbers, a pair by chance
+    streams = [noise.stream_key(jax.random.key(0), name, step) for name in noise.STREAMS for step in range(4)]
+    assert len(np.unique([jax.random.key_data(key) for key in streams], axis=0)) == 4 * len(noise.STREAMS) == 16
+
+
 def test_truncation_is_transformers():
     torch = pytest.importorskip("torch")
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper

@@ -144,6 +144,66 @@ def test_noisy_mixtures_have_their_density(noisy):
             assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, rel=1e-4)
 
 
+def _thinker(name, **settings):
+    """With parameters of which the embeddings' mean is far from 0, and some hidden states [1, 4, D]."""
+    params = both_params()
+    backbone = params["reasoner"]["backbone"]
+    params["reasoner"] = {"backbone": backbone | {"wte": backbone["wte"] + 0.5}}
+    hidden = np.random.default_rng(0).normal(size=(1, 4, CONFIG.n_embd)).astype(np.float32)
+    return policy_of(_config(), REASONER, name, **settings).thinker, params, hidden
+
+
+def test_noise_is_a_share_of_the_embeddings_root_mean_square_and_a_constant():
+    """At the mean the density has no gradient but that of sigma, and what is added to it has none but sigma's."""
+    thinker, params, hidden = _thinker("noisy_soft", scale=0.5)
+    keys = keys_of(4)[None]
+
+    @compiled
+    def at_the_mean(params):
+        mean = jax.lax.stop_gradient(thinker.draw(params, hidden))
+
+        def added(params):
+            return jnp.sum(thinker.draw(params, hidden, keys) - thinker.draw(params, hidden))
+
+        def density(params):
+            return thinker.log_prob(params, hidden, mean).sum()
+
+        return thinker.log_prob(params, hidden, mean), jax.grad(added)(params), jax.grad(density)(params)
+
+    log_prob, *gradients = at_the_mean(params)
+    sigma = 0.5 * np.sqrt(np.square(np.asarray(params["reasoner"]["backbone"]["wte"], np.float64)).mean())
+    np.testing.assert_allclose(log_prob, np.full((1, 4), stats.norm(0, sigma).logpdf(0) * CONFIG.n_embd), rtol=1e-4)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradients)) < 1e-3
+
+
+@pytest.mark.parametrize("likelihood", ["cross_entropy", "concrete"])
+def test_gumbel_likelihoods_and_temperatures(likelihood):
+    """Cross-entropy is with the law of all tokens at temperature 1; weights and their density are of the kept ones'.
+
+    Without noise a weight is the softmax at tau of the law's logarithm.
+    """
+    temperature, tau = 2.0, 0.6
+    thinker, params, hidden = _thinker(
+        "gumbel", temperature=temperature, top_k=3, top_p=1.0, tau=tau, likelihood=likelihood
+    )
+
+    @compiled
+    def run(params):
+        drawn = thinker.draw(params, hidden, keys_of(4)[None])
+        return thinker.draw(params, hidden), drawn, thinker.log_prob(params, hidden, drawn)
+
+    quiet, drawn, found = jax.tree.map(np.asarray, run(params))
+    for step in range(4):
+        logits = SlowReasoner(params["reasoner"]).logits(np.float64(hidden[0, step]))
+        law, ids = _law(logits, temperature, 3, 1.0, 0.0, 0), drawn["ids"][0, step]
+        np.testing.assert_allclose(quiet["weights"][0, step], special.softmax(np.log(law[ids]) / tau), rtol=1e-3)
+        weights = drawn["weights"][0, step].astype(np.float64)
+        expected = weights @ special.log_softmax(logits)[ids]
+        if likelihood == "concrete":
+            expected = _integrated(weights, np.log(law[ids]), tau)
+        assert float(found[0, step]) == pytest.approx(expected, rel=1e-3)
+
+
 def test_gumbel_weights_follow_the_law(noisy):
     """The largest weight is a token of the kept ones' law; the recorded likelihood is the cross-entropy."""
     drawn, scores = noisy["gumbel"]
@@ -157,6 +217,9 @@ def test_gumbel_weights_follow_the_law(noisy):
     counts = np.bincount(winners, minlength=V)
     assert (np.abs(counts - 2000 * law) <= 4.5 * np.sqrt(2000 * law * (1 - law))).all()
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    by_token = np.take_along_axis(weights, ids.argsort(axis=1), axis=1)[:, :2].astype(np.float64)
+    apart = 0.4 * np.log(np.maximum(by_token, 1e-300)) - np.log(law[np.sort(ids[0])[:2]])
+    assert stats.kstest(apart[:, 0] - apart[:, 1], "logistic").pvalue > 1e-3  # the difference of two Gumbels
     log_p = special.log_softmax(logits)
     expected = (weights * log_p[ids]).sum(axis=1)
     np.testing.assert_allclose(scores.action_log_probs[:, 0], expected, rtol=1e-4)

@@ -19,6 +19,7 @@ from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import stage_params
+from slpo_jax.training.distil import Distillation
 
 RANK = 2
 
@@ -98,6 +99,8 @@ def _step_without_a_model(record):
     """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
 
     def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+        record["loss_fn"] = loss_fn
+
         @jax.transfer_guard("allow")
         def step(state, batch):
             record["steps"].append(int(state.step))
@@ -110,6 +113,7 @@ def _step_without_a_model(record):
             grads = jax.tree.map(lambda p: jnp.full_like(p, np.sin(data + int(state.step))), part)
             updates, opt_state = optimizer.update(grads, state.opt_state, part)
             params = {**state.params, **optax.apply_updates(part, updates)}
+            record["params"] = jax.tree.map(np.asarray, params)
             return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
 
         return step
@@ -184,6 +188,22 @@ def test_imitate_adapter_goes_after_a_kill_behind_finished(fake, folder, tmp_pat
     _run(config, tmp_path)
     assert fake["steps"] == [0]
     assert not left.exists()
+
+
+def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):
+    """In the loss, which stands for what it is given here, and in what the stage leaves."""
+    monkeypatch.setattr(Distillation, "make_loss", lambda *_: lambda params, batch, key: params["reasoner"])
+    config = _config(folder, cot_steps=0, final_steps=2)
+    config.imitate.lora.alpha = 5.0
+    _run(config, tmp_path)
+    params = fake["params"]
+    pair = params["adapter"]["lora"]["h_0"]
+    expected = params["reasoner"]["backbone"]["h_0"]["kernel"] + 5.0 / RANK * pair["A"] @ pair["B"]
+    assert np.abs(expected - 1).max() > 1e-3
+    seen = fake["loss_fn"](params, None, None)["backbone"]["h_0"]["kernel"]
+    left = checkpoint_of(tmp_path, "imitate")["['params']['reasoner']['backbone']['h_0']['kernel']"]
+    for kernel in (seen, left):
+        np.testing.assert_allclose(kernel, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
