@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from scipy import stats
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps
+from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps, sweeps
 from slpo_jax.io.workdir import Workdir
 
 SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (3, 12), "rule": 3}}
@@ -286,6 +287,24 @@ def test_many_samples_have_larger_k(tmp_path):
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
 
 
+@pytest.mark.parametrize(("seeds", "per_seed"), [(2, 4), (3, 1)])
+def test_curves_are_unbiased_over_all_seeds_samples(tmp_path, seeds, per_seed):
+    """1 - C(n - c, k) / C(n, k) of a problem with c of n = S*M right, up to k = M, or to S where M is 1."""
+    right = np.random.default_rng(0).random((seeds, 6, per_seed)) < 0.4
+    write_eval(tmp_path, "slpo", "alpha", [1] * 6, right)
+    (axis,) = figures.pass_at_k_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).axes
+    (line,), (band,) = axis.lines, axis.collections
+    n, counts, most = seeds * per_seed, right.sum(axis=(0, 2)), per_seed if per_seed > 1 else seeds
+    ks = range(1, most + 1)
+    by_problem = 100 * np.array([[1 - math.comb(n - c, k) / math.comb(n, k) for c in counts] for k in ks])
+    np.testing.assert_allclose(line.get_xydata(), list(zip(ks, by_problem.mean(axis=1), strict=True)))
+    corners = band.get_paths()[0].vertices
+    for k, values in zip(ks, by_problem, strict=True):
+        at = corners[corners[:, 0] == k, 1]
+        expected = np.clip(values.mean() + stats.sem(values) * np.array([-1, 1]), 0, 100)
+        np.testing.assert_allclose([at.min(), at.max()], expected)
+
+
 def _every_figure(workdir):
     evals, found = evals_of(workdir), rows.read_rows(workdir)
     metrics, _ = records.read_metrics(workdir / "metrics.jsonl")
@@ -323,6 +342,15 @@ def test_no_panel_is_empty(tmp_path):
     first, second = (axis.get_xlabel() for axis in drawn[2].axes)
     assert "steps" in first
     assert "difficulty" in second
+
+
+def test_sweeps_that_are_shown_chose_the_rows_rules(tmp_path):
+    """Not what had no choice, nor what another rule came of or no row is left of."""
+    cases = {"two": ((0.5, 0.9), 0.9), "one": ((0.9,), 0.9), "by hand": ((0.5, 0.9), 0.5), "gone": None}
+    for name in cases:
+        sweeps.write_sweep(tmp_path / "thresholds.json", name, {"0.5": 0.1, "0.9": 0.2, "chosen": 0.9, "problems": 7})
+    found = {name: rows.Row(name, "", rules=case[0], rule=case[1]) for name, case in cases.items() if case}
+    assert list(sweeps.sweeps_of(tmp_path / "thresholds.json", found)) == ["two"]
 
 
 def test_every_row_of_many_looks_different(tmp_path):
@@ -391,7 +419,10 @@ def test_correlation_over_runs_is_told_only_if_all_agree(tmp_path, second, verdi
         write_eval(tmp_path / run, "slpo", "alpha", [1] * 4, lengths=lengths, steps=[1, 2, 3, 4])
     out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     by_run = [stats.pearsonr([1, 2, 3, 4], lengths).statistic for lengths in ([1, 2, 3, 6], second)]
-    assert out["eval"]["slpo"]["alpha"]["pearson_steps_r"] == pytest.approx(np.mean(by_run))
+    found = out["eval"]["slpo"]["alpha"]
+    assert found["pearson_steps_r"] == pytest.approx(np.mean(by_run))
+    assert not [key for key in found["per_run"] if key.endswith(("_p", "_se"))]
+    assert not [key for key in found if key.endswith("_p") or "_se_" in key]
     text = (tmp_path / "all" / "report.md").read_text()
     assert f"{verdict} problems with more steps (r = {np.mean(by_run):.2f}, by run {min(by_run):.2f} to" in text
 

@@ -39,7 +39,7 @@ class Run:
 
     def __init__(self, folder, stages=STAGES, like=None):
         """A new one with these stages, or a copy of another."""
-        self.folder, self.work = folder, folder / "work"
+        self.folder, self.work, self.limits = folder, folder / "work", set()
         if like is not None:
             shutil.copytree(like.folder, folder)
             return
@@ -79,6 +79,7 @@ class Run:
         ):  # fmt: skip
             seen.append(label.partition(",")[0])
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
+            self.limits.add((seen[-1] == "validation", limit))
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
@@ -145,6 +146,15 @@ def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch):
     lines.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
     assert {line for line in lines if "cut" in line} >= {f"{label}: {says}evaluate.max_answer_tokens" for label in done}
+
+
+@pytest.mark.parametrize(("limit", "problems"), [(5, 5), (0, 12), (99, 12)])
+def test_choices_are_made_on_no_more_problems_than_are_evaluated(finished, monkeypatch, limit, problems):
+    """And the sweep tells of how many of the 12 of the validation split."""
+    finished.evaluate(monkeypatch, **{"evaluate.limit": limit})
+    assert finished.limits == {(True, limit), (False, limit)}
+    found = json.loads((finished.work / "thresholds.json").read_text())
+    assert {sweep["problems"] for sweep in found.values()} == {problems}
 
 
 def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, monkeypatch):

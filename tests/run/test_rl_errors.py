@@ -3,7 +3,7 @@
 import pytest
 from small_run import load_config
 
-from slpo_jax.config import STAGES, check
+from slpo_jax.config import STAGES, check, objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -228,12 +228,15 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     config.rl.objectives = ("slpo", "answer_only")
     config.rl.optimizer.update(learning_rate=0.25, schedule="linear", final_fraction=0.5)
     config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
+    config.objective.grpo.update(updates=3, steps=40)
     experiment = build(config, tmp_path / "work")
     found = [optimizer_config(experiment, make_objective(experiment, name)) for name in config.rl.objectives]
+    several = optimizer_config(experiment, objective_of(config, "grpo"))
     experiment.log.close()
     assert [each.learning_rate for each in found] == [0.25, 0.125]
     assert [each.schedule for each in found] == ["linear", "constant"]
     assert [each.total_steps for each in found] == [config.rl.steps, 50]
+    assert several.total_steps == 3 * 40  # a schedule counts updates
     assert {each.final_fraction for each in found} == {0.5}
 
 

@@ -172,6 +172,30 @@ def test_a_most_that_is_too_low_is_no_loss_of_tokens():
     assert make_batch(problems, 0, 0, 4, (40,), 4, most).prompts.capacity >= most
 
 
+@pytest.mark.parametrize(
+    ("long", "most", "parts", "capacity"),
+    [
+        ((), 8, 3, 8),  # room for the very last token
+        *[(at, 14, 3, 16) for at in ((0, 1), (2, 3), (4, 5))],
+        *[(at, 8, 3, "8 is too low for a part of step 0, whose prompts have 14 tokens") for at in ((0, 1), (4, 5))],
+        ((2, 3), 24, 1, "24 is too low for a part of step 0, whose prompts have 30 tokens"),
+    ],
+)
+def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacity, monkeypatch):
+    """Six prompts of 4 tokens, or of 7 at the places `long`, in 3 parts or as one."""
+    questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
+    problems = encode_problems(
+        coconut_template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
+    )
+    assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
+    monkeypatch.setattr("slpo_jax.training.batches.batch_indices", lambda *_: np.arange(6))
+    if isinstance(capacity, str):
+        with pytest.raises(ValueError, match=f"^most: {capacity}$"):
+            make_batch(problems, 0, 0, 6, (40,), 4, most, parts)
+    else:
+        assert make_batch(problems, 0, 0, 6, (40,), 4, most, parts).prompts.capacity == capacity
+
+
 def test_draw_numbers_by_hand():
     numbers = draw_numbers(np.array([2, 0, 2, 1, 2, 0]), 3)
     np.testing.assert_array_equal(numbers, [2, 0, 5, 1, 8, 3])

@@ -310,7 +310,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
             w = w - 0.01 * 2 * drawn * slope / 8
         return w, np.mean(widths), float(np.mean(rewards))
 
-    for case in ((1, _toy_reward, False), (2, _toy_reward, False), (3, None, False), (3, _toy_reward, True), (1, None, True)):
+    for case in ((1, _toy_reward, False), (2, None, False), (3, _toy_reward, True), (1, None, True)):
         updates, host_reward, compares = case
         state, rows = steps(updates, 2, host_reward, compares)
         w = 0.3

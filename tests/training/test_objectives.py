@@ -59,7 +59,9 @@ def _one_of(probabilities, k) -> float:
 
 
 @pytest.mark.parametrize("k", [None, 1, 2, 3])
-@pytest.mark.parametrize("probabilities", [(0.2, 0.7, 0.4), (0.5, 0.01, 0.9, 0.1), (1e-3, 1e-4, 2e-3, 1e-3), (0.9995, 0.3, 0.02)])
+@pytest.mark.parametrize(
+    "probabilities", [(0.2, 0.7, 0.4), (0.5, 0.01, 0.9, 0.1), (1e-3, 1e-4, 2e-3, 1e-3), (0.9995, 0.3, 0.02)]
+)
 def test_pass_at_k_is_the_sum_over_what_the_rollouts_can_be(probabilities, k):
     scores, size = np.log(probabilities), k or len(probabilities)
     value, gradient = jax.value_and_grad(pass_at_k_log_prob)(jnp.asarray(scores, jnp.float32), k)

@@ -1,19 +1,22 @@
-"""What the stage rl counts of its rollouts."""
+"""The step of reinforcement learning: where its rollouts stop, and what it says of them, by hand."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import ROLLOUT, policy_of
+from scipy import special
+from small_steps import prompted_batch, small_params
+from tiny import EOS, PAD, ROLLOUT, compiled, policy_of
 
 from slpo_jax.policy.ending import StopStrings
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.text.stopping import stop_tables
-from slpo_jax.training.rl import are_cut
+from slpo_jax.training.rl import are_cut, make_improvement, roll_out
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
-EOS = (4, 5)
+ENDS = (4, 5)
 # Answer tokens of three slots, padded with an end token's id, and whether there is no end in them: with end tokens
 # alone, and with the stop string "bc".
 ANSWERS = [
@@ -22,10 +25,44 @@ ANSWERS = [
 ]  # fmt: skip
 
 
+def test_rollouts_without_chance_stop_where_the_gate_says_one_half():
+    """The first latent at or above it is the last, also where the gate is far from certain."""
+    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="threshold", answer_slots=1))
+    params, batch, key = small_params(), prompted_batch(), jax.random.key(7)
+    made, rewards = compiled(lambda params: roll_out(policy, params, batch, None, 4, key))(params)
+    out = jax.tree.map(np.asarray, params["gate"]["out"])
+    stop_NT = special.expit(np.asarray(made.actions) @ out["kernel"][:, 0] + out["bias"])
+    at = []
+    for stops, length in zip(stop_NT, made.lengths, strict=True):
+        assert (stops[: length - 1] < 0.5).all()
+        assert stops[length - 1] >= 0.5 or length == ROLLOUT.max_latents
+        at.append(stops[length - 1])
+    assert any(0.5 < stop < 0.8 for stop in at)
+    assert rewards is None
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_metrics_by_hand(is_written):
+    """Thoughts of 2, 1, 2 and 1 steps, the second of which says eos where it is written; one prompt is solved."""
+    policy = policy_of(dataclasses.replace(ROLLOUT, max_latents=2, answer_slots=3))
+    tokens = jnp.array([[5, 6, 7], [PAD] * 3, [5, EOS, PAD], [EOS, PAD, PAD]])
+    said = jnp.array([[9, 8], [EOS, 0], [9, 8], [9, 0]]) if is_written else None
+    made = Trajectories(None, jnp.array([2, 1, 2, 1]), tokens, None, said=said)
+    improve = make_improvement(policy, lambda *_: (jnp.float32(3.0), {"own": (2.0, 8.0)}))
+    loss, found = improve({}, (None, made, jnp.array([[0.0, 1.0], [0.0, 0.0]])), jax.random.key(0))
+    expected = {
+        "loss": (3, 2), "reward": (1, 4), "solved": (1, 2), "mixed": (1, 2), "latent_steps": (6, 4), "own": (2, 8),
+        # An answer of pads alone was never spoken after a written eos; after a silent thought it is three tokens.
+        "answer_tokens": (6 + 3 + 0 + 2 + 1 if is_written else 3 + 3 + 2 + 1, 4),
+    }  # fmt: skip
+    assert loss == 3
+    assert {name: tuple(map(float, found[name])) for name in expected} == expected
+
+
 @pytest.mark.parametrize("stop", [(), ("bc",)])
 def test_answers_cut_at_the_limit_are_those_without_an_end(stop):
     stops = StopStrings(**stop_tables(stop, PIECES)[0]) if stop else None
-    policy = policy_of(dataclasses.replace(ROLLOUT, eos_ids=EOS, pad_id=EOS[0], answer_slots=3, stops=stops))
+    policy = policy_of(dataclasses.replace(ROLLOUT, eos_ids=ENDS, pad_id=ENDS[0], answer_slots=3, stops=stops))
     tokens = jnp.array([row for row, *_ in ANSWERS])
     lengths = jnp.full(len(ANSWERS), 2)
     silent = Trajectories(jnp.zeros((len(ANSWERS), 2, 1)), lengths, tokens, keys=None)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from slpo_jax.io.mesh import device_mesh
+from slpo_jax.policy import noise
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.sharding import Layout, ShardingConfig
 from slpo_jax.training.state import init_state, make_train_step
@@ -23,12 +24,12 @@ def _loss(params, batch, key):
     return loss, {"loss": (loss, jnp.float32(ROWS_OF_BATCH))}
 
 
-def _step(config, params, loss=_loss):
+def _step(config, params, loss=_loss, batch=None, **how):
     optimizer = make_optimizer(config)
     layout = Layout(device_mesh(jax.devices("cpu")[:1]), ShardingConfig().rules)
     state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
-    step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl")
-    return state, step.lower(state, params).compile()
+    step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl", **how)
+    return state, step.lower(state, params if batch is None else batch).compile()
 
 
 def _arrays(seed, size):
@@ -73,6 +74,44 @@ def test_a_gradient_that_is_not_finite_changes_nothing_whatever_the_loss():
     for got, other in zip(*map(jax.tree.leaves, (state.params["reasoner"], params)), strict=True):
         np.testing.assert_array_equal(got, other)
     assert not any(np.any(x) for x in jax.tree.leaves(state.opt_state))
+
+
+def test_a_gradient_is_the_mean_over_the_rows_that_count():
+    """Of one row it is that row's, and of none it is nothing; so is the loss."""
+
+    def loss(params, batch, key):
+        total = batch["rows"][0] * jnp.sum(params["reasoner"]["a"] * batch["g"])
+        return total, {"loss": (total, batch["rows"][0])}
+
+    params, given = {"a": _arrays(0, 8)["a"]}, _arrays(1, 8)["a"]
+    batch = {"g": given, "rows": np.ones(1, np.float32)}
+    _, step = _step(OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0), params, loss, batch)
+    for rows in (0, 1, 2, 5):
+        state, _ = _step(OptimizerConfig("adamw", learning_rate=0.1, warmup_steps=0), params, loss, batch)
+        state, metrics = step(state, batch | {"rows": np.full(1, rows, np.float32)})
+        assert metrics["grad_norm"] == pytest.approx(np.linalg.norm(given) * (rows > 0), rel=1e-5)
+        assert metrics["loss"] == pytest.approx((params["a"] * given).sum() * (rows > 0), rel=1e-5)
+        assert metrics["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_step_of_two_updates_of_which_one_is_broken_is_counted_and_takes_the_other(broken):
+    bad = jax.random.fold_in(noise.stream_key(jax.random.key(0), "rl", 0), broken)
+
+    def loss(params, batch, key):
+        is_bad = jnp.all(jax.random.key_data(key) == jax.random.key_data(bad))
+        total, metrics = _loss(params, batch, key)
+        total = jnp.where(is_bad, jnp.nan, total)
+        return total, metrics | {"loss": (total, metrics["loss"][1])}
+
+    config, params, gradient = OptimizerConfig("adamw", learning_rate=0.1), _arrays(0, 8), _arrays(1, 8)
+    state, step = _step(config, params, loss, updates=2)
+    state, metrics = step(state, gradient)
+    assert (int(metrics["skipped_steps"]), int(metrics["skipped_in_a_row"])) == (1, 1)
+    once, step = _step(config, params)
+    once, _ = step(once, gradient)
+    for got, other in zip(*map(jax.tree.leaves, (state.params, once.params)), strict=True):
+        np.testing.assert_allclose(got, other, rtol=1e-6)
 
 
 def test_moments_are_made_in_place():
