@@ -197,6 +197,15 @@ def test_few_samples_show_the_largest_k(tmp_path):
     assert "| row | Acc | P@1 | P@4 | #L | cut at the limit |" in (tmp_path / "report.md").read_text()
 
 
+def test_latents_are_shown_as_they_are_and_shares_in_points(tmp_path):
+    """Where rows are compared too."""
+    write_eval(tmp_path, "cold_start", "alpha", [0] * 4, lengths=[4] * 4)
+    write_eval(tmp_path, "slpo", "alpha", [1] * 4, lengths=[3] * 4)
+    report.write_report(tmp_path)
+    line = "| SLPO − cold gate | **+100.0** [+100.0, +100.0] | **-1.00** [-1.00, -1.00] |"
+    assert line in (tmp_path / "report.md").read_text()
+
+
 def test_rows_on_different_problems_are_not_compared(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
     write_eval(tmp_path, "cold_start", "alpha", [1, 0])
@@ -291,9 +300,11 @@ def test_many_samples_have_larger_k(tmp_path):
 def test_curves_are_unbiased_over_all_seeds_samples(tmp_path, seeds, per_seed):
     """1 - C(n - c, k) / C(n, k) of a problem with c of n = S*M right, up to k = M, or to S where M is 1."""
     right = np.random.default_rng(0).random((seeds, 6, per_seed)) < 0.4
+    write_eval(tmp_path, "imitate", "alpha", [1] * 6, np.zeros((1, 6, 16)))
     write_eval(tmp_path, "slpo", "alpha", [1] * 6, right)
     (axis,) = figures.pass_at_k_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).axes
-    (line,), (band,) = axis.lines, axis.collections
+    assert axis.get_xticks().tolist() == [1, 2, 4, 8, 16]  # of the row that has the most
+    (_, line), (_, band) = axis.lines, axis.collections
     n, counts, most = seeds * per_seed, right.sum(axis=(0, 2)), per_seed if per_seed > 1 else seeds
     ks = range(1, most + 1)
     by_problem = 100 * np.array([[1 - math.comb(n - c, k) / math.comb(n, k) for c in counts] for k in ks])
@@ -425,6 +436,15 @@ def test_correlation_over_runs_is_told_only_if_all_agree(tmp_path, second, verdi
     assert not [key for key in found if key.endswith("_p") or "_se_" in key]
     text = (tmp_path / "all" / "report.md").read_text()
     assert f"{verdict} problems with more steps (r = {np.mean(by_run):.2f}, by run {min(by_run):.2f} to" in text
+
+
+def test_what_one_run_does_not_have_has_no_mean(tmp_path):
+    """All its thoughts are equally long, and correlate with nothing."""
+    for run, lengths in (("a", [1, 2, 3, 6]), ("b", [3] * 4)):
+        write_eval(tmp_path / run, "slpo", "alpha", [1] * 4, lengths=lengths, steps=[1, 2, 3, 4])
+    found = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")["eval"]["slpo"]["alpha"]
+    assert found.get("pearson_steps_r") is None
+    assert found["latent_steps"] == 3
 
 
 def test_mean_of_the_sets_by_hand(tmp_path):

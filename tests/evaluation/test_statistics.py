@@ -212,7 +212,7 @@ def test_distinct_answers_by_hand():
 
 def test_summarise_by_hand():
     sample_correct = [[[1, 0], [0, 0], [1, 1]], [[0, 0], [0, 1], [1, 1]]]  # S=2, N=3, M=2
-    lengths = [[[1, 2], [3, 3], [6, 6]], [[1, 2], [3, 3], [6, 6]]]
+    lengths = [[[1, 2], [3, 3], [6, 6]], [[1, 4], [3, 5], [6, 6]]]
     records = make_records([1, 0, 1], [2, 3, 7], [1, 2, 4], sample_correct, sample_latent_steps=lengths)
     out = statistics.summarise(records)
     assert (out["n"], out["seeds"], out["samples_per_seed"]) == (3, 2, 2)
@@ -229,7 +229,7 @@ def test_summarise_by_hand():
     assert "maj@8" not in out
     assert out["latent_steps"] == pytest.approx(4)
     assert (out["answer_tokens"], out["answer_tokens_se"]) == (1, pytest.approx(1 / math.sqrt(3)))  # 0, 1 and 2
-    assert out["sample_latent_steps"] == pytest.approx((1.5 + 3 + 6) / 3)
+    assert out["sample_latent_steps"] == pytest.approx((2 + 3.5 + 6) / 3)
     assert (out["cut"], out["cut_se"]) == (pytest.approx(1 / 3), pytest.approx(math.sqrt(2 / 9 / 3)))  # of 0, 1, 0
     assert out["sample_cut"] == pytest.approx((3 / 4 + 3 / 4 + 0) / 3)
     assert out["sample_cut_se"] == pytest.approx(math.sqrt(3 / 16) / math.sqrt(3))  # 3/4, 3/4, 0: variance 3/16
@@ -258,6 +258,7 @@ def test_summarise_majority_of_sixteen():
     out = statistics.summarise(records)
     assert out["maj@16"] == pytest.approx(0.5)
     assert out["maj@8"] == pytest.approx(1.0)
+    assert "maj@4" not in out  # too few votes
 
 
 def test_compare_rows_takes_the_better_fixed_row_by_metric():

@@ -27,6 +27,7 @@ from tiny import (
     take_rows,
 )
 
+from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
 
@@ -124,6 +125,23 @@ def test_banned_tokens_are_never_said(params, prompts, slow):
             tokens.append(int(np.delete(np.arange(len(logits)), banned)[np.delete(logits, banned).argmax()]))
         assert found.tokens[row].tolist() == tokens[1:]
     assert set(banned) <= set(free.ravel().tolist())
+
+
+def test_sampled_tokens_are_drawn_each_by_its_slot_s_key(params, prompts, slow):
+    """From the tempered softmax of the slow loop's logits; no slot's key draws another slot's token."""
+    config, keys = dataclasses.replace(_clean(BY_LENGTH), temperature=1.5), keys_of(ROWS)
+    found = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
+    slow.factors, said = {}, 0
+    for row, length in enumerate(THOUGHTS):
+        prompt, tokens = real_tokens(prompts, row), [config.end_id]
+        thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
+        while len(tokens) <= config.answer_slots and EOS not in tokens:
+            logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
+            (key,) = noise.token_keys(keys[row : row + 1], len(tokens) - 1)
+            tokens.append(int(jax.random.categorical(key, jnp.asarray(logits / 1.5, jnp.float32))))
+        assert found.tokens[row].tolist() == tokens[1:] + [PAD] * (config.answer_slots + 1 - len(tokens))
+        said += len(tokens) - 1
+    assert said > 2 * ROWS
 
 
 def test_threshold_stops_at_the_first_probability_at_or_above(params, prompts, slow):
