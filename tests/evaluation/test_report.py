@@ -19,7 +19,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps, sweeps
 from slpo_jax.io.workdir import Workdir
 
-SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (3, 12), "rule": 3}}
+SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (1, 12), "rule": 1}}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def workdir(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
     sweeps = {
         "cold_start": {"0.5": 0.25, "0.6": 0.5, "chosen": 0.6, "problems": 1500},
-        "imitate_control": {"12": 0.5, "3": 0.75, "chosen": 3, "problems": 1500},
+        "imitate_control": {"12": 0.5, "1": 0.75, "chosen": 1, "problems": 1500},
     }
     (tmp_path / "thresholds.json").write_text(json.dumps(sweeps))
     (tmp_path / "config.json").write_text(json.dumps({"seed": 4, "evaluate": {"datasets": ["beta", "alpha"]}}))
@@ -97,7 +97,7 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "SLPO on alpha: more latents on problems with more steps (r = 1.00, p < 0.001)" in text
     assert "| threshold (1,500 problems) | 0.5 | 0.6 |\n" in text
     assert "| cold gate: Acc | 25.0 | **50.0** |" in text
-    assert "| latents (1,500 problems) | 3 | 12 |\n" in text
+    assert "| latents (1,500 problems) | 1 | 12 |\n" in text
     assert "| imitation control: Acc | **75.0** | 50.0 |" in text
     assert "`seed` = 3" in text
 
@@ -316,6 +316,28 @@ def test_curves_are_unbiased_over_all_seeds_samples(tmp_path, seeds, per_seed):
         np.testing.assert_allclose([at.min(), at.max()], expected)
 
 
+def test_bars_and_lines_by_hand(tmp_path):
+    """Lengths 1, 2, 2 and 4: shares; means by steps and by fifths of difficulty, their errors, and the fit."""
+    hits = np.arange(5) < np.array([[5], [4], [0], [0]])  # 0.2 belongs to the second fifth, and 1 to the last
+    write_eval(tmp_path, "slpo", "alpha", [1] * 4, hits[None], lengths=[1, 2, 2, 4], steps=[1, 1, 2, 3])
+    evals, found = evals_of(tmp_path), rows.read_rows(tmp_path)
+    (stops,) = figures.stop_times_figure(evals, found).axes
+    by_steps, by_difficulty = figures.difficulty_figure(evals, found).axes
+
+    def bars(axis):
+        each = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axis.patches]
+        return [round(float(x), 6) for pair in each for x in pair]
+
+    assert bars(stops) == [1, 25, 2, 50, 3, 0, 4, 25]
+    assert bars(by_steps) == [1, 1.5, 2, 2, 3, 4]
+    assert bars(by_difficulty) == [0.1, 1, 0.3, 2, 0.9, 3]
+    errors = by_difficulty.collections[0].get_segments()
+    np.testing.assert_allclose([np.ptp(segment[:, 1]) / 2 for segment in errors], [0, 0, 1])
+    for axis, x in ((by_steps, [1, 1, 2, 3]), (by_difficulty, [0, 0.2, 1, 1])):
+        line, ends = stats.linregress(x, [1, 2, 2, 4]), np.array([min(x), max(x)])
+        np.testing.assert_allclose(axis.lines[-1].get_xydata(), np.stack([ends, line.intercept + line.slope * ends], 1))
+
+
 def _every_figure(workdir):
     evals, found = evals_of(workdir), rows.read_rows(workdir)
     metrics, _ = records.read_metrics(workdir / "metrics.jsonl")
@@ -450,7 +472,8 @@ def test_what_one_run_does_not_have_has_no_mean(tmp_path):
 def test_mean_of_the_sets_by_hand(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 1, 1, 0])
     write_eval(tmp_path, "slpo", "beta", [1, 0] * 8)
-    average = report.write_report(tmp_path)["average"]["slpo"]
+    write_eval(tmp_path, "imitate", "alpha", [1, 1, 1, 0])
+    (average,) = report.write_report(tmp_path)["average"].values()  # a row without one of the sets has none
     assert average["acc"] == pytest.approx(0.625)
     # errors sqrt(3/16/4) and sqrt(1/4/16), independent
     assert average["acc_se"] == pytest.approx((3 / 64 + 1 / 64) ** 0.5 / 2)

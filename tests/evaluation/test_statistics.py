@@ -274,7 +274,7 @@ def test_compare_rows_takes_the_better_fixed_row_by_metric():
     (acc,) = [e for e in entries if e["metric"] == "acc"]
     assert (acc["a"], acc["b"], acc["b_row"]) == ("slpo", "best_fixed", "imitate_fixed_tmax")
     assert acc["difference"] == pytest.approx(0.25)
-    assert not [e for e in entries if "latent" in e["metric"]]
+    assert not [e for e in entries if "latent" in e["metric"] or "distinct" in e["metric"]]
 
 
 def test_compare_rows_averages_over_sets_and_runs():
@@ -297,3 +297,8 @@ def test_compare_rows_averages_over_sets_and_runs():
     assert found["average"]["excludes_zero"]
     # independent problems: averaging two sets makes the interval narrower than the wider one's
     assert found["average"]["high"] - found["average"]["low"] < found["x"]["high"] - found["x"]["low"]
+    # Of three sets, one of which only one of the rows has, there is no mean.
+    partial = run(20, 10)
+    partial["slpo"]["z"] = partial["slpo"]["x"]
+    entries, _ = comparisons.compare_rows([partial], rows, n_boot=100)
+    assert {e["set"] for e in entries} == {"x", "y"}
