@@ -43,6 +43,13 @@ def test_tokens_follow_the_truncated_tempered_softmax(keys, top_k, top_p):
     assert (np.abs(counts - DRAWS * law) <= SIGMAS * np.sqrt(DRAWS * law * (1 - law))).all()
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3)])
+def test_top_p_keeps_the_fewest_that_have_it_together(top_p, kept):
+    """To the last bit: of four equal tokens two have one half."""
+    left, _ = most_likely(jnp.zeros((1, 4)), 0, top_p)
+    assert np.isfinite(left).sum() == kept
+
+
 def test_nothing_to_cut_is_the_untruncated_draw(keys):
     """To the last bit: the same keys give the same tokens."""
     logits = jnp.broadcast_to(LOGITS, (DRAWS, len(LOGITS)))

@@ -129,6 +129,16 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
     np.testing.assert_array_equal(imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
 
 
+def test_a_problem_without_steps_has_a_latent_at_least(problems):
+    """And a place for each that it can have, where their number is drawn."""
+    bare = encode_problems(problems.template, [Problem("Tom has 3 pens .", (), "3")])
+    phase = imitate.Phase("final", 0, 9, None, None, 3)
+    drawn = {int(imitate.make_batch(bare, phase, step, 0, 1, (12,), (4,)).latents[0]) for step in range(60)}
+    assert drawn == {1, 2, 3}
+    # Prompt, latents, and what is fed after them: the end marker, ### and 3.
+    assert imitate.positions(bare, phase) == [len(bare.prompts[0]) + 3 + 3]
+
+
 def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
     phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
     (longest,) = imitate.suffix_slots(problems, phase)

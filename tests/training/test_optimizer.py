@@ -187,6 +187,25 @@ def test_the_tolerance_tells_other_settings_apart(change, wrong):
 
 
 @pytest.mark.parametrize("decay_vectors", [False, True])
+def test_adamw_follows_its_equations(decay_vectors):
+    """Loshchilov & Hutter 2019, algorithm 2, in float64."""
+    params, gradients = _problem(seed=2)
+    config = _config(name="adamw", weight_decay=0.1, b1=0.8, b2=0.95, decay_vectors=decay_vectors)
+    now = {name: value.astype(np.float64) for name, value in params.items()}
+    first, second, path = dict.fromkeys(now, 0.0), dict.fromkeys(now, 0.0), []
+    for count, (gradient, rate) in enumerate(zip(gradients, _rates(config), strict=True), start=1):
+        norm = math.sqrt(sum(float(np.sum(g.astype(np.float64) ** 2)) for g in gradient.values()))
+        for name, g in gradient.items():
+            g = g.astype(np.float64) / max(1.0, norm)
+            first[name], second[name] = 0.8 * first[name] + 0.2 * g, 0.95 * second[name] + 0.05 * g**2
+            update = first[name] / (1 - 0.8**count) / (np.sqrt(second[name] / (1 - 0.95**count)) + 1e-8)
+            decay = 0.1 if g.ndim == 2 or decay_vectors else 0.0
+            now[name] = now[name] - rate * (update + decay * now[name])
+        path.append(dict(now))
+    _assert_paths_equal(_run(make_optimizer(config), params, gradients), path, params)
+
+
+@pytest.mark.parametrize("decay_vectors", [False, True])
 def test_adamw_is_torchs(decay_vectors):
     torch = pytest.importorskip("torch")
     params, gradients = _problem(seed=2)
