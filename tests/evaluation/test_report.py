@@ -317,9 +317,9 @@ def test_curves_are_unbiased_over_all_seeds_samples(tmp_path, seeds, per_seed):
 
 
 def test_bars_and_lines_by_hand(tmp_path):
-    """Lengths 1, 2, 2 and 4: shares; means by steps and by fifths of difficulty, their errors, and the fit."""
-    hits = np.arange(5) < np.array([[5], [4], [0], [0]])  # 0.2 belongs to the second fifth, and 1 to the last
-    write_eval(tmp_path, "slpo", "alpha", [1] * 4, hits[None], lengths=[1, 2, 2, 4], steps=[1, 1, 2, 3])
+    """Lengths 1, 2, 2, 4 and 7: shares; means by steps and by fifths of difficulty, their errors, and the fit."""
+    hits = np.arange(5) < np.array([[5], [4], [0], [0], [0]])  # 0.2 belongs to the second fifth, and 1 to the last
+    write_eval(tmp_path, "slpo", "alpha", [1] * 5, hits[None], lengths=[1, 2, 2, 4, 7], steps=[1, 1, 2, 3, 2])
     evals, found = evals_of(tmp_path), rows.read_rows(tmp_path)
     (stops,) = figures.stop_times_figure(evals, found).axes
     by_steps, by_difficulty = figures.difficulty_figure(evals, found).axes
@@ -328,13 +328,13 @@ def test_bars_and_lines_by_hand(tmp_path):
         each = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axis.patches]
         return [round(float(x), 6) for pair in each for x in pair]
 
-    assert bars(stops) == [1, 25, 2, 50, 3, 0, 4, 25]
-    assert bars(by_steps) == [1, 1.5, 2, 2, 3, 4]
-    assert bars(by_difficulty) == [0.1, 1, 0.3, 2, 0.9, 3]
+    assert bars(stops) == [1, 20, 2, 40, 3, 0, 4, 20, 5, 0, 6, 0, 7, 20]
+    assert bars(by_steps) == [1, 1.5, 2, 4.5, 3, 4]
+    assert bars(by_difficulty) == [0.1, 1, 0.3, 2, 0.9, round(13 / 3, 6)]
     errors = by_difficulty.collections[0].get_segments()
-    np.testing.assert_allclose([np.ptp(segment[:, 1]) / 2 for segment in errors], [0, 0, 1])
-    for axis, x in ((by_steps, [1, 1, 2, 3]), (by_difficulty, [0, 0.2, 1, 1])):
-        line, ends = stats.linregress(x, [1, 2, 2, 4]), np.array([min(x), max(x)])
+    np.testing.assert_allclose([np.ptp(segment[:, 1]) / 2 for segment in errors], [0, 0, stats.sem([2, 4, 7])])
+    for axis, x in ((by_steps, [1, 1, 2, 3, 2]), (by_difficulty, [0, 0.2, 1, 1, 1])):
+        line, ends = stats.linregress(x, [1, 2, 2, 4, 7]), np.array([min(x), max(x)])
         np.testing.assert_allclose(axis.lines[-1].get_xydata(), np.stack([ends, line.intercept + line.slope * ends], 1))
 
 
