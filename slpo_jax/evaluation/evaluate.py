@@ -200,11 +200,6 @@ class Reader:
             self._seen[identity] = self._read(tokens_A.tolist())
         return self._seen[identity]
 
-    def is_cut(self, tokens_A: np.ndarray) -> bool:
-        """Whether a completion has no end within its budget."""
-        ids, template = [token for token in tokens_A.tolist() if token != NO_TOKEN], self._template
-        return not read_completion(ids, self._bytes, template.eos_ids, template.stop).ended
-
     def right(self, answers: Sequence[str | None], references: Sequence[str]) -> list[bool]:
         """Which of N answers are their references."""
         return are_right(answers, references, self._template.answer_style)

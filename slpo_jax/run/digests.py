@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def _files(experiment: Experiment, stage: str) -> dict[str, Any]:
     else:
         folders = initial_files(experiment)
         settings = plain({key: config[key] for key in _FROM_FILES})
-    states = {}
+    states: dict[str, os.stat_result] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
         states |= {str(path.relative_to(folder.parent)): path.stat() for path in files}

@@ -23,6 +23,7 @@ from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
 _FLUSH_SECONDS = 120.0
+_SHOWN: tuple[str, ...] = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
@@ -255,9 +256,7 @@ class StageRun:
         self._clock, self._clock_step = now, step
         self.log.write(self.name, step, scalars)
         self._warn_of_cuts(step, scalars.get("cut", 0.0))
-        shown = {
-            name: f"{scalars[name]:.3g}" for name in ("loss", "accuracy", "reward", "latent_steps") if name in scalars
-        }
+        shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}
         self._progress.update(step, shown)
 
     def _warn_of_cuts(self, step: int, share: float) -> None:
