@@ -197,7 +197,7 @@ def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
         config = load_config()
         config.update(init=str(init), stages=("evaluate",))
         with pytest.raises(UserError, match=r"config\.gate\.enabled") as caught:
-            build(config, tmp_path / "new")
+            build(config, tmp_path / "new", given=("gate.enabled",))
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "new").exists()
 
