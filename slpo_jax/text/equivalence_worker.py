@@ -27,7 +27,7 @@ def far_apart(reference: list[Any], answer: list[Any], rounded: bool) -> bool:
     from sympy import Expr
 
     pair = [getattr(found[0], "rhs", found[0]) for found in (reference, answer)]  # x = 5 is 5
-    if not all(isinstance(value, Expr) and value.is_number for value in pair):
+    if not all(isinstance(value, Expr) and value.is_number and value.is_finite for value in pair):
         return False
     left, right = (value.doit().evalf(_DIGITS) for value in pair)
     return bool(abs(left - right) > max(abs(left), abs(right)) * (_ROUNDED if rounded else _EXACT) + _ZERO)

@@ -53,7 +53,7 @@ ALSO_RIGHT = [
     (r"11,\! 111,\! 100", "11111100"),
     ("10100_2", "10100_{2}"), ("AB", r"\text{AB}"), (r"\boldsymbol{5}", "5"), ("72°", r"72^\circ"),
     (r"\frac 1 2", "0.5"), (r"5\text{ ft}^2", r"5\text{ square feet}"), (r"33\frac{1}{3}\%", r"\frac{1}{3}"),
-    ("12.5 percent", "12.5"), ("xy", "yx"),
+    ("12.5 percent", "12.5"), ("xy", "yx"), (r"-\infty", r"-\infty"), (r"\sqrt{3+2\sqrt{2}}-1-\sqrt{2}", "0"),
     ("2^{-57}", r"\frac{1}{2^{57}}"), (r"\sqrt{8}", r"2\sqrt{2}"), ("0.0005", r"\frac{1}{2000}"),
 ]  # fmt: skip
 # What math_verify takes for equal, or did.
