@@ -194,12 +194,6 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
             sets[row].append(name)
     notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
     stamps = {name: read_stamp(folder.set_files(name, row)) for row, names in sets.items() for name in names}
-    shared = sorted(name for name, stamp in stamps.items() if stamp and stamp.name != name)
-    if len(shared) > 1:
-        notes.append(
-            f"{', '.join(shared)}: evaluated by an older version, with the same noise on each set, which the errors of "
-            "their mean don't know; evaluate again."
-        )
     notes += [
         f"{name}: {stamp.left_out:,} problem(s) of its source are left out, as their answers can't be compared."
         for name, stamp in sorted(stamps.items()) if stamp and stamp.left_out

@@ -21,6 +21,7 @@ class Stamp:
     """One row's evaluation on one data set.
 
     Attributes:
+        name: of the data set, by which noise is drawn.
         checkpoint: digest of the parameters.
         data: digest of the problems as loaded.
         prompts: digest of their token ids.
@@ -28,9 +29,9 @@ class Stamp:
         settings: what else the results depend on, by key of the config, and how rollouts ended.
         files: digests of the files that were written, by name.
         left_out: how many more problems the source has, whose answers can't be compared.
-        name: of the data set, by which noise is drawn; "" where it was not yet.
     """
 
+    name: str
     checkpoint: str
     data: str
     prompts: str
@@ -38,7 +39,6 @@ class Stamp:
     settings: Mapping[str, Any]
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
-    name: str = ""
 
     @property
     def model(self) -> dict[str, Any]:

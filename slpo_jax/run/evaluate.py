@@ -90,7 +90,7 @@ def _evaluate_row(
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
     tests = {name: experiment.test_set(name) for name in names}
     stamps = {
-        name: Stamp(row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out, name=name)
+        name: Stamp(name, row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out)
         for name, test in tests.items()
     }
     row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
