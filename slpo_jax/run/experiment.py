@@ -104,9 +104,15 @@ class Setup:
             except UserError as error:
                 raise UserError(f"{key}: {source}: {error}") from None
             check_prompts(self.config, key, encoded, max(self.prompt_slots))
-            check_answers(self.config, key, encoded)
+            check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
             self._sets[key] = encoded
         return self._sets[key]
+
+    def _asked(self, key: str, count: int) -> range:
+        """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""
+        if key == "config.data.train":
+            return range(count if {"cold_start", "rl"}.intersection(self.config.stages) else 0)
+        return range(min(self.config.evaluate.limit or count, count))
 
     @functools.cached_property
     def reference_width(self) -> int:

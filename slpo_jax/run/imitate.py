@@ -14,6 +14,7 @@ from slpo_jax.models import lora
 from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
+from slpo_jax.run.usable import check_answers
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.distil import Distillation
@@ -27,8 +28,9 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
     """The training problems that are imitated.
 
     Raises:
-        UserError: there are none, none has steps to write where some are written, or one needs more positions than the
-            model has: what is written out is not bounded by config.max_answer_tokens.
+        UserError: there are none, an answer does not fit in config.max_answer_tokens, none has steps to write where some
+            are written, or one needs more positions than the model has: steps that are written out are not bounded by
+            config.max_answer_tokens.
     """
     problems, longest = experiment.train, experiment.config.imitate.max_tokens
     kept = imitation.usable(problems, longest)
@@ -36,6 +38,7 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
         raise UserError(
             f"config.imitate.max_tokens: {longest} leaves no problem of config.data.train; raise it or give other data"
         )
+    check_answers(experiment.config, "config.data.train", problems, kept)
     chosen, most = problems.subset(kept), experiment.reasoner.config.n_positions
     fewest = _fewest_steps(experiment, imitation, plan)
     if max(map(len, chosen.steps)) < fewest:

@@ -1,6 +1,7 @@
 """Whether what a config asks for can be done with what it starts from."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -103,21 +104,23 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
 
 
-def check_answers(config: ConfigDict, key: str, problems: EncodedProblems) -> None:
+def check_answers(config: ConfigDict, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
     """Fail before any work on a reference that no rollout has room for: whatever it says, it would be wrong.
 
+    Args:
+        used: indices of the problems that are asked for.
     Raises:
-        UserError: an answer of a set takes more tokens, its end included, than are generated where the set is used.
+        UserError: the answer of one takes more tokens, its end included, than are generated where the set is used.
     """
-    evaluated = key != "config.data.train"
-    name = "evaluate.max_answer_tokens" if evaluated and config.evaluate.max_answer_tokens else "max_answer_tokens"
-    used = range(len(problems))[: config.evaluate.limit or None] if evaluated else range(len(problems))
-    needed, most = [len(problems.suffix(index, None)) - 1 for index in used], config[name]
-    if max(needed) > most:
-        raise UserError(
-            f"{key}: the answer of problem {needed.index(max(needed))} takes {max(needed)} tokens with its end, more "
-            f"than config.{name} ({most}); raise it, or drop the problem"
-        )
+    own = key != "config.data.train" and config.evaluate.max_answer_tokens
+    name = "evaluate.max_answer_tokens" if own else "max_answer_tokens"
+    for index in used:
+        needed = len(problems.suffix(index, None)) - 1
+        if needed > config[name]:
+            raise UserError(
+                f"{key}: the answer of problem {index} takes {needed} tokens with its end, more than config.{name} "
+                f"({config[name]}); raise it, or drop the problem"
+            )
 
 
 def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
