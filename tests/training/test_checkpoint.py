@@ -411,7 +411,7 @@ def test_a_disk_that_fills_during_a_save_is_one_line_that_says_so(tmp_path, monk
     (tmp_path / "16").rename(tmp_path / "16.orbax-checkpoint-tmp")
     again = StageCheckpoints(tmp_path)
     assert int(again.restore(_state())[0].step) == 12
-    assert {path.name for path in tmp_path.iterdir()} == {"8", "12"}
+    assert not list(tmp_path.glob("16*"))
     again.close()
 
 
