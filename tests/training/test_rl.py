@@ -43,9 +43,8 @@ def test_rollouts_without_chance_stop_where_the_gate_says_one_half():
 
 def test_rollouts_without_a_gate_think_all_latents():
     policy = policy_of(dataclasses.replace(ROLLOUT, stopping="length", max_latents=2, answer_slots=1))
-    made, _ = compiled(lambda params: roll_out(policy, params, prompted_batch(), None, 2, jax.random.key(7)))(
-        small_params()
-    )
+    batch, key = prompted_batch(), jax.random.key(7)
+    made, _ = compiled(lambda params: roll_out(policy, params, batch, None, 2, key))(small_params())
     assert set(made.lengths.tolist()) == {2}
     assert made.actions.any(axis=2).all()
 
