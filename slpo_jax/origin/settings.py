@@ -17,7 +17,6 @@ from slpo_jax.config import default_config, own_latents, thinker_of
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import read_rule
 from slpo_jax.evaluation.trained import flatten
-from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin.identify import Identity
@@ -114,13 +113,15 @@ def made_like(config: ConfigDict, facts: Mapping[str, Any]) -> bool:
     return all(now.get(key) == value for key, value in _decisive(facts).items() if _among(key, _USED_WITH))
 
 
-def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()) -> None:
-    """Have a config that only evaluates take what its checkpoints were made with; say where a config differs.
+def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()) -> list[str]:
+    """Have a config that only evaluates take what its checkpoints were made with.
 
     Args:
         identity: of `config.init`.
         workdir: the checkpoints are those of its finished stages, or else `config.init`'s.
         given: keys that were set to what they are, even where that is the default.
+    Returns:
+        lines that say where the config differed, and differs.
     """
     trains, stages = set(config.stages) != {"evaluate"}, workdir.finished_stages()
     if stages and not trains:
@@ -144,9 +145,8 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
             taken.append(f"config.{key}={_shown(value)} and not {_shown(now)}")
     if taken:
         config.min_latents = min(config.min_latents, max(config.max_latents, 1))
-    for texts, how in ((taken, "evaluated as it was made, with"), (others, "not used as it was made, but with")):
-        if texts and hosts.is_first():
-            logging.warning("%s: %s %s", source, how, ", ".join(texts))
+    hows = ((taken, "evaluated as it was made, with"), (others, "not used as it was made, but with"))
+    return [f"{source}: {how} {', '.join(texts)}" for texts, how in hows if texts]
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from slpo_jax.checked import fill
 from slpo_jax.config import make_thinker
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator, Reader
+from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
@@ -234,8 +235,10 @@ def build(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Exp
     if config.init:
         config.init = newest_checkpoint(config.init)
         identity = identify(config.init, config.base, config.lora_alpha)
-    go_with(config, identity, paths, given)
+    lines = go_with(config, identity, paths, given)
     setup = assemble(config, paths, identity)
+    for line in lines if hosts.is_first() else ():
+        logging.warning("%s", line)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

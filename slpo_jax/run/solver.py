@@ -122,17 +122,14 @@ def load_solver(
     identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
     config = config_of(identity, reasoner, tokenizer)
     stopping, rule = stopping_of(config, identity)
-    _say_others(
-        identity,
-        {
-            "latents": (latents, rule if stopping == "length" else f"the threshold {rule}"),
-            "threshold": (threshold, rule),
-            "max_answer_tokens": (max_answer_tokens, config.evaluate.max_answer_tokens or config.max_answer_tokens),
-            "thinker": (thinker, config.thinker.name),
-            "instruction": (instruction, config.prompt.instruction),
-            "answers": (answers, config.prompt.answers),
-        },
-    )
+    asked: dict[str, tuple[Any, Any]] = {
+        "latents": (latents, rule if stopping == "length" else f"the threshold {rule}"),
+        "threshold": (threshold, rule),
+        "max_answer_tokens": (max_answer_tokens, config.evaluate.max_answer_tokens or config.max_answer_tokens),
+        "thinker": (thinker, config.thinker.name),
+        "instruction": (instruction, config.prompt.instruction),
+        "answers": (answers, config.prompt.answers),
+    }
     if thinker:
         config.thinker.name = thinker
     if instruction:
@@ -154,6 +151,7 @@ def load_solver(
         raise UserError(f"--latents: 0 leaves --thinker={thinker} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
     params = setup.initial_params(draws_thinker=bool(thinker))
+    _say_others(identity, asked)
     lacking = "thinker" in params and "thinker" not in setup.stored_params(draws_thinker=True)
     return Solver(setup, params, stopping, rule, lacking)
 
