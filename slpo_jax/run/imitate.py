@@ -28,9 +28,8 @@ def imitated(experiment: Experiment, imitation: Imitation, plan: list[Phase]) ->
     """The training problems that are imitated.
 
     Raises:
-        UserError: there are none, an answer does not fit in config.max_answer_tokens, none has steps to write where some
-            are written, or one needs more positions than the model has: steps that are written out are not bounded by
-            config.max_answer_tokens.
+        UserError: there are none, an answer does not fit in config.max_answer_tokens, none has steps where steps are
+            written, or one needs more positions than the model has, which that key does not bound.
     """
     problems, longest = experiment.train, experiment.config.imitate.max_tokens
     kept = imitation.usable(problems, longest)
