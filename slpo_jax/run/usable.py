@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
@@ -105,22 +107,30 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
 
 
 def check_answers(config: ConfigDict, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
-    """Fail before any work on a reference that no rollout has room for: whatever it says, it would be wrong.
+    """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
+
+    Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
 
     Args:
         used: indices of the problems that are asked for.
     Raises:
-        UserError: the answer of one takes more tokens, its end included, than are generated where the set is used.
+        UserError: an answer takes more tokens, its end included, than are generated where the set is used.
     """
-    own = key != "config.data.train" and config.evaluate.max_answer_tokens
+    trains = key == "config.data.train"
+    own = not trains and config.evaluate.max_answer_tokens
     name = "evaluate.max_answer_tokens" if own else "max_answer_tokens"
-    for index in used:
-        needed = len(problems.suffix(index, None)) - 1
-        if needed > config[name]:
-            raise UserError(
-                f"{key}: the answer of problem {index} takes {needed} tokens with its end, more than config.{name} "
-                f"({config[name]}); raise it, or drop the problem"
-            )
+    needed = {index: len(problems.suffix(index, None)) - 1 for index in used}
+    longer = [index for index in used if needed[index] > config[name]]
+    if longer and (trains or len(longer) == len(used)):
+        raise UserError(
+            f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
+            f"config.{name} ({config[name]}); raise it, or drop the problem"
+        )
+    if longer and hosts.is_first():
+        logging.warning(
+            "%s: the answers of %d of %d problems take more tokens than config.%s (%d), up to %d; they count as wrong",
+            key, len(longer), len(used), name, config[name], max(needed.values()),
+        )  # fmt: skip
 
 
 def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:

@@ -1,6 +1,9 @@
 """Objectives, advantages and thinkers that can't be used are refused in one line, before any work."""
 
+from types import SimpleNamespace
+
 import pytest
+from absl import logging
 from small_run import load_config
 
 from slpo_jax.config import STAGES, check, objective_of
@@ -9,6 +12,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.presets import objective_variant
 from slpo_jax.run.rl import make_objective, optimizer_config
+from slpo_jax.run.usable import check_answers
 
 # case -> (changes, what the line begins with, what it says)
 CASES = {
@@ -199,6 +203,24 @@ def test_every_stage_checks_that_references_are_not_cut(changes, key, budget, tm
     assert _refused(config, tmp_path) == expected + "raise it, or drop the problem"
     config.update_from_flattened_dict({name: 3 for name in changes if name != "stages"})
     _check_all(config, tmp_path)
+
+
+def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(monkeypatch):
+    lines, config = [], load_config()
+    config.evaluate.max_answer_tokens = 5
+    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+    problems = SimpleNamespace(suffix=lambda index, first_step: [0] * (4, 6, 7, 9)[index])  # one input is no target
+    check_answers(config, "config.data.eval.hard", problems, range(2))
+    assert not lines
+    check_answers(config, "config.data.eval.hard", problems, range(4))
+    (line,) = lines
+    assert line == (
+        "config.data.eval.hard: the answers of 2 of 4 problems take more tokens than "
+        "config.evaluate.max_answer_tokens (5), up to 8; they count as wrong"
+    )
+    config.max_answer_tokens = 7
+    with pytest.raises(UserError, match=r"^config\.data\.train: the answer of problem 3 takes 8 tokens"):
+        check_answers(config, "config.data.train", problems, range(4))
 
 
 @pytest.mark.parametrize(
