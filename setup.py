@@ -26,6 +26,7 @@ REQUIREMENTS = [
     "pyarrow>=21.0",
     "safetensors>=0.6",
     "scipy>=1.14.1",
+    "sympy>=1.13",
     "tensorboardX>=2.6.4",
     "tokenizers>=0.22.1",
     "tqdm>=4.67.0",

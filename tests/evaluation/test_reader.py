@@ -118,7 +118,7 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     solution = Solution("How many ?", None, "1", [])
     solver = Solver(setup, None, "length", 0)
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
-    cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", []))
+    cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", [], cut=True))
     assert "answer    none: the text has no end" in cut_off
 
 
