@@ -21,6 +21,11 @@ class SaveError(UserError):
     """A checkpoint can't be written. Of what was writing it some threads may never end, which nothing may wait for."""
 
 
+def first_line(error: Exception) -> str:
+    """What a library says of a failure, for a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+
+
 class FlagParser(argparse.ArgumentParser):
     """A command's flags, with what is wrong in them as a `UserError` instead of usage and an exit.
 

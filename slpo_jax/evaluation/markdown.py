@@ -125,7 +125,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _scale(metric: str) -> tuple[int, int]:
     """Factor and decimals to print a metric with: points for rates, latents as they are."""
-    return (1, 2) if "latent_steps" in metric else (100, 1)
+    return (1, 2) if metric == "latent_steps" else (100, 1)
 
 
 def _cell(figures: Mapping[str, Any], key: str) -> str:

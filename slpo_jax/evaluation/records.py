@@ -34,12 +34,12 @@ class EvalRecords:
         problem_steps: [N] float, written steps of the problem, NaN where there are none.
         answer_tokens: [N] int, tokens of the clean greedy rollout's completion: those after its latents, and before
             them those that a thought is written down as.
-        cut: [N] float, 1 where the clean greedy rollout had no end within its budget; NaN where that isn't known.
+        cut: [N] bool, the clean greedy rollout had no end within its budget.
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.
         sample_answers: [S, N, M] object, as `answers`.
-        sample_cut: [S, N, M] float, as `cut`.
+        sample_cut: [S, N, M] bool.
     """
 
     index: np.ndarray
@@ -160,12 +160,12 @@ def read_records(path: str | Path) -> EvalRecords:
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
         answer_tokens=np.array([len(row["completion_tokens"]) for _, row in rows], np.int64),
-        cut=column("cut", np.float64),
+        cut=column("cut", bool),
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=samples("correct", bool),
         sample_latent_steps=samples("latent_steps", np.int64),
         sample_answers=samples("answer", object),
-        sample_cut=samples("cut", np.float64),
+        sample_cut=samples("cut", bool),
     )
 
 
@@ -245,7 +245,8 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 _KINDS = {
-    "index": int, "reference": (str, int, float), "correct": bool, "latent_steps": int, "completion_tokens": list,
+    "index": int, "reference": (str, int, float), "correct": bool, "latent_steps": int, "cut": bool,
+    "completion_tokens": list,
 }  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     for key, kinds in _KINDS.items():
         _check(path, number, row, key, kinds)
     for sample in row["samples"]:
-        for key, kinds in (("seed", int), ("correct", bool), ("latent_steps", int)):
+        for key, kinds in (("seed", int), ("correct", bool), ("latent_steps", int), ("cut", bool)):
             _check(path, number, sample, key, kinds)
     return row
 

@@ -199,11 +199,10 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
         if key.startswith("pass@") and not key.endswith("_unbiased"):
             out[f"{key}_seed_se"] = pass_at_k_direct(records.sample_correct, int(key[5:])).seed_se
     out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
-    sample_cut = records.sample_cut.mean(axis=(0, 2)) if records.sample_cut.size else np.array([np.nan])
-    for key, values in (("cut", records.cut), ("sample_cut", sample_cut)):
-        if np.isfinite(values).all():
-            out[key] = float(values.mean())
-            out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "cut" else mean_se(values)
+    out |= {"cut": float(records.cut.mean()), "cut_se": proportion_se(records.cut.mean(), out["n"])}
+    if records.sample_cut.size:
+        sample_cut = records.sample_cut.mean(axis=(0, 2))
+        out |= {"sample_cut": float(sample_cut.mean()), "sample_cut_se": mean_se(sample_cut)}
     hard = difficulty(records)
     unknown = np.full(out["n"], np.nan)
     for name, x in (("steps", records.problem_steps), ("difficulty", unknown if hard is None else hard)):

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, first_line
 
 # In the order in which they're looked for in a directory.
 WEIGHT_FILES = (
@@ -94,11 +94,6 @@ def open_tensors(path: Path) -> Tensors:
 def weights_file(folder: Path) -> Path | None:
     """A directory's weights or their index; None if it has none."""
     return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
-
-
-def first_line(error: Exception) -> str:
-    """What a library says of a failure, for a message of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 
 
 def read_start(path: Path, size: int) -> bytes:

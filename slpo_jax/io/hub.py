@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, first_line
 
 TEXTS = ("*.json", "merges.txt", "*.jinja")  # config and tokenizer
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -54,9 +54,7 @@ def snapshot(hub_id: str, key: str, patterns: tuple[str, ...] = TEXTS) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(patterns), local_files_only=not reachable))
     except Exception as error:  # the client raises errors of several libraries
-        reason = "the hub can't be reached"
-        if reachable:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+        reason = first_line(error) if reachable else "the hub can't be reached"
         raise UserError(
             f"{key}: {hub_id} is no local path, and can't be had from the Hugging Face hub or its cache "
             f"({reason}); give a local path or check the network"

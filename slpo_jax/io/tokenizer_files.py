@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, first_line
 from slpo_jax.io.files import read_json
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def read_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     except UserError:
         raise
     except Exception as error:  # the library raises a bare Exception for a malformed file
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"tokenizer {directory}: can't be loaded ({reason}); mend its files") from error
+        raise UserError(f"tokenizer {directory}: can't be loaded ({first_line(error)}); mend its files") from error
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:

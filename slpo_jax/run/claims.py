@@ -245,4 +245,3 @@ def _start(experiment: Experiment, stage: str) -> dict[str, str]:
     elif _is_about_to_be(experiment, stage):
         facts = _facts(experiment, stage)
     return {"stage": stage, "digest": digest(facts) if facts else ""}
-

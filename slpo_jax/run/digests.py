@@ -140,4 +140,3 @@ def settings_of(config: ConfigDict, more_ends: Sequence[int] = ()) -> dict[str, 
         "evaluate.seeds": evaluate.seeds if evaluate.samples else 0,
         **{f"evaluate.{name}": evaluate[name] for name in ("temperature", "top_k", "top_p") if evaluate.samples},
     }
-

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from slpo_jax.checked import FieldError, check_fields
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, first_line
 from slpo_jax.text.answers import AnswerStyle
 from slpo_jax.text.templates import Template, line
 from slpo_jax.text.tokenizer import TEXT_ANSWER, add_words
@@ -100,8 +100,7 @@ def _check_chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> N
     try:
         _chat(tokenizer, prompt, "?")
     except Exception as error:  # templates are programs, which raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"config.prompt: the tokenizer's chat template can't take it ({reason}); change config.prompt.system, or "
-            'set config.prompt.chat to "never"'
+            f"config.prompt: the tokenizer's chat template can't take it ({first_line(error)}); change "
+            'config.prompt.system, or set config.prompt.chat to "never"'
         ) from None

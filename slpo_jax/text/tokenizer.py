@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import is_hub_id, snapshot
-from slpo_jax.io.tokenizer_files import GPT2_EOS as GPT2_EOS
-from slpo_jax.io.tokenizer_files import read_tokenizer
+from slpo_jax.io.tokenizer_files import GPT2_EOS, read_tokenizer
 from slpo_jax.text import synthetic
 
 if TYPE_CHECKING:

@@ -92,8 +92,8 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     """The loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
-    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within
-    the budget of answer tokens), and the objective's own.
+    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within the budget of answer tokens), and
+    the objective's own.
     """
     improve = make_improvement(policy, objective)
 
