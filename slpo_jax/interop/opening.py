@@ -12,6 +12,7 @@ from absl import logging
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.adapters import CONFIG, adapted, adapter_file, holds_adapters_alone, lora_of
+from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
 from slpo_jax.interop.description import Description, read_description
 from slpo_jax.interop.layouts import Layout, recognise
 from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
@@ -65,6 +66,21 @@ class Opened:
             return self.description.gate
         hidden = self.gate.get("gate.hidden.weight")
         return (hidden.shape[0] if hidden else 0) if self.gate else None
+
+    def shapes(self) -> BackboneConfig:
+        """The backbone's, of its config.json.
+
+        Raises:
+            UserError: they are of another kind of model than its tensors, or not supported.
+        """
+        found = from_hugging_face(self.model, self.model_source)
+        kind, stored = self.model["model_type"], self.layout.backbone
+        if kind != stored:
+            raise UserError(
+                f"{self.model_source}: is of a {kind} model, but {self.source} has {stored}'s tensors; give the config "
+                "of its own base model"
+            )
+        return found
 
 
 def locate(source: str, key: str, weights: bool = True) -> Path:

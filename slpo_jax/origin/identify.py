@@ -56,8 +56,8 @@ class Identity:
     @property
     def gate(self) -> int:
         """Hidden width of the stopping gate; 0 for a linear one, or none."""
-        found = self.description or self.opened
-        return (found.gate if isinstance(found, Description) else found.gate_hidden if found else 0) or 0
+        found = self.description.gate if self.description else self.opened and self.opened.gate_hidden
+        return found or 0
 
     @property
     def gate_trained(self) -> bool:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
-from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
+from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.interop.description import Description, end_tokens, write_description
 from slpo_jax.interop.opening import Opened, fitting
 from slpo_jax.interop.weights import (
@@ -154,7 +154,7 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     layout, source = opened.layout, opened.source
     _check_kind(config, recipe, identity)
     with fitting(opened.model_base):
-        stored_model = _shapes(opened)
+        stored_model = opened.shapes()
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
@@ -175,9 +175,8 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
     rows = max(stored_model.vocab_size, len(tokenizer))
     model = _at_run_time(config, recipe, dataclasses.replace(stored_model, vocab_size=rows))
     gate = opened.gate_hidden
-    description = Description(recipe.kind, model, projector, _is_tidy(opened), gate, gate_trained=gate is not None)
-    if opened.description:
-        description = dataclasses.replace(opened.description, model=model, settings={})
+    plain = Description(recipe.kind, model, projector, _is_tidy(opened), gate, gate_trained=gate is not None)
+    description = dataclasses.replace(opened.description or plain, model=model, settings={})
     if recipe.kind == "text":
         description = dataclasses.replace(description, eos_ids=template.eos_ids)
 
@@ -188,18 +187,6 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
         return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
 
     return Origin(recipe, description, template, read, is_base=is_base)
-
-
-def _shapes(opened: Opened) -> BackboneConfig:
-    """The backbone of the config.json that goes with the tensors."""
-    found = from_hugging_face(opened.model, opened.model_source)
-    kind, stored = opened.model["model_type"], opened.layout.backbone
-    if kind != stored:
-        raise UserError(
-            f"{opened.model_source}: is of a {kind} model, but {opened.source} has {stored}'s tensors; give the config "
-            "of its own base model"
-        )
-    return found
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:

@@ -22,7 +22,7 @@ from slpo_jax.run.claims import check_models, check_starts
 from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.rows import rows, trained_with
-from slpo_jax.run.select import choose, warn_of_cuts
+from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
@@ -166,7 +166,7 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
         sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", kept=kept.having(name))
     if not hosts.is_first():
         return
-    warn_of_cuts(experiment, label, [greedy, *sampled.values()])
+    note_cuts(experiment, label, [greedy, *sampled.values()])
     write_records(files.records, record_rows(experiment.reader, problems, greedy, sampled, config.samples))
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if greedy.latents is not None:

@@ -29,19 +29,16 @@ from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
 from slpo_jax.run.reading import make_reading
+from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.text.batches import EncodedProblems, encode_problems
-from slpo_jax.text.problem import Problem, without
-from slpo_jax.text.problems import Role, is_at_hand, load_problems
-from slpo_jax.text.synthetic import SyntheticConfig
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
 from slpo_jax.text.verifier import reference_width
-from slpo_jax.training.loop import MetricsLog
+from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.sharding import Layout, ShardingConfig
-
-# Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
-_ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,11 +91,11 @@ class Setup:
         source = self.config.data[key.rpartition(".")[2]]
         if key in self._sets:
             return self._sets[key].problems
-        return _load(self.config, key, source) if source and is_at_hand(source) else ()
+        return load_set(self.config, key, source) if source and is_at_hand(source) else ()
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
-            problems = _load(self.config, key, source)
+            problems = load_set(self.config, key, source)
             try:
                 imitated = key == "config.data.train" and "imitate" in self.config.stages
                 encoded = encode_problems(self.template, problems, with_steps=imitated)
@@ -298,26 +295,3 @@ def _resolve(config: ConfigDict, model, origin: Origin) -> None:
             value = getattr(model, name)
             config.model[name] = jnp.dtype(value).name if name == "dtype" else value
     config.model.projector = origin.description.projector
-
-
-def _load(config: ConfigDict, key: str, source: str):
-    if not source:
-        raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
-
-    def load(key, source):
-        try:
-            return load_problems(source, synthetic, _ROLES.get(key, "test"), config.prompt.answers == "boxed")
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from None
-
-    problems = load(key, source)
-    if key == "config.data.train" and config.data.valid:
-        # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-        total, problems = len(problems), without(problems, load("config.data.valid", config.data.valid))
-        if 0 < len(problems) < total:
-            count = total - len(problems)
-            logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
-    if not problems:
-        raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
-    return problems

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
-from absl import logging
 
 from slpo_jax.evaluation.evaluate import Completions, accuracy
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.sweeps import write_sweep
-from slpo_jax.io import hosts
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import Params
+from slpo_jax.training.metrics import warn_of_cuts
 
 
 def validation_accuracy(
@@ -28,23 +27,15 @@ def validation_accuracy(
     """
     valid, limit = experiment.valid, experiment.config.evaluate.limit
     done = experiment.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", kept=kept)
-    warn_of_cuts(experiment, "validation", [done])
+    note_cuts(experiment, "validation", [done])
     return accuracy(experiment.reader, valid, done)
 
 
-def warn_of_cuts(experiment: Experiment, label: str, found: Sequence[Completions]) -> None:
-    """Say so, where most rollouts of an evaluation have no end within the budget of answer tokens.
-
-    Args:
-        label: what was evaluated.
-    """
+def note_cuts(experiment: Experiment, label: str, found: Sequence[Completions]) -> None:
+    """`warn_of_cuts` of an evaluation's completions."""
     cuts = [experiment.reader.is_cut(tokens) for done in found for tokens in done.tokens]
-    if hosts.is_first() and np.mean(cuts) > 0.5:
-        key = "evaluate.max_answer_tokens" if experiment.config.evaluate.max_answer_tokens else "max_answer_tokens"
-        logging.warning(
-            "%s: %.0f%% of the answers are cut at the limit, and wrong whatever they say; raise config.%s",
-            label, 100 * np.mean(cuts), key,
-        )  # fmt: skip
+    key = "evaluate.max_answer_tokens" if experiment.config.evaluate.max_answer_tokens else "max_answer_tokens"
+    warn_of_cuts(label, float(np.mean(cuts)), key)
 
 
 def choose(

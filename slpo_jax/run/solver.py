@@ -73,7 +73,7 @@ class Solution:
     answer: str | None
     text: str
     latents: list[Latent]
-    cut: bool = False
+    cut: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Vote:
 
     counts: list[tuple[str | None, int]]
     majority: str | None
-    cut: int = 0
+    cut: int
 
 
 def load_solver(

@@ -1,12 +1,19 @@
-"""Which data sets the stages of a run ask for, known before anything is loaded."""
+"""The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
 
 from pathlib import Path
 
+from absl import logging
 from ml_collections import ConfigDict
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.text.problems import check_source
+from slpo_jax.text.problem import Problem, without
+from slpo_jax.text.problems import Role, check_source, load_problems
+from slpo_jax.text.synthetic import SyntheticConfig
+
+# Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
+_ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 
 def stages_to_train(config: ConfigDict, workdir: Workdir) -> list[str]:
@@ -42,3 +49,31 @@ def check_sources(config: ConfigDict, workdir: Path) -> None:
             check_source(source)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
+
+
+def load_set(config: ConfigDict, key: str, source: str) -> tuple[Problem, ...]:
+    """The problems of a key's source; of training problems those that validation has too are left out, and counted.
+
+    Raises:
+        UserError: the key, and what is wrong with its source.
+    """
+    if not source:
+        raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
+    synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
+
+    def load(key, source):
+        try:
+            return load_problems(source, synthetic, _ROLES.get(key, "test"), config.prompt.answers == "boxed")
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
+
+    problems = load(key, source)
+    if key == "config.data.train" and config.data.valid:
+        # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
+        total, problems = len(problems), without(problems, load("config.data.valid", config.data.valid))
+        if 0 < len(problems) < total:
+            count = total - len(problems)
+            logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
+    if not problems:
+        raise UserError(f"{key}: every problem of {source} is also in config.data.valid; give another set")
+    return problems

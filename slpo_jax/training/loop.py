@@ -1,8 +1,5 @@
 """The loop that every stage shares: steps, logs one step late, checkpoints, and going on after an interruption."""
 
-import functools
-import json
-import math
 import signal
 import threading
 import time
@@ -11,128 +8,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts, interrupts
-from slpo_jax.io.files import write_text
 from slpo_jax.io.progress import Progress
-from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.metrics import Means, MetricsLog, warn_of_cuts
 from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
-_FLUSH_SECONDS = 120.0
 _SHOWN: tuple[str, ...] = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
-
-
-class MetricsLog:
-    """`metrics.jsonl` and TensorBoard events of a workdir.
-
-    Args:
-        workdir: where they go.
-    """
-
-    def __init__(self, workdir: Workdir):
-        self.workdir, self.path, self._flush_at = workdir, workdir.metrics, 0.0
-
-    @functools.cached_property
-    def _events(self) -> Any:
-        """The file of events, made for the first row: its package takes seconds to import.
-
-        Written to by the thread that logs. tensorboardX's own thread dies of a full disk without a word to the others,
-        which then wait for it.
-        """
-        from tensorboardX.event_file_writer import EventsWriter
-
-        self.workdir.tensorboard.mkdir(parents=True, exist_ok=True)
-        return EventsWriter(str(self.workdir.tensorboard / "events"))
-
-    def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
-        """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
-
-        Raises:
-            UserError: the file holds something else than rows.
-        """
-        if self.path.exists():
-            kept = [row for row in self._rows() if row["stage"] != stage or row["step"] <= step or scalar not in row]
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """All rows; a last line that an interruption tore is none."""
-        lines = self.path.read_bytes().splitlines()
-        found = [_parsed(line) for line in lines]
-        for number, row in enumerate(found, start=1):
-            if row is None and number < len(lines):
-                raise UserError(f"{self.path}: line {number} is no row of metrics; mend it or move the file away")
-        return [row for row in found if row is not None]
-
-    def write(self, stage: str, step: int, scalars: dict[str, float]) -> None:
-        """One row, of several processes the first's."""
-        if not hosts.is_first():
-            return
-        try:
-            with self.path.open("a") as file:
-                file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
-        self._add_event(step, {f"{stage}/{name}": value for name, value in scalars.items() if math.isfinite(value)})
-
-    def _add_event(self, step: int, scalars: dict[str, float]) -> None:
-        """For TensorBoard, on the disk within some minutes."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        if time.monotonic() >= self._flush_at:
-            self._events.flush()
-            self._flush_at = time.monotonic() + _FLUSH_SECONDS
-
-    def flush(self) -> None:
-        if "_events" in self.__dict__:
-            self._events.flush()
-
-    def close(self) -> None:
-        """Write the last events."""
-        if "_events" in self.__dict__:
-            self._events.close()
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A row, or None for what is none."""
-    try:
-        row = json.loads(line)
-        return row if isinstance(row["stage"], str) and isinstance(row["step"], int) else None
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-class Means:
-    """Means of metrics over the steps since the last row, in float64, which add up the same wherever a run was cut.
-
-    Attributes:
-        sums: [sum, count] by name, JSON-able, so that a checkpoint between two rows can keep them.
-    """
-
-    def __init__(self, sums: dict[str, list[float]]):
-        self.sums = sums
-
-    def add(self, metrics: dict[str, Any]) -> None:
-        """A step's metrics, each a mean over `metrics["counts"]` of its name, or a single value."""
-        for name, value in metrics.items():
-            if name not in ("counts", "skipped_steps", "skipped_in_a_row"):
-                count = float(metrics.get("counts", {}).get(name, 1))
-                before = self.sums.get(name, [0.0, 0.0])
-                self.sums[name] = [before[0] + float(value) * count, before[1] + count]
-
-    def take(self) -> dict[str, float]:
-        """The means, 0 over nothing; then begin anew."""
-        sums, self.sums = self.sums, {}
-        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
 
 
 class StageRun:
@@ -255,18 +143,10 @@ class StageRun:
         scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
         self._clock, self._clock_step = now, step
         self.log.write(self.name, step, scalars)
-        self._warn_of_cuts(step, scalars.get("cut", 0.0))
+        if not self._warned:
+            self._warned = warn_of_cuts(f"{self.name} at step {step}", scalars.get("cut", 0.0), "max_answer_tokens")
         shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}
         self._progress.update(step, shown)
-
-    def _warn_of_cuts(self, step: int, share: float) -> None:
-        """Once a stage, say that most answers earn nothing because there is no room for them."""
-        if share > 0.5 and not self._warned and hosts.is_first():
-            self._warned = True
-            logging.warning(
-                "%s: at step %d %.0f%% of the answers are cut at the limit, and wrong whatever they say; raise "
-                "config.max_answer_tokens", self.name, step, 100 * share,
-            )  # fmt: skip
 
     def _give_up(self, step: int, batch: Any) -> None:
         """Leave the batch where it can be looked at; the newest checkpoint stays the newest."""

@@ -115,7 +115,7 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     assert setup.host_reward(tokens, np.array([3, 1, 2, 0])).tolist() == [1.0, 0.0, 1.0, 0.0]
     with pytest.raises(UserError, match="'boxed'"):
         setup.reward(tokens, batch.references)
-    solution = Solution("How many ?", None, "1", [])
+    solution = Solution("How many ?", None, "1", [], cut=False)
     solver = Solver(setup, None, "length", 0)
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
     cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", [], cut=True))

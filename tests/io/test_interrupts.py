@@ -13,7 +13,8 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.command import run_command
-from slpo_jax.training.loop import MetricsLog, StageRun
+from slpo_jax.training.loop import StageRun
+from slpo_jax.training.metrics import MetricsLog
 
 def slow(x, sorts):
     for i in range(sorts):

@@ -173,7 +173,7 @@ def test_a_cut_answer_says_so(work):
 
 
 def test_a_vote_without_answers_is_shown(solver):
-    shown = describe_vote(solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7"), 4).splitlines()
+    shown = describe_vote(solver, Vote([(None, 3), ("7", 2), ("-1.5", 1)], "7", 0), 4).splitlines()
     assert shown[0] == "vote of 6 rollouts with dropout 0.3 (seed 4)"
     assert [line.split() for line in shown[1:]] == [["3", "no", "answer"], ["2", "7", "<-", "majority"], ["1", "-1.5"]]
 

@@ -19,7 +19,8 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import open_stage
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.loop import MetricsLog, StageRun
+from slpo_jax.training.loop import StageRun
+from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.state import TrainState
 
 
@@ -214,7 +215,7 @@ def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, monkeypatch):
     assert [row["cut"] for row in rows_of(tmp_path)] == pytest.approx(shares)
     (line,) = lines
     assert line == (
-        "slpo: at step 2 75% of the answers are cut at the limit, and wrong whatever they say; "
+        "slpo at step 2: 75% of the answers are cut at the limit, and wrong whatever they say; "
         "raise config.max_answer_tokens"
     )
 
