@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from absl import logging
 
 
 def _default(variable: str, value: str) -> None:
@@ -191,3 +192,19 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no {path}")
     return path
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    """What is logged as a warning."""
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+    return lines
+
+
+@pytest.fixture
+def datasets_cache(tmp_path_factory, monkeypatch) -> None:
+    """`datasets` keeps what it prepares in a folder of the test's own."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -116,8 +116,7 @@ class Evaluator:
             limit: only the first problems of the set; 0 is all.
             label: of the progress bar.
             kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
-            name: of the set. Its problems' noise is drawn by it, so that the i-th of two sets are independent; that of
-                "" is `solve`'s.
+            name: of the set, by which noise is drawn: the i-th problems of two are independent. "" is `solve`'s.
         Returns:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """

@@ -119,9 +119,7 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
         logging.warning("imitate: left out %d of %d problems: %s", total - len(problems), total, reason)
     bare = sum(not steps for steps in problems.steps)
     if bare and _fewest_steps(experiment, imitation, plan):
-        logging.warning(
-            "imitate: %d of %d problems have no steps, so that just answers are written", bare, len(problems)
-        )
+        logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params, trained = experiment.initial_params(), ("reasoner",)

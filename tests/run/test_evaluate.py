@@ -8,7 +8,6 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import logging
 from small_run import load_config, write_problems
 
 from slpo_jax.errors import UserError
@@ -134,18 +133,18 @@ def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
     assert {path for path in after if after[path] != before.get(path) and "tensorboard" not in path.parts} == set()
 
 
-def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch):
+def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
     """Four tokens of which none is an end; validation and every set say so, and name the budget that is theirs."""
-    lines = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
     finished.train("slpo", 7)
     done = finished.evaluate(monkeypatch)
     says = "100% of the answers are cut at the limit, and wrong whatever they say; raise config."
-    assert {line for line in lines if "cut" in line} == {f"{label}: {says}max_answer_tokens" for label in done}
+    assert {line for line in warnings if "cut" in line} == {f"{label}: {says}max_answer_tokens" for label in done}
     assert all(json.loads(line)["cut"] is True for line in finished.records("slpo").read_text().splitlines())
-    lines.clear()
+    warnings.clear()
     done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
-    assert {line for line in lines if "cut" in line} >= {f"{label}: {says}evaluate.max_answer_tokens" for label in done}
+    assert {line for line in warnings if "cut" in line} >= {
+        f"{label}: {says}evaluate.max_answer_tokens" for label in done
+    }
 
 
 @pytest.mark.parametrize(("limit", "problems"), [(5, 5), (0, 12), (99, 12)])

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from absl import logging
 from codi_run import small_config
 from small_run import load_config
 
@@ -31,14 +30,6 @@ RECIPES = {
 
 class Began(Exception):
     """Instead of work."""
-
-
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    """What is logged as a warning."""
-    lines: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
-    return lines
 
 
 def _config(name: str, folder: Path):
@@ -82,7 +73,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
     monkeypatch.setattr(imitate, "make_optimizer", began)
     with pytest.raises(Began):
         imitate.run_imitate(experiment)
-    line = "imitate: 3 of 5 problems have no steps, so that just answers are written"
+    line = "imitate: 3 of 5 problems have no steps: just answers are written"
     assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])
 
 

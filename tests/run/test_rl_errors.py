@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from absl import logging
 from small_run import load_config
 
 from slpo_jax.config import STAGES, check, objective_of
@@ -205,15 +204,14 @@ def test_every_stage_checks_that_references_are_not_cut(changes, key, budget, tm
     _check_all(config, tmp_path)
 
 
-def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(monkeypatch):
-    lines, config = [], load_config()
+def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
+    config = load_config()
     config.evaluate.max_answer_tokens = 5
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
     problems = SimpleNamespace(suffix=lambda index, first_step: [0] * (4, 6, 7, 9)[index])  # one input is no target
     check_answers(config, "config.data.eval.hard", problems, range(2))
-    assert not lines
+    assert not warnings
     check_answers(config, "config.data.eval.hard", problems, range(4))
-    (line,) = lines
+    (line,) = warnings
     assert line == (
         "config.data.eval.hard: the answers of 2 of 4 problems take more tokens than "
         "config.evaluate.max_answer_tokens (5), up to 8; they count as wrong"

@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pytest
-from absl import logging
 from data_sets import rows, write_jsonl, write_parquet, write_set
 from pyarrow import parquet
 
@@ -14,18 +12,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import load_problems
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    """What is logged as a warning."""
-    lines: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
-    return lines
+pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 
 def _answers(problems: tuple[Problem, ...]) -> list[str]:

@@ -4,14 +4,14 @@ import gzip
 from decimal import Decimal
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from absl import logging
 from pyarrow import parquet
 
 from slpo_jax.text.problems import load_problems
+
+pytestmark = pytest.mark.usefixtures("datasets_cache")
 
 # As they are written, and as canonical decimals: beyond 15 digits and beyond 2^63, where 64 bits end.
 WRITTEN = {
@@ -24,19 +24,6 @@ WRITTEN = {
 }
 ANSWERS = list(WRITTEN.values())
 LINES = [f'{{"question": "Q{n}?", "answer": {text}}}' for n, text in enumerate(WRITTEN)]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    """What is logged as a warning."""
-    lines: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
-    return lines
 
 
 def _written(folder: Path, name: str, data: bytes) -> str:

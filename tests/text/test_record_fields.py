@@ -4,20 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from absl import logging
 from data_sets import write_jsonl, write_parquet
 
 from slpo_jax.errors import UserError
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import load_problems
-
-
-@pytest.fixture
-def warnings(monkeypatch) -> list[str]:
-    """What is logged as a warning."""
-    lines: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
-    return lines
 
 
 def _error(source: str) -> str:

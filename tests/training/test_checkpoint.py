@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from absl import logging
 from same_run import rows_of
 
 from slpo_jax.errors import SaveError, UserError
@@ -199,9 +198,8 @@ def test_a_step_that_reads_the_host_s_memory_is_refused(tmp_path):
     log.close()
 
 
-def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, monkeypatch):
-    lines, shares = [], [0.5, 0.75, 1.0, 0.2]
-    monkeypatch.setattr(logging, "warning", lambda message, *args: lines.append(message % args))
+def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, warnings):
+    shares = [0.5, 0.75, 1.0, 0.2]
 
     @jax.transfer_guard("allow")
     def step(state, batch):
@@ -213,7 +211,7 @@ def test_answers_cut_at_the_limit_are_said_once_a_stage(tmp_path, monkeypatch):
     )
     log.close()
     assert [row["cut"] for row in rows_of(tmp_path)] == pytest.approx(shares)
-    (line,) = lines
+    (line,) = warnings
     assert line == (
         "slpo at step 2: 75% of the answers are cut at the limit, and wrong whatever they say; "
         "raise config.max_answer_tokens"

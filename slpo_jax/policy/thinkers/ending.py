@@ -20,12 +20,10 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
     """The thinker, whose thought ends with the first step at which `kept.end_id` is the likeliest token.
 
     That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
-    random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as it is in the
-    papers.
+    random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as in the papers.
 
-    With a cold stop (Soft Thinking) it also ends with the last of `kept.cold_steps` steps in a row that were nearly
-    certain: that one is fed as the end. How many there were up to a step is no function of its hidden state:
-    `Thinker.after` counts them.
+    With a cold stop (Soft Thinking) so is the last of `kept.cold_steps` steps in a row that were nearly certain. How
+    many there were up to a step is no function of its hidden state: `Thinker.after` counts them.
 
     Args:
         kept: whose `end_id` None is the thinker as it is.
