@@ -133,9 +133,7 @@ def open_checkpoint(
     original = layout.kind in ("coconut", "codi")
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
     model_folder = folder if own and folder else _base(base, path)
-    with_tokenizer = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
-    if with_tokenizer is None and base:
-        with_tokenizer = next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
+    with_tokenizer = _tokenizer_folder(folder, model_folder, base)
     described = read_description(folder) if folder else None
     gate = layout.gate
     if described is not None and folder is not None:
@@ -160,6 +158,14 @@ def open_checkpoint(
         model_base="" if own else base,
         tokenizer_base="" if with_tokenizer == folder else base,
     )
+
+
+def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
+    """The checkpoint's own, its config's or the base's folder, the first of them that has a tokenizer."""
+    found = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
+    if found is None and base:
+        return next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
+    return found
 
 
 def _say_threshold(model: dict[str, Any], source: Path) -> None:
