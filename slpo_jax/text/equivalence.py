@@ -21,7 +21,7 @@ from slpo_jax.errors import UserError
 Pair = tuple[str, str]
 
 _SECONDS = 2.0  # of processor time, so that a verdict doesn't depend on how busy the machine is
-_LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
+LONGEST = 500  # characters of an expression; longer ones are taken for wrong unseen
 _MOST_WORKERS = 8
 _PER_WORKER = 16  # requests that another one is worth starting for, which takes a second
 _MOST_KNOWN = 1 << 16
@@ -102,7 +102,7 @@ class _Worker:
 
 def _judge(pair: Pair) -> bool:
     """Ask a worker; one that was ended by something else than the question's own time is replaced once."""
-    if max(map(len, pair)) > _LONGEST:
+    if max(map(len, pair)) > LONGEST:
         return False
     for worker in _workers():
         verdict = worker.ask(pair)

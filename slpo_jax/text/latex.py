@@ -7,11 +7,11 @@ signs. `comparisons` says what is to be asked instead.
 import itertools
 import re
 
+from slpo_jax.text.equivalence import LONGEST
 from slpo_jax.text.numerals import MINUSES
 
 Pair = tuple[str, str]
 
-_LONGEST = 500  # characters; longer ones are compared as numbers, or not at all
 _CURRENCY = r"\\?[$€£¥₩₹₽]"
 _NUMBER = r"[+-]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _BLANK = r"(?:\s|~|\\[ ,;:!])"
@@ -31,7 +31,7 @@ _COMMAND = re.compile(r"\\[a-z]+\s*[0-9]\s+[0-9]")  # \frac 1 2
 
 def comparisons(answer: str, reference: str) -> list[Pair]:
     """What is to be equivalent for an answer to be right: one of these pairs; none where it is wrong already."""
-    if max(len(answer), len(reference)) > _LONGEST:
+    if max(len(answer), len(reference)) > LONGEST:  # only numbers are compared
         return [(answer, reference)]
     answer, reference = tidied(answer), tidied(reference)
     if answer != reference and _differ(answer, reference):

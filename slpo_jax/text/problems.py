@@ -161,10 +161,10 @@ def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
     """Say that numbers are in a column that may not have kept what was written."""
     unsure = [answer for answer in answers if isinstance(answer, Rounded) and answer.unsure]
     if unsure:
-        first, reason = unsure[0], "longer ones are not as they were written; store answers as texts"
+        first = unsure[0]
         logging.warning(
-            "%s: %d answers (%s, for one) are in a column of type %s, which keeps %d digits: %s",
-            source, len(unsure), first, first.kind, first.digits, reason,
+            "%s: %d answers (%s, for one) are in a column of type %s, which keeps %d digits: longer ones are not as "
+            "they were written; store answers as texts", source, len(unsure), first, first.kind, first.digits,
         )  # fmt: skip
 
 
