@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this", flags that raise it, and the end of a closed pipe."""
+"""Errors that mean "the user can mend this", flags that raise them, and the end of a closed pipe."""
 
 import argparse
 import contextlib
