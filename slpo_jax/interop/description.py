@@ -22,7 +22,7 @@ FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 FORMAT = 1
 REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
-_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained", "source")
+_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained", "source", "settings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def write_description(
     config["bos_token_id"] = tokenizer.bos_token_id
     _write_json(folder / MODEL_FILE, config)
     facts = {name: getattr(description, name) for name in _FACTS}
-    _write_json(folder / FILE, {"format": FORMAT} | facts | {"settings": dict(description.settings)})
+    _write_json(folder / FILE, {"format": FORMAT} | facts)
     save_tokenizer(tokenizer, folder)
 
 
@@ -89,12 +89,11 @@ def read_description(folder: Path) -> Description | None:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
         model = from_hugging_face(read_json(folder / MODEL_FILE, REMEDY), str(folder / MODEL_FILE))
-        settings = values.get("settings", {})
-        if not isinstance(settings, dict):
-            raise UserError(f"{path}: 'settings' is no object; mend the file")
-        found = Description(model=model, settings=settings, **{name: values[name] for name in _FACTS})
+        found = Description(model=model, **{name: values[name] for name in _FACTS})
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
+    if not isinstance(found.settings, dict):
+        raise UserError(f"{path}: 'settings' is no object; mend the file")
     if found.kind != "text":
         return found
     return dataclasses.replace(found, eos_ids=end_tokens(str(folder), read_json(folder / MODEL_FILE, REMEDY)))
