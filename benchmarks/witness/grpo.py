@@ -149,12 +149,11 @@ class Witness:
         return -losses.unflatten(0, sequences.targets.shape)
 
     def accumulate(self, prompts: Prompts, completions_NA: torch.Tensor, rewards_BG: np.ndarray) -> float:
-        """Adds the gradient of GRPO's loss, the mean over all completions' tokens, to the parameters'; the loss.
+        """Adds the gradient of GRPO's loss to the parameters'; the loss, the mean over completions of their own means.
 
         -min(rho A_i, clip(rho) A_i) of every token, rho = pi / pi of the rollout, which is the policy of now.
         """
         advantages_N = advantages(torch.tensor(np.array(rewards_BG, np.float32)), "grpo").flatten()
-        made = make_sequences(prompts, completions_NA, self.config.eos_ids, 1).made.sum()
         value, cuts = 0.0, np.linspace(0, len(prompts.tokens), self.micro_batches + 1).round().astype(int)
         for start, stop in itertools.pairwise(cuts):
             rows = slice(start * self.group, stop * self.group)
@@ -166,7 +165,8 @@ class Witness:
             if self.clip is not None:
                 clipped_NA = ratio_NA.clamp(1 - self.clip, 1 + self.clip) * advantages_N[rows, None]
                 gains_NA = torch.minimum(gains_NA, clipped_NA)
-            loss = -torch.where(sequences.made, gains_NA, 0.0).sum() / made
+            means_N = torch.where(sequences.made, gains_NA, 0.0).sum(1) / sequences.made.sum(1)
+            loss = -means_N.sum() / len(completions_NA)
             loss.backward()
             value += loss.item()
         return value

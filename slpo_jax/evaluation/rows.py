@@ -98,7 +98,9 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
 def write_rule(stage: StageFolder, row: Row) -> None:
     """Leave a row's rule beside the checkpoint that it was chosen for, with which it stays wherever that is moved."""
     found = {"stopping": row.stopping, "rule": row.rule, "settings": digest(dict(row.settings))}
-    write_text(stage.rule, json.dumps(found, indent=1) + "\n")
+    text = json.dumps(found, indent=1) + "\n"
+    if not stage.rule.is_file() or stage.rule.read_bytes() != text.encode():
+        write_text(stage.rule, text)
 
 
 def read_rule(stage: StageFolder, stopping: str) -> float | int | None:

@@ -12,7 +12,8 @@ def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
     paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md, workdir.lock}
     for stage in workdir.finished_stages():
-        paths |= {workdir.stage(stage).facts, workdir.stage(stage).finished, workdir.digest(stage)}
+        folder = workdir.stage(stage)
+        paths |= {folder.facts, folder.finished, folder.rule, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
         paths |= {files.records, files.latents, files.stamp}
