@@ -129,11 +129,11 @@ def _open_data(experiment: Experiment) -> None:
 
 
 def say_shared(experiment: Experiment) -> None:
-    """Warn of problems of an evaluated set that are trained on or chosen by."""
-    for key in ("config.data.train", "config.data.valid"):
-        others = experiment.problems(key)
-        for name in sets_to_evaluate(experiment.config):
-            problems = experiment.test_set(name).problems
+    """Warn of problems of an evaluated set that are trained on, chosen by, or in another evaluated set as well."""
+    known = {key: experiment.problems(key) for key in ("config.data.train", "config.data.valid")}
+    for name in sets_to_evaluate(experiment.config):
+        problems, own = experiment.test_set(name).problems, f"config.data.eval.{name}"
+        for key, others in known.items():
             if count := shared(problems, others):
-                total = len(problems)
-                logging.warning("config.data.eval.%s: %d of %d problems are also in %s", name, count, total, key)
+                logging.warning("%s: %d of %d problems are also in %s", own, count, len(problems), key)
+        known[own] = problems

@@ -81,7 +81,8 @@ _LAYOUTS = (
     _Layout("messages", "messages", numeric=False, worked=True),
 )
 # Fields that are a part of the question, before or after the one that is named so.
-_BEFORE = {"question": ("context", "body"), "Question": ("Body",)}
+_STORY = ("context", "Context", "passage", "body", "Body")
+_BEFORE = {"question": _STORY, "Question": _STORY}
 _AFTER = {"instruction": ("input",)}
 _CHATS = ("prompt", "completion", "messages")
 

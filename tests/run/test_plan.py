@@ -85,12 +85,15 @@ def test_problems_that_sets_share_are_counted(tmp_path, warnings):
     mine = "\n".join([*train[2:5], *(line.replace(" now ?", " now now ?") for line in train[5:7])])
     (tmp_path / "mine.jsonl").write_text(mine.replace(" has", "  has"))
     config.stages, config.data.valid = ("imitate", "evaluate"), str(tmp_path / "valid.jsonl")
-    config.data.eval.mine, config.evaluate.datasets = str(tmp_path / "mine.jsonl"), ("mine", "made")
+    config.data.eval.mine, config.evaluate.datasets = str(tmp_path / "mine.jsonl"), ("mine", "made", "twin")
+    (tmp_path / "twin.jsonl").write_text("\n".join(mine.splitlines()[4:]))
+    config.data.eval.twin = str(tmp_path / "twin.jsonl")
     check_stages(build(config, tmp_path / "work"))
     assert [line for line in warnings if "also in" in line] == [
         f"config.data.train: left out 3 of {len(train)} problems, which are also in config.data.valid",
         "config.data.eval.mine: 2 of 5 problems are also in config.data.train",
         "config.data.eval.mine: 1 of 5 problems are also in config.data.valid",
+        "config.data.eval.twin: 1 of 1 problems are also in config.data.eval.mine",
     ]
 
 

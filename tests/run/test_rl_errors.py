@@ -88,6 +88,11 @@ CASES = {
         "config.objective.slpo.advantage: pkpo_sloo is for sampled answers",
         "use pkpo, or set the temperature to 1.0",
     ),
+    "pkpo_sloo with the likeliest token alone": (
+        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 2, "rl.top_k": 1},
+        "config.objective.slpo.advantage: pkpo_sloo is for sampled answers",
+        "top_k to 0",
+    ),
     "nothing to train": (
         {f"objective.slpo.{name}_weight": 0.0 for name in ("latent", "answer", "stop")},
         "config.objective.slpo: all weights",

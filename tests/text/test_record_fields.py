@@ -95,7 +95,7 @@ def test_a_set_finds_its_steps_in_one_way(annotated, first, tmp_path):
     assert problems[3].steps == (() if annotated == 2 else ("It is 2.",))
 
 
-@pytest.mark.parametrize("name", ["body", "context"])
+@pytest.mark.parametrize("name", ["body", "context", "Body", "Context", "passage"])
 def test_what_is_before_a_question_is_part_of_it(name, tmp_path):
     record = {name: "Tom has 2 pens.", "question": "How many?", "answer": "2"}
     assert _one(tmp_path, record).question == "Tom has 2 pens. How many?"

@@ -124,10 +124,10 @@ class Objective(abc.ABC):
                 f"{key}.pass_k: {self.pass_k} is more than the {most} that {self.advantage} can take of "
                 f"config.rl.group={group}; lower it or raise the group"
             )
-        if self.advantage == "pkpo_sloo" and policy.config.temperature == 0.0:
+        if self.advantage == "pkpo_sloo" and (policy.config.temperature == 0.0 or policy.config.top_k == 1):
             raise UserError(
                 f"{key}.advantage: pkpo_sloo is for sampled answers, and greedy ones are pushed down where all are "
-                "right; use pkpo, or set the temperature to 1.0"
+                "right; use pkpo, or set the temperature to 1.0 and top_k to 0"
             )
 
     def advantages(self, rewards_BG: jax.Array) -> jax.Array:
