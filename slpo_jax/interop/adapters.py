@@ -135,6 +135,26 @@ def adapted(
     return merge_lora(tensors | added, lora, source)
 
 
+def refuse_half_tied(base: Mapping[str, Stored], model: Mapping[str, Stored], embedding: str, folder: Path) -> None:
+    """PEFT trains a copy of an embedding that it saves whole: a tied head stays the base's, unless PEFT ties it again.
+
+    Args:
+        base: its tensors, without `lm_head.weight` where that is tied.
+        model: with the adapters.
+        embedding: its name.
+        folder: the adapters'.
+    Raises:
+        UserError: the head would be another one than PEFT's.
+    """
+    if model[embedding] is base[embedding] or "lm_head.weight" in model:
+        return
+    if not read_json(folder / CONFIG, default={}).get("ensure_weight_tying"):
+        raise UserError(
+            f"{folder / CONFIG}: the embedding is trained apart from the head, which the base ties to it; merge the "
+            "adapters with peft's merge_and_unload() and give that model, or train them with ensure_weight_tying=True"
+        )
+
+
 def _hugging_face_name(name: str) -> str:
     short = name.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(_BASE, ".")
     short = re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", short)

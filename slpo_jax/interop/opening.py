@@ -11,12 +11,20 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop import description as descriptions
-from slpo_jax.interop.adapters import CONFIG, adapted, adapter_file, holds_adapters_alone, lora_of
+from slpo_jax.interop.adapters import (
+    CONFIG,
+    WEIGHTS,
+    adapted,
+    adapter_file,
+    holds_adapters_alone,
+    lora_of,
+    refuse_half_tied,
+)
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
 from slpo_jax.interop.description import Description, read_description
-from slpo_jax.interop.layouts import Layout, recognise
+from slpo_jax.interop.layouts import EMBEDDING, Layout, recognise
 from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
-from slpo_jax.interop.weights import Stored
+from slpo_jax.interop.weights import Stored, check_tree, gate_weights, projector_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 
@@ -128,6 +136,10 @@ def open_checkpoint(
     folder = path if path.is_dir() else None
     if folder and holds_adapters_alone(folder):
         return _open_adapters(folder, base, lora_alpha, load_tokenizer)
+    if path.name in WEIGHTS and not folder:
+        raise UserError(
+            f"{key}: {path} holds PEFT's adapters alone; give its folder, {path.parent}, which has {CONFIG}"
+        )
     layout = recognise(_stored(open_tensors(path)), str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     original = layout.kind in ("coconut", "codi")
@@ -135,15 +147,10 @@ def open_checkpoint(
     model_folder = folder if own and folder else _base(base, path)
     with_tokenizer = _tokenizer_folder(folder, model_folder, base)
     described = read_description(folder) if folder else None
-    gate = layout.gate
-    if described is not None and folder is not None:
-        side = _stored(open_tensors(folder / SIDE_FILE)) if (folder / SIDE_FILE).is_file() else {}
-        gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
-        projector = {name: tensor for name, tensor in side.items() if name not in gate}
-        layout = dataclasses.replace(layout, projector=projector)
+    layout = _with_side_file(folder or path.parent, layout, described)
     source = model_folder / descriptions.MODEL_FILE
     model = read_json(source, descriptions.REMEDY)
-    if described is None and gate:
+    if described is None and layout.gate:
         _say_threshold(model, source)
     return Opened(
         source=str(path),
@@ -152,12 +159,40 @@ def open_checkpoint(
         model_source=str(source),
         has_own_model=own and not original,
         description=described,
-        gate=gate,
+        gate=layout.gate,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
         model_base="" if own else base,
         tokenizer_base="" if with_tokenizer == folder else base,
     )
+
+
+def _with_side_file(folder: Path, layout: Layout, described: Description | None) -> Layout:
+    """The layout of an export with the gate and projector that its description names; others are as they were.
+
+    Raises:
+        UserError: a part of an export is missing, or lies where an export has none.
+    """
+    path = folder / SIDE_FILE
+    if described is None:
+        if path.is_file():
+            raise UserError(
+                f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
+            )
+        return layout
+    for tensor in (layout.gate | layout.projector).values():
+        raise UserError(
+            f"{folder}: tensor {tensor.name} lies among the language model's, but {descriptions.FILE} is of an export, "
+            f"which has it in {SIDE_FILE}; give the export as it was written, or remove {descriptions.FILE}"
+        )
+    side = _stored(open_tensors(path)) if path.is_file() else {}
+    width, hidden = described.model.n_embd, described.projector
+    wanted = projector_weights(width, hidden) if hidden else []
+    wanted += gate_weights(width, described.gate) if described.gate is not None else []
+    check_tree(wanted, side, str(path))
+    gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
+    projector = {name: tensor for name, tensor in side.items() if name not in gate}
+    return dataclasses.replace(layout, gate=gate, projector=projector)
 
 
 def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
@@ -186,6 +221,7 @@ def _open_adapters(
             f"config.base: not set, and {folder} holds LoRA adapters alone, of {named}; give that model's directory or "
             "hub id"
         )
+    lora = lora_of(folder, lora_alpha)
     below_path = locate(base, "config.base")
     if below_path.is_dir() and holds_adapters_alone(below_path):
         raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
@@ -193,7 +229,8 @@ def _open_adapters(
     file = adapter_file(folder)
     assert file is not None
     with fitting(base):
-        model = adapted(below.layout.model, _stored(open_tensors(file)), lora_of(folder, lora_alpha), str(file))
+        model = adapted(below.layout.model, _stored(open_tensors(file)), lora, str(file))
+    refuse_half_tied(below.layout.model, model, EMBEDDING[below.layout.backbone], folder)
     layout = dataclasses.replace(below.layout, model=model, source=str(folder))
     own = _has_tokenizer(folder)
     return dataclasses.replace(
