@@ -4,7 +4,6 @@ math_verify multiplies what stands side by side, letters and digits too, and lea
 signs. `comparisons` says what is to be asked instead.
 """
 
-import itertools
 import re
 
 from slpo_jax.text.equivalence import LONGEST
@@ -23,9 +22,23 @@ _WORDS = r"(?:[A-Za-z]{4,}|[A-Z]{3}|[AP]M)(?:\s+[A-Za-z]+)*|[ap]\.m|(?:cm|mm|km|
 _IN_WORDS = re.compile(rf"({_NUMBER})\s+({_WORDS})(\^\{{?[23]\}}?)?")
 _PERCENT = re.compile(rf"(.*?){_BLANK}*(?:\\?%|(?:{_TEXT}\s*)?percent\s*\}}?)", re.DOTALL)
 _UNIT = re.compile(rf".*[0-9}})]{_BLANK}*{_TEXT}([^{{}}]*)\}}(?:\^\{{?[23]\}}?)?", re.DOTALL)
+_LETTERS = re.compile(
+    rf"(?:[^A-Za-z\\]|\\(?:[A-Za-z]+|[^A-Za-z]))*[0-9}})]{_BLANK}*([A-Za-z]+(?:/[A-Za-z]+)?)(?:\^\{{?([23])\}}?)?",
+    re.DOTALL,
+)
 _NAME = re.compile(rf"(?:{_TEXT})?\s*([A-Za-z]{{2,}})\s*\}}?")
 _BASED = re.compile(rf"([0-9][0-9A-Fa-f.,]*){_BLANK}*_\{{?(?:{_TEXT})?\s*(\w+)\s*\}}*")
 _SIDE_BY_SIDE = re.compile(rf"[0-9](?:{_BLANK}+|x)[0-9]")
+_PLURAL = re.compile("(ch|sh|ss|x)es$|(?<=[a-z][^s])s$")
+_SHORT = {
+    "meter metre": "m", "centimeter centimetre": "cm", "millimeter millimetre": "mm", "kilometer kilometre": "km",
+    "foot feet": "ft", "inch": "in", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg",
+    "pound": "lb", "ounce": "oz", "liter litre": "l", "milliliter millilitre": "ml", "second sec": "s",
+    "minute": "min", "hour hr": "h", "week": "wk", "year": "yr",
+}  # fmt: skip
+_SHORT_OF = {word: short for words, short in _SHORT.items() for word in words.split()}
+_MULTIPLIERS = {"dozen", "hundred", "thousand", "million", "billion", "trillion"}
+_NO_UNITS = {"a", "an", "of", "per", "square", "sq", "cubic", "cu"}
 _COMMAND = re.compile(r"\\[a-z]+\s*[0-9]\s+[0-9]")  # \frac 1 2
 
 
@@ -81,12 +94,18 @@ def _differ(answer: str, reference: str) -> bool:
     names = [found[1] for found in map(_NAME.fullmatch, pair) if found]
     if len(names) == 2 and any(name != name.lower() or len(name) > 3 for name in names):
         return names[0].lower() != names[1].lower()
-    units = [re.findall("[a-z]+", found[1].lower().replace(".", "")) for found in map(_UNIT.fullmatch, pair) if found]
-    return len(units) == 2 and all(units) and not any(map(_is_short_for, *zip(*itertools.product(*units), strict=True)))
+    found = [_UNIT.fullmatch(text) or _LETTERS.fullmatch(text) for text in pair]
+    left, right = (_unit(match[1]) if match else set() for match in found)
+    if left & _MULTIPLIERS != right & _MULTIPLIERS:
+        return True
+    if not (left and right) or left <= right or right <= left:
+        return False
+    products = [match[1] + match[1][-1] * (int(match[2] or 1) - 1) for match in found if match and match.re is _LETTERS]
+    return len(products) < 2 or sorted(products[0]) != sorted(products[1])  # 5xy is 5yx
 
 
-def _is_short_for(left: str, right: str) -> bool:
-    """Whether one word has the other's first letter, and its letters in their order: cm and centimeters."""
-    shorter, longer = sorted((left, right), key=len)
-    letters = iter(longer)
-    return left[0] == right[0] and all(letter in letters for letter in shorter)
+def _unit(words: str) -> set[str]:
+    """The words of a unit, each in the singular, and short if it is in the table."""
+    spelled = words.lower().replace(".", "").replace("mph", "miles per hour")
+    singular = {_PLURAL.sub(r"\1", word) for word in re.findall("[a-z]+", spelled)}
+    return {_SHORT_OF.get(word, word) for word in singular - _NO_UNITS}

@@ -66,6 +66,24 @@ ALSO_WRONG = [
     ("20", "10100_2"), ("12.5%", "12.6"), (r"12.5\%", "1250"), ("29 dollars", "28"), ("€29", "2.9"),
     ("**73**", "37"), ("= 5", "-5"),
 ]  # fmt: skip
+SAME_UNITS = [
+    ("5m", "5m"), ("5 m", "5 meters"), (r"5\text{ m}", r"5\text{ metres}"), ("5 hrs", "5 hours"), ("5 m", "5"),
+    (r"5\text{ lbs}", r"5\text{ pounds}"), ("5 inches", r"5\text{ in}"), (r"5\text{ glass}", r"5\text{ glasses}"),
+    ("5 boxes", r"5\text{ box}"), ("5 apples", r"5\text{ red apples}"), ("5 mph", r"5\text{ miles per hour}"),
+    (r"\frac{1}{2} m", "0.5 m"), ("5 million", r"5\text{ million}"), ("5 million dollars", "5 million"),
+    ("5xy", "5yx"), ("5xx", "5x^2"), ("4y+5x", "5x+4y"), ("ab", "ba"), (r"2\sqrt{3}x", r"\sqrt{12}x"),
+]  # fmt: skip
+OTHER_UNITS = [
+    (r"5\text{ millimeters}", r"5\text{ meters}"), (r"5\text{ mm}", r"5\text{ m}"), (r"5\text{ ms}", r"5\text{ m}"),
+    (r"5\text{ minutes}", r"5\text{ m}"), (r"5\text{ months}", r"5\text{ m}"), (r"5\text{ g}", r"5\text{ gallons}"),
+    (r"5\text{ miles}", r"5\text{ millimeters}"), (r"5\text{ ml}", r"5\text{ miles}"), ("5 meters", "5 millimeters"),
+    ("5 m", "5 cm"), ("5 km", "5 kg"), ("5 g", "5 kg"), ("5m", "5cm"), ("5 m", r"5\text{ cm}"), ("5 s", "5 h"),
+    ("5 am", "5 pm"), ("5 cm^2", "5 m^2"), ("5 m/s", "5 km/h"), (r"\frac{1}{2} m", "0.5 cm"), ("5x", "5y"),
+    (r"5\text{ square meters}", r"5\text{ square feet}"), (r"5\text{ miles per hour}", r"5\text{ feet per hour}"),
+    (r"5\text{ red apples}", r"5\text{ green apples}"),
+    ("5 million", "5"), ("5 thousand", "5"), ("5", r"5\text{ dozen}"), (r"\$5\text{ million}", "5"),
+    ("5 million dollars", "5 dollars"), ("5 million", "5 billion"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -87,6 +105,10 @@ def mistaken(right, wrong):
 
 def test_boxed_answers_are_read_as_they_are_written_and_not_paid_for_others():
     assert not mistaken(ALSO_RIGHT, ALSO_WRONG)
+
+
+def test_boxed_units_are_the_same_words_or_their_usual_short_forms():
+    assert not mistaken(SAME_UNITS, OTHER_UNITS)
 
 
 def test_boxed_percents_are_their_number_and_its_hundredth():
@@ -112,6 +134,8 @@ def test_odd_expressions_cost_little_before_math_verify():
         "1_{" * 160,
         "5\\,\\ " * 70,
         "1 aaaa" + "a" * 490 + "!",
+        r"\a" * 250,
+        "5" * 250 + "a" * 249 + "!",
     ):
         assert comparisons(text, "5") is not None
         assert comparisons("5", text) is not None
