@@ -47,4 +47,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, goes_on=False)

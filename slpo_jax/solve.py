@@ -157,8 +157,8 @@ def main(argv: list[str]) -> None:
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
-    if values.lora_alpha is not None and values.lora_alpha <= 0:
-        raise UserError(f"--lora_alpha: {values.lora_alpha} is too little; give a number above 0")
+    if values.lora_alpha is not None and not 0 < values.lora_alpha < float("inf"):
+        raise UserError(f"--lora_alpha: {values.lora_alpha} is not valid; give a number above 0")
     set_up_jax()
     from slpo_jax.run.solver import load_solver, solve, vote  # takes seconds, for which --help need not wait
 
@@ -183,7 +183,7 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
     _define_flags()
-    run_command(main)
+    run_command(main, goes_on=False)
 
 
 if __name__ == "__main__":

@@ -95,8 +95,24 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     return Row(name, **facts)
 
 
+RULES = {"threshold": "a number from 0 to 1", "length": "a whole number, 0 or more"}
+"""By the way of stopping, what its rule is."""
+
+
+def is_rule(stopping: Any, rule: Any) -> bool:
+    """Whether rollouts that stop in this way can have it."""
+    if stopping == "threshold":
+        return type(rule) in (int, float) and 0 <= rule <= 1
+    return stopping == "length" and type(rule) is int and 0 <= rule < 2**31  # int32
+
+
 def write_rule(stage: StageFolder, row: Row) -> None:
-    """Leave a row's rule beside the checkpoint that it was chosen for, with which it stays wherever that is moved."""
+    """Leave a row's rule beside the checkpoint that it was chosen for, with which it stays wherever that is moved.
+
+    The only one that the row could have was not chosen, so it takes no other's place.
+    """
+    if len(row.rules) == 1 and _rule_of(stage):
+        return
     found = {"stopping": row.stopping, "rule": row.rule, "settings": digest(dict(row.settings))}
     text = json.dumps(found, indent=1) + "\n"
     if not stage.rule.is_file() or stage.rule.read_bytes() != text.encode():
@@ -109,12 +125,18 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
     Raises:
         UserError: the file is malformed.
     """
-    found = read_json(stage.rule, default={})
-    if not found or found.get("settings") != digest(read_json(stage.facts, default={})):
-        return None
-    if found.get("stopping") not in ("threshold", "length") or type(found.get("rule")) not in (int, float):
+    found = _rule_of(stage)
+    return found["rule"] if found and found["stopping"] == stopping else None
+
+
+def _rule_of(stage: StageFolder) -> dict[str, Any]:
+    """What `write_rule` wrote; {} where that is not of the checkpoint as it is now trained."""
+    if not stage.rule.exists():
+        return {}
+    found = read_json(stage.rule)
+    if not is_rule(found.get("stopping"), found.get("rule")) or not isinstance(found.get("settings"), str):
         raise UserError(f"{stage.rule}: holds no rule; delete the file and run the evaluate stage again")
-    return found["rule"] if found["stopping"] == stopping else None
+    return found if found["settings"] == digest(read_json(stage.facts, default={})) else {}
 
 
 def read_rows(workdir: str | Path) -> Rows:

@@ -49,15 +49,19 @@ def guard(stage: Stage | None) -> None:
     _stage = stage
 
 
-def watch() -> None:
-    """Begin to listen; in the main thread, before anything is compiled."""
+def watch(line: str = LINE) -> None:
+    """Begin to listen; in the main thread, before anything is compiled.
+
+    Args:
+        line: what is said at the end.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(reading,), daemon=True).start()
+    threading.Thread(target=_listen, args=(reading, line), daemon=True).start()
 
 
-def _listen(reading: int) -> None:
+def _listen(reading: int, line: str) -> None:
     asked, told = 0, False
     while True:
         if select.select([reading], [], [], _SECONDS if asked else None)[0]:
@@ -66,7 +70,7 @@ def _listen(reading: int) -> None:
             continue
         stage = _stage
         if stage is None or not (stage.saving or stage.shared or (stage.unsaved and asked == 1)):
-            _end()
+            _end(line)
         if stage is not None and stage.unsaved and not (stage.shared or told):
             told = True
             print(f"\n{_LATER}", file=sys.stderr, flush=True)
@@ -80,8 +84,8 @@ def _compiles() -> bool:
     return frame is not None
 
 
-def _end() -> None:
-    print(f"\n{LINE}", file=sys.stderr)
+def _end(line: str) -> None:
+    print(f"\n{line}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

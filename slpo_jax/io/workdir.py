@@ -6,7 +6,7 @@ WORKDIR/
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
-            rule.json                       the threshold or number of latents that its row was evaluated with
+            rule.json                       the threshold or number of latents that was chosen for it
     STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
   eval/

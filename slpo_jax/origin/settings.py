@@ -13,9 +13,10 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config, own_latents, thinker_of
+from slpo_jax.checked import fill
+from slpo_jax.config import Config, default_config, own_latents, thinker_of
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import read_rule
+from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
 from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
@@ -133,6 +134,7 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
         made = {key: value for key, value in made.items() if _among(key, _USED_WITH)}
     elif rule is not None:
         made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
+    files = f"{source}: its stages' config.json"
     default, taken, others = flatten(plain(default_config().to_dict())), [], []
     for key, value in made.items():
         now = flatten(plain(config.to_dict())).get(key)
@@ -141,12 +143,29 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
         if trains or key in given or now != default.get(key):
             others.append(f"config.{key}={_shown(now)} and not {_shown(value)}")
         else:
-            _put(config, key, value)
+            _put(config, key, value, f"{files}: key ")
             taken.append(f"config.{key}={_shown(value)} and not {_shown(now)}")
     if taken:
-        config.min_latents = min(config.min_latents, max(config.max_latents, 1))
-    hows = ((taken, "evaluated as it was made, with"), (others, "not used as it was made, but with"))
-    return [f"{source}: {how} {', '.join(texts)}" for texts, how in hows if texts]
+        config.min_latents = min(config.min_latents, max(config.max_latents or 0, 1))
+        _check(config, files)
+    otherwise = {source: others}
+    if "evaluate" in config.stages:
+        otherwise.setdefault(str(workdir), []).extend(_other_thresholds(config, workdir, stages))
+    said = [(source, "evaluated as it was made", taken)]
+    said += [(where, "not used as it was made, but", texts) for where, texts in otherwise.items()]
+    return [f"{where}: {how} with {', '.join(texts)}" for where, how, texts in said if texts]
+
+
+def _other_thresholds(config: ConfigDict, workdir: Workdir, stages: list[str]) -> list[str]:
+    """Where the only threshold, which is not to be chosen, is not the one of a stage's checkpoint."""
+    now, found = list(config.evaluate.thresholds), {}
+    if config.gate.enabled and len(now) == 1:
+        found = {stage: read_rule(workdir.stage(stage), "threshold") for stage in stages}
+    return [
+        f"config.evaluate.thresholds={_shown(now)} and not {_shown([rule])} of {stage}"
+        for stage, rule in found.items()
+        if rule not in (None, *now)
+    ]
 
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
@@ -207,18 +226,44 @@ def _take_settings(config: ConfigDict, identity: Identity) -> bool:
     for file in _run_files(identity):
         facts = read_json(file, "mend the file")
         _update(config, {key: value for key, value in facts.items() if key not in _NOT_THE_CHECKPOINTS}, file)
-    for key, value in _said(identity).items():
+        _check(config, str(file))
+    said, where = _said(identity), f"{identity.source}: reasoner.json"
+    for key, value in said.items():
         if key != RULE:
-            _put(config, key, value, f"{identity.source}: reasoner.json: ")
-    return bool(_run_files(identity) or _said(identity))
+            _put(config, key, value, f"{where}: key ")
+    if said:
+        _check(config, where)
+    rule, stopping = said.get(RULE), "threshold" if said.get("gate.enabled") else "length"
+    if rule is not None and not is_rule(stopping, rule):
+        raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
+    return bool(_run_files(identity) or said)
 
 
-def _put(config: ConfigDict, key: str, value: Any, where: str = "") -> None:
+def _check(config: ConfigDict, where: str) -> None:
+    """Fail on values of a file that a config could not have.
+
+    Args:
+        where: the file, for the message.
+    """
+    read = config.copy_and_resolve_references()
+    try:
+        if read.thinker.name and read.thinker.name not in THINKERS:
+            read.thinker.name = "latent"  # `make_thinker` says so
+        if read.min_latents and read.max_latents is not None:
+            read.min_latents = min(read.min_latents, max(read.max_latents, 1))  # as `config_of` does
+        fill(Config, read)
+    except UserError as error:
+        raise UserError(f"{where}: key {str(error).removeprefix('config.')}; mend the file") from None
+    except (AttributeError, TypeError):
+        raise UserError(f"{where}: null in a section's place; mend the file") from None
+
+
+def _put(config: ConfigDict, key: str, value: Any, where: str) -> None:
     try:
         config.update_from_flattened_dict({key: tuple(value) if isinstance(value, list) else value})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{where}config.{key}: can't be {value!r} ({reason}); mend the file") from None
+        raise UserError(f"{where}{key}: can't be {value!r} ({reason}); mend the file") from None
 
 
 def _update(node: ConfigDict, facts: dict[str, Any], file: Path) -> None:

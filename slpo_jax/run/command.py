@@ -22,7 +22,9 @@ flags.DEFINE_bool("debug", False, "Show tracebacks.")
 
 
 @silent_when_unread()
-def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None) -> None:
+def run_command(
+    main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]] | None = None, goes_on: bool = True
+) -> None:
     """Parse the flags and run `main`; what the user can mend is printed as one line, and ends with status 2.
 
     That is a `UserError` of either, and what the operating system or a device refuses: a full disk, a place that can't
@@ -31,6 +33,7 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
     Args:
         main: what to do, from the program's name and the arguments that are no flags.
         parse: the command line -> those arguments; None is `parse_flags`.
+        goes_on: whether the same command goes on from what an interrupted one has finished.
     """
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help shows the main module's
 
@@ -43,7 +46,8 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
             _say_once()
         main(arguments)
 
-    interrupts.watch()
+    interrupted = interrupts.LINE if goes_on else "interrupted"
+    interrupts.watch(interrupted)
     try:
         app.run(quiet, flags_parser=parse or parse_flags)
     except BrokenPipeError:
@@ -65,7 +69,7 @@ def run_command(main: Callable[[list[str]], None], parse: Callable[[list[str]], 
     except KeyboardInterrupt:
         if "--debug" in sys.argv:
             raise
-        print(f"\n{interrupts.LINE}", file=sys.stderr)
+        print(f"\n{interrupted}", file=sys.stderr)
         sys.exit(interrupts.STATUS)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
@@ -124,6 +125,8 @@ def load_solver(
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
+    if threshold is not None and not is_rule("threshold", threshold):
+        raise UserError(f"--threshold: {threshold} is not valid; give {RULES['threshold']}")
     identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
     config = config_of(identity, reasoner, tokenizer)
     stopping, rule = stopping_of(config, identity)

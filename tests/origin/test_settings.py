@@ -15,9 +15,11 @@ from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.run.claims import claim
+from slpo_jax.run.command import in_flags
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.solver import load_solver
+from slpo_jax.solve import _FLAGS
 
 REASONER = "coconut_gpt2"
 
@@ -25,6 +27,13 @@ REASONER = "coconut_gpt2"
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     return workdir(REASONER, tmp_path_factory.mktemp("made") / "work")
+
+
+@pytest.fixture(scope="module")
+def exported(work, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "it"
+    exchange.export_checkpoint(work / "checkpoints" / "cold_start", folder)
+    return folder
 
 
 def _passed_on(checkpoint, folder):
@@ -142,6 +151,56 @@ def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_
     assert stopping_of(config_of(identity), identity) == ("threshold", 0.5)
     write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}))
     assert stopping_of(config_of(identity), identity) == ("threshold", 0.7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rule", value) for value in ("x", [0.5], 5, -1, True, float("inf"), float("nan"))),
+        *(("max_answer_tokens", value) for value in (None, "six", 0)),
+        *(("max_latents", value) for value in (None, "six", -2)),
+        ("dropout.rate", 7),
+        ("dropout", None),
+    ],
+)
+def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path, key, value):
+    shutil.copytree(exported, tmp_path / "it")
+    file = tmp_path / "it" / "reasoner.json"
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps(facts | {"settings": facts["settings"] | {key: value}}))
+    with pytest.raises(UserError, match=rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)") as error:
+        load_solver(str(tmp_path / "it"))
+    assert "--" not in in_flags(str(error.value), _FLAGS)  # it is no flag that is at fault
+
+
+@pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])
+def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
+    shutil.copytree(work, tmp_path / "work")
+    file = tmp_path / "work" / where
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_latents": -2}))
+    with pytest.raises(UserError, match=rf"{where}: key max_latents: -2 is not valid"):
+        load_solver(str(tmp_path / "work"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"rule": "x"}', "{}", '{"stopping": "threshold", "rule": 0.5}'),
+        *(f'{{"stopping": "threshold", "rule": {rule}, "settings": ""}}' for rule in ("7", "true", "1e400", "NaN")),
+        *(f'{{"stopping": "length", "rule": {rule}, "settings": ""}}' for rule in ("-1", "2.5", "1" + "0" * 12)),
+    ],
+)
+def test_a_damaged_rule_is_one_line(work, tmp_path, text):
+    shutil.copytree(work, tmp_path / "work")
+    Workdir(tmp_path / "work").stage("cold_start").rule.write_text(text)
+    with pytest.raises(UserError, match=r"cold_start/rule\.json: holds no rule; delete the file"):
+        load_solver(str(tmp_path / "work"))
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), 1.5])
+def test_solve_s_threshold_is_from_0_to_1(work, threshold):
+    with pytest.raises(UserError, match=rf"^--threshold: {threshold} is not valid; give a number from 0 to 1"):
+        load_solver(str(work), threshold=threshold)
 
 
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):

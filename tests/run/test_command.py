@@ -15,13 +15,13 @@ def main(argv):
     raise {error}
 
 sys.argv = ["program", *{flags}]
-run_command(main)
+run_command(main{more})
 """
 
 
-def _end(error: str, *flags: str) -> tuple[int, list[str]]:
+def _end(error: str, *flags: str, more: str = "") -> tuple[int, list[str]]:
     """Status and lines of a program that ends with an error."""
-    program = PROGRAM.format(error=error, flags=list(flags))
+    program = PROGRAM.format(error=error, flags=list(flags), more=more)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return done.returncode, [line for line in done.stderr.splitlines() if line]
 
@@ -63,6 +63,7 @@ def test_out_of_memory_names_the_settings_that_help(error):
 
 def test_ctrl_c_is_a_line(tmp_path):
     assert _end("KeyboardInterrupt") == (130, ["interrupted; the same command goes on from what is finished"])
+    assert _end("KeyboardInterrupt", more=", goes_on=False") == (130, ["interrupted"])
 
 
 def test_a_mistake_of_ours_is_a_traceback():
@@ -81,7 +82,7 @@ def test_debug_shows_where():
 def test_a_closed_pipe_is_silence(flush):
     """Whether a line finds out, or the last flush."""
     main = f"    print('what nobody reads', flush={flush})\n    raise SystemExit(0)"
-    program = PROGRAM.format(error="", flags=[]).replace("    raise ", main)
+    program = PROGRAM.format(error="", flags=[], more="").replace("    raise ", main)
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-c", program]

@@ -320,8 +320,8 @@ def test_rows_on_other_problems_are_left_out(finished, monkeypatch):
     assert any("slpo on real: left out, it is of other problems" in note for note in found["notes"])
 
 
-def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch):
-    """In thresholds.json, in the report and for whoever asks the checkpoint."""
+def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch, caplog):
+    """In thresholds.json and in the report, but not for whoever asks the checkpoint."""
 
     def stopping(stage):
         identity = identify(str(finished.work / "checkpoints" / stage))
@@ -329,14 +329,24 @@ def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch):
         config.gate.enabled = True  # these checkpoints of three numbers don't say that they have one
         return stopping_of(config, identity)
 
-    chosen = json.loads((finished.work / "thresholds.json").read_text())["slpo"]["chosen"]
-    assert stopping("slpo") == ("threshold", chosen)
+    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.6, 0.7)})  # as good as each other
+    assert json.loads((finished.work / "thresholds.json").read_text())["slpo"]["chosen"] == 0.6
+    assert stopping("slpo") == ("threshold", 0.6)
+    assert "not used as it was made" not in caplog.text
     finished.evaluate(monkeypatch, report=True, **{"evaluate.thresholds": (0.2,)})
     assert set(json.loads((finished.work / "thresholds.json").read_text())) == {"imitate_control"}
     assert set(json.loads((finished.work / "report.json").read_text())["thresholds"]) == {"imitate_control"}
-    assert stopping("slpo") == ("threshold", 0.2)
+    assert stopping("slpo") == ("threshold", 0.6)
+    (line,) = [line for line in caplog.messages if "not used as it was made" in line]
+    assert line.startswith(f"{finished.work}: ")
+    assert "config.evaluate.thresholds=(0.2,) and not (0.6,) of slpo" in line
+    assert json.loads((finished.work / "eval" / "slpo" / "row.json").read_text())["rule"] == 0.2
+    finished.evaluate(monkeypatch, **{"gate.enabled": False})
+    assert stopping("slpo") == ("threshold", 0.6)
     finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.5})
     assert stopping("slpo") == ("threshold", 0.5)  # this one was not evaluated yet
+    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.2,)})
+    assert stopping("slpo") == ("threshold", 0.2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,3 +137,10 @@ def test_bad_input_is_one_line(ask, work, case):
     assert "config.init" not in line
     assert len(line) < 400
     assert _digest(work) == before
+
+
+def test_ctrl_c_promises_nothing():
+    """There is nothing that the same command would go on from."""
+    program = "from slpo_jax import solve\ndef main(_):\n    raise KeyboardInterrupt\nsolve.main = main\nsolve.run()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.split("\n")) == (130, ["", "interrupted", ""])
