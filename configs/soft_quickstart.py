@@ -27,7 +27,7 @@ METHODS = {
     "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
 }
-CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 1e-4, "hrpo": 1e-4, "slpo": 3e-5, "pathwise": 3e-4}
+CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 3e-4, "hrpo": 3e-5, "slpo": 3e-5, "pathwise": 3e-4}
 
 
 def variant(method: str, rate: float) -> str:
