@@ -157,8 +157,6 @@ def main(argv: list[str]) -> None:
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
-    if values.lora_alpha is not None and not 0 < values.lora_alpha < float("inf"):
-        raise UserError(f"--lora_alpha: {values.lora_alpha} is not valid; give a number above 0")
     set_up_jax()
     from slpo_jax.run.solver import load_solver, solve, vote  # takes seconds, for which --help need not wait
 

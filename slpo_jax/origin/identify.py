@@ -1,6 +1,7 @@
 """What a checkpoint is, asked once: kind, backbone, gate, texts, and the run around it. Weights are read later."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -103,14 +104,16 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     """Open what `config.init` names.
 
     Args:
-        source, base, lora_alpha: see `slpo_jax.config`; a `lora_alpha` of 0 is none.
+        source, base, lora_alpha: see `slpo_jax.config`.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
+    if lora_alpha is not None and not 0 < lora_alpha < math.inf:
+        raise UserError(f"config.lora_alpha: {lora_alpha} is not valid; give a number above 0")
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
         return _ours(source, path.absolute())
-    opened = open_checkpoint(source, base, lora_alpha or None, load_tokenizer)
+    opened = open_checkpoint(source, base, lora_alpha, load_tokenizer)
     described = opened.description
     kind: Any = described.kind if described else opened.layout.kind.removesuffix("_hugging_face")
     return Identity(

@@ -219,7 +219,7 @@ def test_a_reasoner_without_its_tokens(checkpoint):
 def test_lora(checkpoint):
     broken = checkpoint(codi_original, "llama")
     place = "codi.base_model.model.model.layers.1.mlp.up_proj"
-    alpha, broken.settings["lora_alpha"] = broken.settings["lora_alpha"], 0.0
+    alpha, broken.settings["lora_alpha"] = broken.settings["lora_alpha"], None
     broken.refused(str(broken.init), "config.lora_alpha")
     broken.settings["lora_alpha"] = alpha
     taken = {}

@@ -103,3 +103,9 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
     (tmp_path / "imported" / "reasoner").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"has no reasoner/ in or beside it"):
         identify(str(tmp_path / "imported"))
+
+
+@pytest.mark.parametrize("lora_alpha", [-3.0, 0.0, float("nan"), float("inf")])
+def test_an_update_s_scale_is_a_positive_number(tmp_path, lora_alpha):
+    with pytest.raises(UserError, match=rf"^config\.lora_alpha: {lora_alpha} is not valid; give a number above 0"):
+        identify(str(tmp_path), lora_alpha=lora_alpha)
