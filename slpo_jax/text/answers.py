@@ -79,6 +79,7 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
               `,` or `.` (1,45 or 1.2.3), a number, a closing bracket or a touching word and one of `/ * + ^ _ × ÷ ·`
               ("1/2", "3 + 4", "cm^2"), also with an opening bracket after that, or a number and an opening bracket;
             - nor are three digits a number that stand one blank behind another number ("1 000 000");
+            - nor are digits that an apostrophe or a zero-width blank joins to digits before it ("1'000");
             - nor is one that a superscript touches, or a fraction such as ½.
             Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
             "boxed": what the last `\boxed{...}` holds.

@@ -33,6 +33,7 @@ _BETWEEN: dict[str, dict[str, str]] = {
     "close": {**_EXPRESSION, "$": "close", ".": "stop"},
     "lead": {**_FREE, ".": "stop"},  # a point that a fraction may begin with
     "stop": {**_FREE, ".": "stop"},  # a point that none does
+    "quote": _FREE,  # an apostrophe that touches the digits before it
     "blank": _AFTER,  # one of them behind a number
     "after": _AFTER,
     # commas, points and a colon that touch the digits before them
@@ -44,7 +45,7 @@ _NEXT = {
     "int1": "int2", "int2": "int3", "int3": "int4+", "int4+": "int4+", "group": "not",
     "comma": "comma1", "comma1": "comma2", "comma2": "group", "point": "fraction", "fraction": "fraction",
     "blank": "blank1", "blank1": "blank2", "blank2": "blank3", "blank3": "int4+",
-    "word": "not", "touching": "not", "expression": "not", "part": "not", "not": "not",
+    "word": "not", "touching": "not", "expression": "not", "part": "not", "quote": "not", "not": "not",
 }  # fmt: skip
 _BAD = ("comma1", "comma2", "blank3", "not")
 _TAKES_COMMA = ("int1", "int2", "int3", "group", "blank1", "blank2")
@@ -60,6 +61,7 @@ def _kinds_table() -> np.ndarray:
         follows = dict(_BETWEEN.get(name, {}))
         if ended:
             follows = {**_EXPRESSION, **dict.fromkeys(" _", "blank"), "$": "close", ":": "part", "^": "not",
+                       "'": "quote",
                        ",": "comma" if name in _TAKES_COMMA else "part",
                        ".": "point" if name in _TAKES_POINT else "part"}  # fmt: skip
         follows["&"] = "not"

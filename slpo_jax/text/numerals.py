@@ -28,6 +28,7 @@ _MEMBERS = {
     "^": "²³¹⁰⁴⁵⁶⁷⁸⁹⁻",
     "&": "¼½¾⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞",
     "#": "#",
+    "'": "'\u2019\u200b",  # between digits, a group separator that isn't read; a quote elsewhere
 }
 OTHER = "!"
 KINDS: dict[str, str] = {member: kind for kind, members in _MEMBERS.items() for member in members}
@@ -41,7 +42,8 @@ class _Kinds(dict[int, str]):
 
 _KINDS = _Kinds({ord(member): kind for member, kind in KINDS.items()} | {ord(digit): digit for digit in "0123456789"})
 _NO_DIGIT = "".join(_MEMBERS) + OTHER
-_RESET = re.compile(rf"[\n#{OTHER}]")
+_RESET = re.compile(rf"[\n#'{OTHER}]")
+_SEPARATED = re.compile(r"[0-9&]\^*'\Z")
 _OPERAND = re.compile(r"[0-9&]\^*$")
 _TAIL = "-~*($. _"
 # From the last operand, word or bracket on: it and an operator are one expression with what follows.
@@ -71,6 +73,8 @@ def last_number(text: str) -> tuple[bool, str] | None:
     run = line[len(before) :]
     number = run.lstrip(".,")
     before += run[: len(run) - len(number)]  # with the points and commas in front
+    if not before and _SEPARATED.search(head[: len(head) - len(line)]):
+        return None
     if not NUMBER.fullmatch(number) or _binds(before) or _is_group(before, number):
         return None
     point = before.endswith(".") and not before.endswith("..")

@@ -94,6 +94,10 @@ VERDICTS = [
     ("### 1e5", "5", False, False),
     ("### 1 000 000", "0", False, False),
     ("### 72 cm^2", "2", False, False),
+    ("### 1'000", "0", False, False),
+    ("### 1’000", "0", False, False),
+    ("### 1\u200b000", "0", False, False),
+    ("it’s '72'", "72", False, True),
     ("### 10 - 3", "3", False, False),
     ("### 10 - 3", "-3", False, False),
     ("### 10 - 3 = 7", "7", False, True),
@@ -144,7 +148,7 @@ def assert_agree_on(texts, slots):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("alphabet", "length"), [("1,.-", 8), ("15,", 9), ("10,.-# x", 5), ("1 −-.$a", 5), ("5*():½²-", 4)]
+    ("alphabet", "length"), [("1,.-", 8), ("15,", 9), ("10,.-# x", 5), ("1 −-.$a", 5), ("5*():½²-", 4), ("50'’ .,a", 5)]
 )
 def test_agrees_with_the_host_on_every_short_string(alphabet, length):
     texts = ["".join(letters) for size in range(length + 1) for letters in itertools.product(alphabet, repeat=size)]
@@ -152,7 +156,8 @@ def test_agrees_with_the_host_on_every_short_string(alphabet, length):
 
 
 # Pieces which the grammar treats each in its own way, and mixtures of them.
-_PIECES = [*"0123456789", *",.-# ", *",.-# ", *"−–-$*/^(){}:½²_a\n", " 000", "- 3", "-$", "cm^2", "\u202f", "\\",
+_PIECES = [*"0123456789", *",.-# ", *",.-# ", *"−–-$*/^(){}:½²_a\n'’\u200b", " 000", "- 3", "-$", "cm^2", "\u202f",
+           "\\",
            ",123", ",000", ",45", ".5", "-7", "00", "000000", "12345678901234567890",
            "##", "--", "..", ",,", " -", "- ", "\n", "\t", "\x0b", "\x0c", "\r", "x", " the", "é", "−", "٧", "\u00a0",
            "\u2003", "\x1c", "\x00", "\x7f", "🙂", "e5", "+", "$", "%", "=-=-=-", "-----", " ... "]  # fmt: skip
