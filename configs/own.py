@@ -1,4 +1,4 @@
-"""All four stages on problems of your own: a small GPT-2 from random weights that reads bytes, for an hour of CPU.
+"""All four stages on problems of your own: a small GPT-2 from random weights that reads bytes.
 
 `--config.data.train=FILE`, `.valid` and `.eval.NAME` say where they are; a line of a .jsonl file is
 `{"question": "Tom has 5 apples. He buys 3. How many now?", "steps": ["5 + 3 = 8"], "answer": "8"}`.
