@@ -33,8 +33,8 @@ from benchmarks.measure.words import DTYPES, export
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf import bundled_gguf
+from slpo_jax.rewards.answers import read_completion
 from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.text.answers import read_completion
 from slpo_jax.text.batches import EncodedProblems, encode_problems, pad_prompts
 from slpo_jax.text.problems import load_problems
 

@@ -18,7 +18,7 @@ from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.rollout import NO_TOKEN, sample
-from slpo_jax.text.answers import are_right, parse_completion, read_completion
+from slpo_jax.rewards.answers import are_right, parse_completion, read_completion
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.tokenizer import token_bytes
 

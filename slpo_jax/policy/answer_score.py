@@ -8,10 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.rollout import Replay, Trajectories
 from slpo_jax.policy.sampling import BLOCK, LARGE
+from slpo_jax.rewards.ending import answer_mask
 
 LOGITS_OF_A_ROW = 2**23  # of an answer; 171 tokens of 49,152. Longer ones are scored in pieces
 LOGITS_AT_ONCE = 2**25  # of a piece: 128 MiB

@@ -13,11 +13,11 @@ from flax import struct
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import answer_log_probs, fed_tokens, one_later, token_log_probs
-from slpo_jax.policy.ending import answer_mask, said_eos
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, encode_prompts
 from slpo_jax.policy.thinkers import Action
+from slpo_jax.rewards.ending import answer_mask, said_eos
 
 
 @struct.dataclass

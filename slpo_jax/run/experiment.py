@@ -28,14 +28,14 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.run.reading import make_reading
+from slpo_jax.rewards.reading import make_reading
+from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
-from slpo_jax.text.verifier import reference_width
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.sharding import Layout, ShardingConfig

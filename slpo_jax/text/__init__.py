@@ -1,1 +1,1 @@
-"""Problems, tokens, padded batches and answers."""
+"""Problems, tokens and padded batches."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError, first_line
-from slpo_jax.text.answers import AnswerStyle
+from slpo_jax.rewards.answers import AnswerStyle
 from slpo_jax.text.templates import Template, line
 from slpo_jax.text.tokenizer import TEXT_ANSWER, add_words
 

@@ -15,7 +15,7 @@ from absl import logging
 
 from slpo_jax.checked import FieldError, check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import are_readable, canonical_number
+from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_number, last_boxed
+from slpo_jax.rewards.answers import canonical_number, last_boxed
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")

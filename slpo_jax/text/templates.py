@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import AnswerStyle
+from slpo_jax.rewards.answers import AnswerStyle
 from slpo_jax.text.tokenizer import (
     ANSWER_MARK,
     COCONUT_TOKENS,
@@ -30,7 +30,7 @@ class Template:
     """The texts and marker tokens of one kind of reasoner, bound to a tokenizer.
 
     Attributes:
-        answer_style: name of the answer grammar that reads the completions (`slpo_jax.text.answers`).
+        answer_style: name of the answer grammar that reads the completions (`slpo_jax.rewards.answers`).
         start_id: ends the prompt; latents follow. None without latents of the reasoner's own.
         end_id: begins the suffix; the answer follows. None: the prompt's last token is what it follows.
         latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.

@@ -27,10 +27,10 @@ from slpo_jax.policy import answer_score as scoring
 from slpo_jax.policy import decoding
 from slpo_jax.policy.answer_score import answer_log_probs
 from slpo_jax.policy.decoding import cache_sizes
-from slpo_jax.policy.ending import StopStrings
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from slpo_jax.text.stopping import stop_tables
+from slpo_jax.rewards.ending import StopStrings
+from slpo_jax.rewards.stopping import stop_tables
 
 PROMPTS = random_prompts((3, 7, 5, 2, 6, 4, 1, 8), 8)
 SLOTS, EOS_IDS = 20, (PAD, EOS)

@@ -32,10 +32,10 @@ from tiny import (
 from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import token_log_probs
-from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.sampling import LARGE
 from slpo_jax.policy.score import PassKeys, pass_keys, score
 from slpo_jax.policy.surrogate import gaussian_log_prob, moments
+from slpo_jax.rewards.ending import answer_mask
 
 GROUP, PASSES, T, D = 2, 3, ROLLOUT.max_latents, CONFIG.n_embd
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")

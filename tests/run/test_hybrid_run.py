@@ -15,13 +15,13 @@ from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.policy.thinkers import WITH_PARAMETERS
+from slpo_jax.rewards.verifier import encode_references
 from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
 from slpo_jax.run.stage import starting_params
 from slpo_jax.solve import describe
-from slpo_jax.text.verifier import encode_references
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state

@@ -9,8 +9,8 @@ import pytest
 from same_run import checkpoint_of, rows_of, texts_of
 from small_run import TOTALS, finished_run, load_config, new_folder, run
 
+from slpo_jax.rewards.verifier import encode_references
 from slpo_jax.run.experiment import build
-from slpo_jax.text.verifier import encode_references
 
 pytestmark = pytest.mark.slow
 ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")

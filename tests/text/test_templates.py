@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import parse_completion, read_completion
+from slpo_jax.rewards.answers import parse_completion, read_completion
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem

@@ -14,9 +14,9 @@ from tiny_llama import LLAMA, random_tree
 from slpo_jax.models.reasoner import codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import fed_tokens
-from slpo_jax.policy.ending import answer_mask
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import sample
+from slpo_jax.rewards.ending import answer_mask
 from slpo_jax.training.objectives import OBJECTIVES
 
 CODI = codi(LLAMA, 24)

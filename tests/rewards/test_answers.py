@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_decimal, is_correct, parse_completion, read_completion
+from slpo_jax.rewards.answers import canonical_decimal, is_correct, parse_completion, read_completion
 
 CANONICAL = {
     "72": "72",

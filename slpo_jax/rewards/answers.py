@@ -1,6 +1,6 @@
 r"""Answers on the host: what a completion says, and when it says the reference's number.
 
-One grammar of numbers serves rewards, evaluation and reports. `slpo_jax.text.verifier` implements it a second time,
+One grammar of numbers serves rewards, evaluation and reports. `slpo_jax.rewards.verifier` implements it a second time,
 inside jit; the two agree on every input. Answers in LaTeX (`\boxed{...}`) are read on the host alone.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.equivalence import are_equivalent
-from slpo_jax.text.latex import comparisons
-from slpo_jax.text.numerals import NUMBER, last_number
+from slpo_jax.rewards.equivalence import are_equivalent
+from slpo_jax.rewards.latex import comparisons
+from slpo_jax.rewards.numerals import NUMBER, last_number
 
 AnswerStyle = Literal["coconut", "codi", "boxed"]
 

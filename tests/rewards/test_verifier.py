@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.answers import canonical_decimal, is_correct, parse_completion, read_completion
-from slpo_jax.text.verifier import ByteTable, byte_table, encode_references, reference_width, verify
+from slpo_jax.rewards.answers import canonical_decimal, is_correct, parse_completion, read_completion
+from slpo_jax.rewards.verifier import ByteTable, byte_table, encode_references, reference_width, verify
 
 STYLES = ("coconut", "codi")
 EOS = 256

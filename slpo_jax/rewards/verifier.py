@@ -1,6 +1,6 @@
-"""Answers on the device: `slpo_jax.text.answers.is_correct` as a pure function of arrays, for use inside jit.
+"""Answers on the device: `slpo_jax.rewards.answers.is_correct` as a pure function of arrays, for use inside jit.
 
-A table turns tokens into bytes; an automaton over the bytes (`slpo_jax.text.automaton`) finds where the last number
+A table turns tokens into bytes; an automaton over the bytes (`slpo_jax.rewards.automaton`) finds where the last number
 starts; its digits are then compared with the reference's place by place, so that no number is too long and nothing is
 ever rounded.
 Shape suffixes: B rows, A answer slots, V vocabulary, R reference width, N bytes of a row (A times the table's width).
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.text import automaton
-from slpo_jax.text.answers import AnswerStyle, canonical_decimal
-from slpo_jax.text.automaton import compress
+from slpo_jax.rewards import automaton
+from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal
+from slpo_jax.rewards.automaton import compress
 
 
 class ByteTable(NamedTuple):

@@ -10,10 +10,17 @@ from decimal import Decimal
 import pytest
 
 from slpo_jax.errors import UserError
-from slpo_jax.text import answers, equivalence
-from slpo_jax.text.answers import are_readable, are_right, canonical_decimal, is_correct, last_boxed, parse_completion
-from slpo_jax.text.equivalence import are_equivalent
-from slpo_jax.text.latex import comparisons
+from slpo_jax.rewards import answers, equivalence
+from slpo_jax.rewards.answers import (
+    are_readable,
+    are_right,
+    canonical_decimal,
+    is_correct,
+    last_boxed,
+    parse_completion,
+)
+from slpo_jax.rewards.equivalence import are_equivalent
+from slpo_jax.rewards.latex import comparisons
 
 # (answer, reference)
 RIGHT = [

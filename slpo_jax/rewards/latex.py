@@ -6,8 +6,8 @@ signs. `comparisons` says what is to be asked instead.
 
 import re
 
-from slpo_jax.text.equivalence import LONGEST
-from slpo_jax.text.numerals import MINUSES
+from slpo_jax.rewards.equivalence import LONGEST
+from slpo_jax.rewards.numerals import MINUSES
 
 Pair = tuple[str, str]
 

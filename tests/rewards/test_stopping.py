@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from slpo_jax.errors import UserError
-from slpo_jax.policy.ending import StopStrings, answer_mask, text_tokens
-from slpo_jax.text.answers import read_completion
-from slpo_jax.text.stopping import stop_tables
+from slpo_jax.rewards.answers import read_completion
+from slpo_jax.rewards.ending import StopStrings, answer_mask, text_tokens
+from slpo_jax.rewards.stopping import stop_tables
 
 # Pieces of texts with many ways to be cut, an "é" in two tokens, and two special tokens.
 PIECES = [

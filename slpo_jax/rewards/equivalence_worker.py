@@ -1,4 +1,4 @@
-r"""A process that judges LaTeX answers with math_verify for `slpo_jax.text.equivalence`, which runs this file.
+r"""A process that judges LaTeX answers with math_verify for `slpo_jax.rewards.equivalence`, which runs this file.
 
 Its argument is the time of a request in seconds. A request is a line of JSON, [answer, reference]; the reply is a line,
 1 or 0. The first line says that it is ready.

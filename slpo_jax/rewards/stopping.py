@@ -15,7 +15,7 @@ _NEVER = np.iinfo(np.int16).max
 
 
 def stop_tables(stop: Sequence[str], token_bytes: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Build what `policy.ending.StopStrings` is made of.
+    """Build what `ending.StopStrings` is made of.
 
     Args:
         stop: the texts, each of at least one character.
@@ -78,7 +78,7 @@ def _over_bytes(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_tokens(texts: list[bytes], bytes_VL: np.ndarray, lengths_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`after_SC` and `begins_SC` of `policy.ending.StopStrings` before tokens are put into classes, [S, V]."""
+    """`after_SC` and `begins_SC` of `ending.StopStrings` before tokens are put into classes, [S, V]."""
     next_S256, ends_S = _over_bytes(texts)
     unfinished = np.flatnonzero(ends_S == 0)
     states = np.repeat(unfinished[:, None], len(lengths_V), axis=1)

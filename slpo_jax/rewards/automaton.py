@@ -1,4 +1,4 @@
-"""The grammar of `slpo_jax.text.numerals` once more, as an automaton over bytes, and tokens' bytes made short for it.
+"""The grammar of `slpo_jax.rewards.numerals` as an automaton over bytes, and tokens' bytes made short for it.
 
 What is read is kinds of characters (`numerals.KINDS`), each as its one byte; digits are themselves. A character whose
 bytes lie in several tokens is still written out, and recognised when its last byte comes.
@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from slpo_jax.text.numerals import KINDS, OTHER, kinds_of
+from slpo_jax.rewards.numerals import KINDS, OTHER, kinds_of
 
 PAD = 0
 """The byte of no character."""

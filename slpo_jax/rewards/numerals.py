@@ -1,6 +1,6 @@
 """The last number of a text, on the host: what belongs to it, and what text has none.
 
-`slpo_jax.text.automaton` reads the same grammar byte by byte. Both see a text as kinds of characters (`kinds_of`).
+`slpo_jax.rewards.automaton` reads the same grammar byte by byte. Both see a text as kinds of characters (`kinds_of`).
 """
 
 import re

@@ -1,12 +1,12 @@
 """What a reasoner's texts mean to a device: where its stop strings end an answer, and when an answer is right."""
 
 from slpo_jax.errors import UserError
-from slpo_jax.policy.ending import StopStrings, text_tokens
 from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.text.stopping import stop_tables
+from slpo_jax.rewards.ending import StopStrings, text_tokens
+from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.verifier import byte_table, verify
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import token_bytes
-from slpo_jax.text.verifier import byte_table, verify
 
 
 def make_reading(template: Template, vocabulary: int) -> tuple[StopStrings | None, RewardFn]:

@@ -14,7 +14,7 @@ NO_STOP = np.iinfo(np.int16).max  # in `StopStrings.begins_SC`
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StopStrings:
-    """An automaton over tokens that finds the first of several texts; `text.stopping` makes it.
+    """An automaton over tokens that finds the first of several texts; `stopping` makes it.
 
     A state is the longest end of the text so far that begins a stop string; the text begins in state 0. C classes of
     tokens, which no state tells apart. Equal to itself alone, so that a program's static arguments may hold it.
