@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.measure.workload import Parts, load_file
 from slpo_jax.errors import UserError
-from slpo_jax.interop.export import export_reasoner
+from slpo_jax.origin.export import export_reasoner
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.rl import make_objective, optimizer_config, training_policy

@@ -5,10 +5,10 @@ from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.markdown import shown_columns
-from slpo_jax.interop.description import Description
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.origin.description import Description
 
 _TITLES = {
     "imitate": "imitation (CoT-SFT and the latent curriculum or self-distillation)",

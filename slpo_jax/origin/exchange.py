@@ -11,10 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.export import export_reasoner
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER
 from slpo_jax.origin.card import model_card, short
+from slpo_jax.origin.export import export_reasoner
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.recipes import REASONERS

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.description import Description, read_description
-from slpo_jax.interop.opening import Opened, open_checkpoint
 from slpo_jax.io.files import read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER, StageFolder, Workdir
+from slpo_jax.origin.description import Description, read_description
+from slpo_jax.origin.opening import Opened, open_checkpoint
 from slpo_jax.origin.recipes import name_of
 from slpo_jax.text.tokenizer import load_tokenizer
 

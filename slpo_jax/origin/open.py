@@ -11,8 +11,6 @@ from ml_collections import ConfigDict
 from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
-from slpo_jax.interop.description import Description, end_tokens, write_description
-from slpo_jax.interop.opening import Opened, fitting
 from slpo_jax.interop.weights import (
     Weight,
     backbone_weights,
@@ -23,7 +21,9 @@ from slpo_jax.interop.weights import (
     refuse_leftovers,
 )
 from slpo_jax.models.shapes import activation_type
+from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
+from slpo_jax.origin.opening import Opened, fitting
 from slpo_jax.origin.recipes import REASONERS, Recipe
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.templates import Template

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 
 from slpo_jax.config import thinker_of
 from slpo_jax.interop.adapters import adapter_file
-from slpo_jax.interop.opening import locate
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.origin.opening import locate
 from slpo_jax.origin.settings import plain
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.text.batches import EncodedProblems

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop import description as descriptions
 from slpo_jax.interop.adapters import (
     CONFIG,
     WEIGHTS,
@@ -21,12 +20,13 @@ from slpo_jax.interop.adapters import (
     refuse_half_tied,
 )
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
-from slpo_jax.interop.description import Description, read_description
-from slpo_jax.interop.layouts import EMBEDDING, Layout, recognise
 from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
 from slpo_jax.interop.weights import Stored, check_tree, gate_weights, projector_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
+from slpo_jax.origin import description as descriptions
+from slpo_jax.origin.description import Description, read_description
+from slpo_jax.origin.layouts import EMBEDDING, Layout, recognise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.description import Description, write_description
-from slpo_jax.interop.opening import SIDE_FILE
 from slpo_jax.interop.weights import backbone_weights, gate_weights, projector_weights, write_tree
+from slpo_jax.origin.description import Description, write_description
+from slpo_jax.origin.opening import SIDE_FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

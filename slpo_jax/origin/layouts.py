@@ -14,8 +14,8 @@ import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import Lora, merge_lora
-from slpo_jax.interop.gates import take_gate
 from slpo_jax.interop.weights import Stored
+from slpo_jax.origin.gates import take_gate
 
 Kind = Literal["coconut", "codi", "codi_hugging_face", "plain"]
 _PROJECTOR_NAMES = {"1": "1", "3": "3", "ln": "4"}  # of the original -> of Hugging Face's layout
