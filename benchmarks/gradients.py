@@ -174,7 +174,8 @@ def measure(setup: Setup, params: Any, flags: argparse.Namespace) -> tuple[dict[
 
     @jax.jit
     def draw(params, batch, key):
-        trajectories, rewards = roll_out(policy, params, batch, setup.reward, flags.group, jax.random.fold_in(key, 0))
+        rolled_by, verify = jax.random.fold_in(key, 0), setup.reward.on_device
+        trajectories, rewards = roll_out(policy, params, batch, verify, flags.group, rolled_by)
         return Drawn(batch, trajectories, rewards, jax.random.fold_in(key, 1))
 
     def taken(names: Collection[str], steps: range) -> Iterator[dict[str, np.ndarray]]:

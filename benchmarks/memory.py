@@ -108,7 +108,7 @@ def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> di
     if stage == "rl":
         objective = make_objective(setup, config.rl.objectives[0])
         policy = training_policy(setup, objective)
-        loss = rl.make_loss(policy, objective, setup.reward, config.rl.group)
+        loss = rl.make_loss(policy, objective, setup.reward.on_device, config.rl.group)
         params = setup.abstract_params()
         trained = tuple(name for name in ("reasoner", "gate", "thinker") if name in params)
         trained = tuple(name for name in trained if name != "gate" or policy.stops_itself)
@@ -116,16 +116,16 @@ def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> di
     else:
         known = {"min_latents": config.min_latents, "gate_dropout": config.gate.dropout}
         settings = fill(cold_start.ColdStartConfig, config.cold_start, "config.cold_start", **known)
-        loss = cold_start.make_loss(setup.policy, setup.reward, settings)
+        loss = cold_start.make_loss(setup.policy, setup.reward.on_device, settings)
         trained = ("gate",)
         optimizer = make_optimizer(setup.optimizer_config("cold_start", config.cold_start.steps))
     how = (optimizer, trained, setup.layout, stage, config[stage].micro_batches)
     state = abstract_state(setup.abstract_params(), trained, optimizer, setup.layout)
-    references = 0 if setup.reads_on_host else 16
+    reward = setup.reward.on_device
+    references = 16 if reward else 0
     batch = abstract_batch(setup.mesh, config[stage].batch_size, max(setup.prompt_slots), references)
-    if stage != "rl" or not (setup.reads_on_host or objective.needs_reference or objective.updates_per_step > 1):
+    if stage != "rl" or not (not reward or objective.needs_reference or objective.updates_per_step > 1):
         return {"": make_train_step(loss, *how).lower(state, batch).compile()}
-    reward = None if setup.reads_on_host else setup.reward
     rollout = make_rollout(policy, objective, reward, config.rl.group, setup.layout, stage, config.rl.micro_batches)
     improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
     reference = state.params if objective.needs_reference else {}

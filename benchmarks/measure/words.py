@@ -74,14 +74,14 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
     most = train.most_tokens(config.seed, rounds, flags.prompts, devices)
 
     def reward(tokens, references):
-        return setup.reward(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
+        return setup.reward.on_device(tokens, references) | (jnp.arange(len(tokens)) % 2 == 0)
 
     def batch(number: int) -> PromptedBatch:
         return make_batch(train, number, config.seed, flags.prompts, slots, setup.reference_width, most, devices)
 
     def verify(tokens_NA, index_N):
-        answers = [train.problems[index % len(train)].answer for index in index_N]
-        return setup.reader.rewards(tokens_NA, answers).clip(np.arange(len(index_N)) % 2 == 0, 1)
+        asked = [train.problems[index % len(train)] for index in index_N]
+        return setup.reward.on_host(tokens_NA, asked).clip(np.arange(len(index_N)) % 2 == 0, 1)
 
     params = setup.initial_params()
     facts = {name: getattr(flags, name) for name in ("prompts", "samples", "tokens", "rounds")} | {

@@ -165,9 +165,8 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         return shard_rows(made, mesh)
 
     def verify(tokens_NA, index_N):
-        answers = [experiment.train.problems[i].answer for i in index_N]
-        right = [experiment.reader.read(row)[2] == answer for row, answer in zip(tokens_NA, answers, strict=True)]
-        return np.array(right, np.float32).clip(np.arange(len(right)) % 2 == 0, 1)
+        rewards = experiment.reward.on_host(tokens_NA, [experiment.train.problems[i] for i in index_N])
+        return rewards.clip(np.arange(len(rewards)) % 2 == 0, 1)
 
     lengths = np.concatenate([batch(step).prompts.lengths for step in range(4)])
     facts = {"parameters": sum(x.size for x in jax.tree.leaves(params)), "prompts": prompts, "shards": mesh.size}
@@ -192,7 +191,7 @@ def make_parts(experiment: Experiment) -> Parts:
     objective = make_objective(experiment, "slpo")
     assert isinstance(objective, Slpo)
     policy = training_policy(experiment, objective)
-    return Parts(policy, objective, experiment.reward, experiment.config.rl.group)
+    return Parts(policy, objective, experiment.reward.on_device, experiment.config.rl.group)
 
 
 def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:

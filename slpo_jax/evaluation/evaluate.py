@@ -17,12 +17,9 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.rollout import NO_TOKEN, sample
-from slpo_jax.rewards.answers import are_right, parse_completion, read_completion
+from slpo_jax.policy.rollout import sample
+from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.tokenizer import token_bytes
-
-_MOST_SEEN = 1 << 16  # completions that a reader remembers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,58 +168,14 @@ def _in_order(results: list[Batch], rows: int) -> Completions:
     )
 
 
-class Reader:
-    """Turns answer tokens into texts and answers, each distinct completion once, and compares those with references.
-
-    Args:
-        problems: gives the template, its tokenizer and answer style.
-    """
-
-    def __init__(self, template):
-        self._bytes = token_bytes(template.tokenizer)
-        self._template = template
-        self._seen: dict[bytes, tuple[list[int], str, str | None, bool]] = {}
-
-    def read(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None]:
-        """(token ids up to and including the one that ended it, text, answer as `parse_completion` reads it)."""
-        return self._found(tokens_A)[:3]
-
-    def is_cut(self, tokens_A: np.ndarray) -> bool:
-        """Whether no end came within the budget, so that there is no answer."""
-        return self._found(tokens_A)[3]
-
-    def _found(self, tokens_A: np.ndarray) -> tuple[list[int], str, str | None, bool]:
-        identity = tokens_A.tobytes()
-        if identity not in self._seen:
-            if len(self._seen) == _MOST_SEEN:
-                self._seen.clear()
-            self._seen[identity] = self._read(tokens_A.tolist())
-        return self._seen[identity]
-
-    def right(self, answers: Sequence[str | None], references: Sequence[str]) -> list[bool]:
-        """Which of N answers are their references."""
-        return are_right(answers, references, self._template.answer_style)
-
-    def rewards(self, tokens_NA: np.ndarray, references: Sequence[str]) -> np.ndarray:
-        """The rewards of N completions on the host: float32 [N], 1 where the answer is right."""
-        return np.asarray(self.right([self.read(tokens)[2] for tokens in tokens_NA], references), np.float32)
-
-    def _read(self, ids: list[int]) -> tuple[list[int], str, str | None, bool]:
-        template, ids = self._template, [token for token in ids if token != NO_TOKEN]
-        done = read_completion(ids, self._bytes, template.eos_ids, template.stop)
-        # Without an end within the budget there is no answer, but the text is worth showing.
-        answer = parse_completion(done.written, template.answer_style) if done.ended else None
-        return ids[: done.tokens], done.written, answer, not done.ended
-
-
-def accuracy(reader: Reader, problems: EncodedProblems, completions: Completions) -> float:
-    """Share of problems (one completion each, from the first on) whose answer is right."""
-    references = [problem.answer for problem in problems.problems[: len(completions.tokens)]]
-    return float(np.mean(reader.right([reader.read(tokens)[2] for tokens in completions.tokens], references)))
+def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
+    """Share of problems (one completion each, from the first on) whose completion is right."""
+    asked = problems.problems[: len(completions.tokens)]
+    return float(np.mean(reward.right([reward.read(tokens) for tokens in completions.tokens], asked)))
 
 
 def record_rows(
-    reader: Reader, problems: EncodedProblems, greedy: Completions, sampled: dict[int, Completions], samples: int
+    reward: Reward, problems: EncodedProblems, greedy: Completions, sampled: dict[int, Completions], samples: int
 ) -> Iterator[dict[str, Any]]:
     """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
 
@@ -231,33 +184,34 @@ def record_rows(
         sampled: by dropout seed, `samples` rollouts a problem.
     """
     for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
-        problem = problems.problems[index]
-        ids, text, answer = reader.read(tokens)
-        drawn: list[dict[str, Any]] = []
-        for seed, completions in sampled.items():
-            for row in range(index * samples, (index + 1) * samples):
-                _, sample_text, sample_answer = reader.read(completions.tokens[row])
-                drawn.append(
-                    {
-                        "seed": seed,
-                        "completion": sample_text,
-                        "answer": sample_answer,
-                        "latent_steps": int(completions.latent_steps[row]),
-                        "cut": reader.is_cut(completions.tokens[row]),
-                    }
-                )
-        answers = [answer, *(row["answer"] for row in drawn)]
-        correct, *right = reader.right(answers, [problem.answer] * len(answers))
+        problem, first = problems.problems[index], reward.read(tokens)
+        drawn: list[tuple[int, Reading, int]] = [
+            (seed, reward.read(completions.tokens[row]), int(completions.latent_steps[row]))
+            for seed, completions in sampled.items()
+            for row in range(index * samples, (index + 1) * samples)
+        ]
+        readings = [first, *(reading for _, reading, _ in drawn)]
+        correct, *right = reward.right(readings, [problem] * len(readings))
         yield {
             "index": index,
             "question": problem.question,
             "reference": problem.answer,
-            "completion": text,
-            "completion_tokens": ids,
-            "answer": answer,
+            "completion": first.text,
+            "completion_tokens": first.ids,
+            "answer": first.answer,
             "latent_steps": int(steps),
-            "cut": reader.is_cut(tokens),
+            "cut": first.cut,
             "correct": correct,
             "problem_steps": len(problem.steps) or None,
-            "samples": [row | {"correct": hit} for row, hit in zip(drawn, right, strict=True)],
+            "samples": [
+                {
+                    "seed": seed,
+                    "completion": reading.text,
+                    "answer": reading.answer,
+                    "latent_steps": latent_steps,
+                    "cut": reading.cut,
+                    "correct": hit,
+                }
+                for (seed, reading, latent_steps), hit in zip(drawn, right, strict=True)
+            ],
         }

@@ -1,14 +1,10 @@
 """Problems to roll out, and what decides on their answers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-
-RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
 
 
 @struct.dataclass

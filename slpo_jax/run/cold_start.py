@@ -27,7 +27,8 @@ def run_cold_start(experiment: Experiment) -> None:
         min_latents=experiment.config.min_latents,
         gate_dropout=experiment.config.gate.dropout,
     )
-    loss_fn = cold_start.make_loss(experiment.policy, experiment.reward, settings)
+    assert experiment.reward.on_device is not None
+    loss_fn = cold_start.make_loss(experiment.policy, experiment.reward.on_device, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, stage, config.micro_batches)
     validation = Validation(config.steps, config.evaluate_every, config.patience)
     train_validated(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)

@@ -167,7 +167,7 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     if not hosts.is_first():
         return
     note_cuts(experiment, label, [greedy, *sampled.values()])
-    write_records(files.records, record_rows(experiment.reader, problems, greedy, sampled, config.samples))
+    write_records(files.records, record_rows(experiment.reward, problems, greedy, sampled, config.samples))
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if greedy.latents is not None:
         np.savez_compressed(files.latents, latents=greedy.latents, latent_steps=greedy.latent_steps)

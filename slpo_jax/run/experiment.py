@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
@@ -16,7 +15,7 @@ from ml_collections import ConfigDict
 from slpo_jax.checked import fill
 from slpo_jax.config import make_thinker
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Evaluator, Reader
+from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
@@ -27,8 +26,7 @@ from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.prompted import RewardFn
-from slpo_jax.rewards.reading import make_reading
+from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
@@ -51,7 +49,7 @@ class Setup:
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         policy: reasoner, thinker, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
-        reward: (tokens, references) -> right or not, inside jit, of answers that are numbers.
+        reward: what reads and judges completions.
     """
 
     config: ConfigDict
@@ -61,7 +59,7 @@ class Setup:
     prompt_slots: tuple[int, ...]
     gate: Gate
     policy: Policy
-    reward: RewardFn
+    reward: Reward
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
 
     @property
@@ -114,8 +112,8 @@ class Setup:
 
     @functools.cached_property
     def reference_width(self) -> int:
-        """Bytes of an encoded reference; 0 where answers are read on the host alone."""
-        if self.reads_on_host:
+        """Bytes of an encoded reference; 0 where the host alone can judge."""
+        if self.reward.on_device is None:
             return 0
         return reference_width([problem.answer for problem in self.train.problems])
 
@@ -185,27 +183,6 @@ class Setup:
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
         return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
 
-    @functools.cached_property
-    def reader(self) -> Reader:
-        return Reader(self.template)
-
-    @property
-    def reads_on_host(self) -> bool:
-        """Whether answers are LaTeX, which `host_reward` alone can verify; numbers can be by `reward` too."""
-        return self.template.answer_style == "boxed"
-
-    def host_reward(self, tokens_NA: np.ndarray, index_N: np.ndarray) -> np.ndarray:
-        """`reward` on the host, whatever the answers are.
-
-        Args:
-            tokens_NA: completions of training problems.
-            index_N: `PromptedBatch.index` of their prompts.
-        Returns:
-            float32 [N].
-        """
-        problems = self.train.problems
-        return self.reader.rewards(tokens_NA, [problems[index % len(problems)].answer for index in index_N.tolist()])
-
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
         key, own = f"config.{stage}.optimizer", own | {"total_steps": total_steps}
@@ -264,7 +241,9 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     thinker = make_thinker(config, template.token)(reasoner, gate)
     prompt_slots = fitting_slots(config, model.n_positions)
-    stops, reward = make_reading(template, model.vocab_size)
+    reward = Reward(
+        CORRECT, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
+    )
     rollouts = RolloutConfig(
         max_latents=config.max_latents,
         answer_slots=config.max_answer_tokens,
@@ -274,7 +253,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         dropout_rate=config.dropout.rate,
         dropout_where=config.dropout.where,
         banned_ids=template.banned_ids,
-        stops=stops,
+        stops=reward.stops,
     )
     return Setup(
         config=config,

@@ -45,9 +45,13 @@ def train_objective(experiment: Experiment, name: str) -> None:
     reference = copied(params, experiment.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params  # the state has its own
-    host_reward = experiment.host_reward if experiment.reads_on_host else None
-    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, host_reward, reference)
-    step_fn = make_rl_step(policy, objective, experiment.reward, config.group, *how)
+    on_device, problems = experiment.reward.on_device, experiment.train.problems
+
+    def on_host(tokens_NA, index_N):
+        return experiment.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
+
+    how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, on_host, reference)
+    step_fn = make_rl_step(policy, objective, on_device, config.group, *how)
     steps = steps_of(experiment, objective)
     batch = prompted_batches(experiment, config, steps, objective.needs_answers)
     if config.evaluate_every:

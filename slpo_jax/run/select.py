@@ -28,12 +28,12 @@ def validation_accuracy(
     valid, limit = experiment.valid, experiment.config.evaluate.limit
     done = experiment.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", kept=kept)
     note_cuts(experiment, "validation", [done])
-    return accuracy(experiment.reader, valid, done)
+    return accuracy(experiment.reward, valid, done)
 
 
 def note_cuts(experiment: Experiment, label: str, found: Sequence[Completions]) -> None:
     """`warn_of_cuts` of an evaluation's completions."""
-    cuts = [experiment.reader.is_cut(tokens) for done in found for tokens in done.tokens]
+    cuts = [experiment.reward.read(tokens).cut for done in found for tokens in done.tokens]
     key = "evaluate.max_answer_tokens" if experiment.config.evaluate.max_answer_tokens else "max_answer_tokens"
     warn_of_cuts(label, float(np.mean(cuts)), key)
 

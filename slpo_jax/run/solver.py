@@ -18,9 +18,9 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.text.batches import pad_prompts, padded_chunks
-from slpo_jax.text.tokenizer import token_bytes
 
 NEAREST = 5  # tokens of a latent
 ROWS = 64  # rollouts at a time
@@ -189,8 +189,8 @@ def solve(solver: Solver, question: str) -> Solution:
         nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
         latents.append(Latent(float(stop_T[t]) if setup.config.gate.enabled else None, nearest))
     tokens = np.asarray(out.completions[0])
-    _, text, answer = setup.reader.read(tokens)
-    return Solution(question, answer, text, latents, setup.reader.is_cut(tokens))
+    reading = setup.reward.read(tokens)
+    return Solution(question, reading.answer, reading.text, latents, reading.cut)
 
 
 def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
@@ -200,15 +200,15 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    prompts, answers, reader, cut = _prompts(solver, question), [], solver.setup.reader, 0
+    prompts = _prompts(solver, question)
+    readings: list[Reading] = []
     for rows, real in padded_chunks(samples, min(samples, ROWS)):
         many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
         out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
-        completions = np.asarray(out.completions)[real]
-        answers += [reader.read(tokens)[2] for tokens in completions]
-        cut += sum(map(reader.is_cut, completions))
-    counts = Counter(answers).most_common()
-    return Vote(counts, next((answer for answer, _ in counts if answer is not None), None), cut)
+        readings += map(solver.setup.reward.read, np.asarray(out.completions)[real])
+    counts = Counter(reading.answer for reading in readings).most_common()
+    majority = next((answer for answer, _ in counts if answer is not None), None)
+    return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
 def _prompts(solver: Solver, question: str) -> Prompts:
@@ -266,7 +266,7 @@ def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_1):
 def _token_texts(setup: Setup) -> list[str]:
     """Each id's text; a special token's is its name, a padded row's is empty."""
     tokenizer, rows = setup.template.tokenizer, setup.reasoner.config.vocab_size
-    pieces = token_bytes(tokenizer)
+    pieces = setup.template.token_bytes
     names = {index: name for name, index in tokenizer.get_vocab().items()}
     texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in enumerate(pieces)]
     return texts + [""] * (rows - len(texts))

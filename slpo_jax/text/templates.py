@@ -123,11 +123,12 @@ class Template:
             the index in `ids` of the last token that holds none of the answer's characters: ":" for GPT-2, whose " 72"
             is one token, the lone " " where digits are tokens of their own.
         """
-        ends = list(accumulate(len(self._bytes[token]) for token in ids))
+        ends = list(accumulate(len(self.token_bytes[token]) for token in ids))
         return sum(end <= ends[-1] - len(answer.encode()) for end in ends) - 1
 
     @functools.cached_property
-    def _bytes(self) -> list[bytes]:
+    def token_bytes(self) -> list[bytes]:
+        """What each id writes; b"" for special tokens."""
         return token_bytes(self.tokenizer)
 
     def _encode(self, texts: list[str], add_special_tokens: bool = False) -> list[Ids]:

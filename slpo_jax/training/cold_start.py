@@ -9,9 +9,10 @@ from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.gate import stop_set_loss
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
+from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, replay
 from slpo_jax.policy.stop_answers import decode_candidates
+from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import RewardFn
+from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out
 from slpo_jax.training.sharding import Layout, gathered
@@ -28,7 +28,7 @@ HostRewardFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def make_rl_step(
     policy: Policy,
     objective: Objective,
-    reward: RewardFn,
+    reward: RewardFn | None,
     group: int,
     optimizer: optax.GradientTransformation,
     trained: tuple[str, ...],
@@ -41,23 +41,24 @@ def make_rl_step(
     """`(state, batch) -> (state, metrics)`: one program where it can be one.
 
     Args:
+        reward: None where only `host_reward` can say.
         group: G.
         optimizer, trained, layout, stream, micro_batches: see `make_train_step`.
-        host_reward: instead of `reward`; each process asks for its own rows.
+        host_reward: asked without `reward`; each process asks for its own rows.
         reference: the parameters that the stage started from, laid out as the state's, for objectives that ask for
             them; they have buffers of their own, as a step gives away the state's.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
-    if objective.updates_per_step == 1 and host_reward is None and not objective.needs_reference:
+    if objective.updates_per_step == 1 and reward is not None and not objective.needs_reference:
         return make_train_step(make_loss(policy, objective, reward, group), *how)
-    on_device = reward if host_reward is None else None
-    roll = make_rollout(policy, objective, on_device, group, layout, stream, micro_batches)
+    roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
     improve = make_train_step(make_improvement(policy, objective), *how, updates=objective.updates_per_step)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     def step(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
-        if host_reward is not None:
+        if reward is None:
+            assert host_reward is not None
             rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout)
         return improve(state, (batch, trajectories, rewards_BG))
 

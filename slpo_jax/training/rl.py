@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch, RewardFn, repeat_rows
+from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.score import used_slots
 from slpo_jax.rewards.ending import ends, said_eos
+from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn

@@ -135,6 +135,6 @@ def test_stop_strings_and_several_eos_are_transformers_generate(theirs):
     comma = theirs[1].convert_tokens_to_ids(",")
     found, expected, _, setup = _answers(theirs, (" left", "e capit", "sea is"), (comma,))
     np.testing.assert_array_equal(found, expected)
-    texts = {setup.reader.read(row)[1] for row in found}
+    texts = {setup.reward.read(row).text for row in found}
     assert {"Paris is th", "The ", "Tom has 3 x 10 = 30 pens"} <= texts
     assert 0 < (expected == comma).any(axis=1).sum() < len(PROMPTS)

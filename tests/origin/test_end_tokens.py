@@ -92,12 +92,12 @@ def test_a_reward_reads_what_is_before_a_stop_string(published):
     tokens = np.concatenate([tokens, [[ids["7"], 5, 1, 1, 1], [ids["7"], -1, -1, -1, -1]]]).astype(np.int32)
     reference = np.zeros((len(tokens), 2), np.uint8)
     reference[:, 0] = ord("7")
-    right = compiled(setup.reward)(tokens, reference)
+    right = compiled(setup.reward.on_device)(tokens, reference)
     assert np.asarray(right).tolist() == [True, True, False, False, False, True, False]
-    read = [setup.reader.read(row)[1:] for row in tokens]
-    assert [answer for _, answer in read] == ["7", "7", None, None, "8", "7", None]
-    assert [len(setup.reader.read(row)[0]) for row in tokens] == [2, 2, 5, 5, 2, 2, 1]
-    assert read[1][0] == " 7 "
+    read = [setup.reward.read(row) for row in tokens]
+    assert [reading.answer for reading in read] == ["7", "7", None, None, "8", "7", None]
+    assert [len(reading.ids) for reading in read] == [2, 2, 5, 5, 2, 2, 1]
+    assert read[1].text == " 7 "
 
 
 @pytest.mark.parametrize(

@@ -125,18 +125,18 @@ def test_without_a_gate_imitation_is_what_an_objective_is_compared_with(tmp_path
 def test_what_a_thought_wrote_is_read(hybrid):
     """Every number that a rollout says, in thought or after it, is in the text that is verified and recorded."""
     experiment, params, _ = hybrid
-    problems, reader = experiment.test_set("made"), experiment.reader
+    problems, reward = experiment.test_set("made"), experiment.reward
     done = experiment.evaluator.run(params, problems, "length", T, seed=0, limit=8)
     assert done.tokens.shape == (8, T + A)
     vocabulary = experiment.template.tokenizer.convert_ids_to_tokens
     for tokens, steps in zip(done.tokens, done.latent_steps, strict=True):
-        ids, text, _ = reader.read(tokens)
+        ids, text, *_ = reward.read(tokens)
         eos = experiment.template.eos_id
         assert ids == [token for token in tokens.tolist() if token >= 0] or (ids[-1] == eos and eos not in ids[:-1])
         assert len(ids) >= steps
         shown = [name for name in vocabulary(ids) if not name.startswith("<")]
         assert text.split() == " ".join(shown).split()
-    assert reader.read(np.array([7, 8, NO_TOKEN, NO_TOKEN]))[0] == [7, 8]
+    assert reward.read(np.array([7, 8, NO_TOKEN, NO_TOKEN])).ids == [7, 8]
 
 
 def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
@@ -154,7 +154,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     monkeypatch.setattr(solver, "_sample", sampled)
     monkeypatch.setattr(solver, "_watch", lambda *_: [np.zeros((T, 1), int)] * 3)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
-    rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward, 1, key)[1])(
+    rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward.on_device, 1, key)[1])(
         experiment.key
     )
     assert rewards.tolist() == [[1.0]]

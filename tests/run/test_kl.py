@@ -32,7 +32,7 @@ def _train(workdir, crash_at=None):
     config = load_config()
     config.update_from_flattened_dict(CHANGES)
     experiment, batches = build(config, workdir), rl.prompted_batches
-    experiment.reward = _even
+    experiment.reward.on_device = _even
 
     def failing(*arguments):
         batch = batches(*arguments)

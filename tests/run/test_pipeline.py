@@ -228,12 +228,12 @@ def test_reward_of_the_experiment(tmp_path, cpu_devices):
     """The marker, the number and eos: all three, in the tokens of this very run."""
     experiment = build(load_config(), tmp_path)
     ids = experiment.template.tokenizer.get_vocab()
-    eos, pad = experiment.template.eos_id, experiment.template.pad_id
+    eos, pad, verify = experiment.template.eos_id, experiment.template.pad_id, experiment.reward.on_device
 
     def reward(*words, reference="3"):
         tokens = [ids.get(word, word) for word in words]
         tokens += [pad] * (4 - len(tokens))
-        return bool(experiment.reward(np.array([tokens], np.int32), encode_references([reference], 2))[0])
+        return bool(verify(np.array([tokens], np.int32), encode_references([reference], 2))[0])
 
     assert reward("###", "3", eos)
     assert not reward("###", "3", eos, reference="4")
@@ -241,5 +241,5 @@ def test_reward_of_the_experiment(tmp_path, cpu_devices):
     assert not reward("###", "3")
     assert not reward("###", "3", "pens", eos)
     assert not reward("###", eos, "3", eos)
-    assert jax.jit(experiment.reward)(np.array([[ids["###"], ids["12"], eos, pad]]), encode_references(["12"], 2))[0]
+    assert jax.jit(verify)(np.array([[ids["###"], ids["12"], eos, pad]]), encode_references(["12"], 2))[0]
     experiment.log.close()

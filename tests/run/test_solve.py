@@ -145,7 +145,7 @@ def test_votes_are_the_evaluation_s_samples(solver):
     problem = Problem(QUESTION, (), "5")
     problems = EncodedProblems((problem,), [setup.template.prompt(QUESTION)], [[]], [[]], setup.template)
     out = setup.evaluator.run(solver.params, problems, solver.stopping, solver.rule, seed, samples)
-    answers = [setup.reader.read(tokens)[2] for tokens in out.tokens]
+    answers = [setup.reward.read(tokens).answer for tokens in out.tokens]
     assert dict(found.counts) == Counter(answers)
     assert len(found.counts) > 2, "the samples must differ in this test"
     assert [count for _, count in found.counts] == sorted(Counter(answers).values(), reverse=True)

@@ -5,8 +5,8 @@ import pytest
 from data_sets import write_jsonl
 from small_run import load_config
 
-from slpo_jax.errors import UserError
-from slpo_jax.evaluation.evaluate import Completions, Reader, accuracy, record_rows
+from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
+from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.run.digests import settings_of
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import Solution, Solver
@@ -26,6 +26,10 @@ def _template(answers: str):
     template = text_template(tokenizer, PromptConfig(answers=answers))
     tokenizer.add_tokens([word for word in WORDS if word not in tokenizer.get_vocab()])
     return template
+
+
+def _reward(template, name: str = CORRECT) -> Reward:
+    return Reward(name, template.answer_style, template.token_bytes, template.eos_ids)
 
 
 def _tokens(template, texts):
@@ -55,18 +59,18 @@ READ = {
 @pytest.mark.parametrize("answers", READ)
 def test_records_and_accuracy_go_by_what_answers_mean(answers):
     template = _template(answers)
-    reader, texts = Reader(template), READ[answers]
+    reward, texts = _reward(template), READ[answers]
     tokens = _tokens(template, [text for text, _, _ in texts])
     right = [hit for *_, hit in texts]
     problems = encode_problems(template, [Problem("Tom ?", ("3 + 4 = 7",), "7")] * len(texts))
     done = Completions(tokens, np.arange(len(texts)))
-    assert accuracy(reader, problems, done) == pytest.approx(np.mean(right))
-    assert accuracy(reader, problems, Completions(tokens[:1], np.arange(1))) == 1.0
-    rewards = reader.rewards(tokens, ["7"] * len(texts))
+    assert accuracy(reward, problems, done) == pytest.approx(np.mean(right))
+    assert accuracy(reward, problems, Completions(tokens[:1], np.arange(1))) == 1.0
+    rewards = reward.on_host(tokens, problems.problems)
     assert rewards.dtype == np.float32
     assert rewards.tolist() == [float(hit) for hit in right]
     twice = Completions(np.repeat(tokens, 2, axis=0)[::-1], np.arange(2 * len(texts)))
-    for index, row in enumerate(record_rows(reader, problems, done, {5: done, 9: twice}, samples=1)):
+    for index, row in enumerate(record_rows(reward, problems, done, {5: done, 9: twice}, samples=1)):
         text, answer, hit = texts[index]
         cut = "<eos>" not in text
         assert (row["reference"], row["answer"], row["correct"], row["cut"]) == ("7", answer, hit, cut)
@@ -80,13 +84,13 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
 
 
 def test_a_reader_remembers_a_bounded_number(monkeypatch):
-    monkeypatch.setattr("slpo_jax.evaluation.evaluate._MOST_SEEN", 2)
+    monkeypatch.setattr("slpo_jax.rewards.reward._MOST_SEEN", 2)
     template = _template("auto")
-    reader = Reader(template)
+    reward = _reward(template)
     for number in range(5):
         (tokens,) = _tokens(template, [f"#### {number} <eos>"])
-        assert reader.read(tokens)[2] == str(number)
-        assert len(reader._seen) <= 2
+        assert reward.read(tokens).answer == str(number)
+        assert len(reward._seen) <= 2
 
 
 def _text_config(answers: str):
@@ -106,15 +110,13 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     config.max_answer_tokens = 8
     setup = assemble(config)
     setup.config.data.update(train="train.jsonl", valid="")
-    assert setup.reads_on_host
+    assert setup.reward.on_device is None
     assert [problem.answer for problem in setup.train.problems] == answers
     batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), width=setup.reference_width)
     assert batch.references.shape == (4, 0)
-    # Of a draw, the problem: number 3 is the first one's second.
     tokens = _tokens(setup.template, [r"\boxed{ 1 } <eos>", r"\boxed{ 1 } <eos>", r"\boxed{ 2 } <eos>", "1 <eos>"])
-    assert setup.host_reward(tokens, np.array([3, 1, 2, 0])).tolist() == [1.0, 0.0, 1.0, 0.0]
-    with pytest.raises(UserError, match="'boxed'"):
-        setup.reward(tokens, batch.references)
+    asked = [setup.train.problems[index] for index in (0, 1, 2, 0)]
+    assert setup.reward.on_host(tokens, asked).tolist() == [1.0, 0.0, 1.0, 0.0]
     solution = Solution("How many ?", None, "1", [], cut=False)
     solver = Solver(setup, None, "length", 0)
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)

@@ -1,0 +1,148 @@
+"""How a completion is read and what it earns: inside jit where the answers are numbers, else on the host."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
+from slpo_jax.rewards.ending import StopStrings, text_tokens
+from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.verifier import byte_table, verify
+
+RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""(tokens int [N, A], references uint8 [N, R]) -> bool [N], traceable."""
+
+TextRewardFn = Callable[[str, str, str], float]
+"""(question, reference, completion) -> a finite number."""
+
+
+class Asked(Protocol):
+    """A question, and the reference that its answers are compared with."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def answer(self) -> str: ...
+
+
+CORRECT = "correct"
+REWARDS: dict[str, TextRewardFn | None] = {CORRECT: None}
+"""By name (`config.reward`) what a completion earns. None: 1 where its answer is the reference, else 0."""
+
+_MOST_SEEN = 1 << 16  # completions that are remembered
+
+
+class Reading(NamedTuple):
+    """What a completion says.
+
+    Attributes:
+        ids: its tokens, up to and including the one that ended it.
+        text: without end token or stop string.
+        answer: as `parse_completion` reads it; None where there is none.
+        cut: whether no end came within the budget, so that there is no answer. Its text is worth showing.
+    """
+
+    ids: list[int]
+    text: str
+    answer: str | None
+    cut: bool
+
+
+class Reward:
+    """What reads and judges the completions of one template.
+
+    Args:
+        name: in `REWARDS`.
+        style: of the template's answers.
+        token_bytes: of each id of its tokenizer.
+        eos_ids: the tokens that end an answer.
+        stop: the texts that do.
+        vocabulary: the model's rows of embeddings.
+    Attributes:
+        on_device: inside jit; None where only the host can say.
+        stops: the automaton of the stop strings, None without any.
+    Raises:
+        UserError: a stop string that the tokens can't write.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        style: AnswerStyle,
+        token_bytes: Sequence[bytes],
+        eos_ids: tuple[int, ...],
+        stop: Sequence[str] = (),
+        vocabulary: int = 0,
+    ):
+        self.style, self._name = style, name
+        self._bytes, self._eos_ids, self._stop = token_bytes, eos_ids, stop
+        self._seen: dict[bytes, Reading] = {}
+        # Names may be missing at the end of a vocabulary that was padded; the last is what -1, no token, finds.
+        pieces = [*token_bytes, *[b""] * (vocabulary - len(token_bytes)), b""]
+        self.stops, cut_pieces = _stops(stop, pieces)
+        self.on_device: RewardFn | None = None
+        if REWARDS[name] is None and style != "boxed":
+            table = byte_table([*pieces, *cut_pieces])
+
+            def on_device(tokens_NA, references_NR):
+                return verify(table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0], style)
+
+            self.on_device = on_device
+
+    def on_host(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> np.ndarray:
+        """float32 [N]: what N completions earn."""
+        return np.asarray(self.earned([self.read(tokens) for tokens in tokens_NA], asked), np.float32)
+
+    def read(self, tokens_A: np.ndarray) -> Reading:
+        """What one completion says; each distinct one is read once. Ids below 0 are no tokens."""
+        identity = tokens_A.tobytes()
+        if identity not in self._seen:
+            if len(self._seen) == _MOST_SEEN:
+                self._seen.clear()
+            ids = [token for token in tokens_A.tolist() if token >= 0]
+            done = read_completion(ids, self._bytes, self._eos_ids, self._stop)
+            answer = parse_completion(done.written, self.style) if done.ended else None
+            self._seen[identity] = Reading(ids[: done.tokens], done.written, answer, not done.ended)
+        return self._seen[identity]
+
+    def earned(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[float]:
+        """What each completion earns; one that is cut, nothing.
+
+        Raises:
+            UserError: a registered function gives something else than a finite number.
+        """
+        function = REWARDS[self._name]
+        if function is None:
+            references = [each.answer for each in asked]
+            return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
+        return [
+            0.0 if reading.cut else self._checked(function(each.question, each.answer, reading.text), each)
+            for reading, each in zip(readings, asked, strict=True)
+        ]
+
+    def right(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[bool]:
+        """Which completions an evaluation counts as right: those that earn 1 or more."""
+        return [earned >= 1 for earned in self.earned(readings, asked)]
+
+    def _checked(self, value: Any, asked: Asked) -> float:
+        number = float(value) if isinstance(value, int | float | np.generic) else math.nan
+        if not math.isfinite(number):
+            problem = repr(asked.question[:60])
+            raise UserError(f"config.reward: {self._name} gives {value!r} to a completion of {problem}; return a number")
+        return number
+
+
+def _stops(stop: Sequence[str], pieces: list[bytes]) -> tuple[StopStrings | None, list[bytes]]:
+    """The automaton, and the bytes of the ids beyond the vocabulary that it writes for tokens that are cut."""
+    if not stop:
+        return None, []
+    try:
+        fields, cut_pieces = stop_tables(stop, pieces)
+    except UserError as error:
+        raise UserError(f"config.prompt.stop: {error}") from None
+    return StopStrings(**fields), cut_pieces
