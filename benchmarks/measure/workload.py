@@ -14,7 +14,8 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import PromptedBatch, Prompts, RewardFn
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.rl import make_objective, training_policy
 from slpo_jax.text.batches import EncodedProblems

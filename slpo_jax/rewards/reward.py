@@ -132,8 +132,8 @@ class Reward:
     def _checked(self, value: Any, asked: Asked) -> float:
         number = float(value) if isinstance(value, int | float | np.generic) else math.nan
         if not math.isfinite(number):
-            problem = repr(asked.question[:60])
-            raise UserError(f"config.reward: {self._name} gives {value!r} to a completion of {problem}; return a number")
+            shown = f"{self._name} gives {value!r} for {asked.question[:60]!r}"
+            raise UserError(f"config.reward: {shown}; return a finite number")
         return number
 
 
