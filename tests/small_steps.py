@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tiny
-from tiny import END, FAST, GATE, random_prompts
+from tiny import END, FAST, random_prompts
 
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training import cold_start, imitate, rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.sharding import Layout, ShardingConfig
@@ -49,7 +47,7 @@ def rigged_reward(tokens, references):
 
 # A floor of the variance that float32 has no trouble with.
 OBJECTIVE = OBJECTIVES["slpo"](passes=PASSES, epsilon=1e-2)
-POLICY = Policy(REASONER, THINKERS["latent"]()(REASONER, GATE), ROLLOUT, capacities=((0.75, 0.5), (1.0, 1.0)))
+POLICY = dataclasses.replace(tiny.policy_of(ROLLOUT, REASONER), capacities=((0.75, 0.5), (1.0, 1.0)))
 COLD = cold_start.ColdStartConfig(trajectories=2, min_latents=MIN_LATENTS, gate_dropout=0.2)
 IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 # stage -> loss, what it trains

@@ -240,7 +240,7 @@ def _mean_stop(policy) -> float:
 def test_example_of_a_thinker(example, monkeypatch):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
     monkeypatch.setitem(THINKERS, "tokens", example("tokens"))
-    thinker = THINKERS["tokens"](temperature=2.0)(REASONER, GATE)
+    thinker = THINKERS["tokens"](temperature=2.0)(REASONER.in_tree(), GATE.in_tree())
     params, vocabulary = small_params(), 61
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32)
     every = jnp.arange(vocabulary)[:, None]

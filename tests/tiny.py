@@ -49,7 +49,8 @@ def compiled(function, *bound, static=(), options=FAST):
 
 def policy_of(config: RolloutConfig = ROLLOUT, reasoner=REASONER, thinker="latent", **settings) -> Policy:
     """A policy of the tiny reasoner, or of another one with latents as wide."""
-    return Policy(reasoner, THINKERS[thinker](**settings)(reasoner, GATE), config)
+    reasoner = reasoner.in_tree()
+    return Policy(reasoner, THINKERS[thinker](**settings)(reasoner, GATE.in_tree()), config)
 
 
 def rollout(params, prompts, keys, config: RolloutConfig = ROLLOUT, stop_rule=None):

@@ -52,7 +52,7 @@ class Work:
 
     Attributes:
         experiment: gives the evaluator; answers end at `answer_tokens`.
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         samples: k.
         answer_tokens: of every rollout, eos included.
     """

@@ -89,7 +89,7 @@ def make_models(params: Any, config: GPT2Config, noise: Noise, device: str):
     """transformers' GPT-2, with `noise` at our dropout sites, and the linear gate.
 
     Args:
-        params: {"reasoner": ..., "gate": ...} of COCONUT on a GPT-2 with tied embeddings, numpy or jax arrays.
+        params: all parts of COCONUT on a GPT-2 with tied embeddings, numpy or jax arrays.
     Raises:
         ValueError: another kind of model.
     """

@@ -76,7 +76,7 @@ class Witness:
         """Copies the weights.
 
         Args:
-            params: {"reasoner": ..., "gate": ...}, numpy or jax arrays.
+            params: all parts, numpy or jax arrays.
             policy: of COCONUT on a GPT-2, whose thought has no noise but dropout's.
             group: G.
             optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.

@@ -106,7 +106,7 @@ class Evaluator:
         """Roll out every problem `samples` times.
 
         Args:
-            params: {"reasoner": ..., "gate": ...}.
+            params: all parts.
             stopping: "threshold" or "length".
             rule: the threshold, or the number of latents.
             seed: dropout seed; None is the deterministic pass.

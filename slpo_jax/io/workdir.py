@@ -24,7 +24,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
 
-REASONER = "reasoner"
+REASONER_FOLDER = "reasoner"
 BEST = "_best"
 _CHECKPOINTS = "checkpoints"
 
@@ -201,7 +201,7 @@ class Workdir:
     @property
     def reasoner(self) -> Path:
         """Folder that describes the reasoner of all checkpoints."""
-        return self.checkpoints / REASONER
+        return self.checkpoints / REASONER_FOLDER
 
     def stage(self, name: str) -> StageFolder:
         """The folder of a stage, whether it is there or not."""

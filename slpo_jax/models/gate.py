@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout, drop
+from slpo_jax.models.parts import GATE, reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class GateHead(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """The gate as pure functions.
+    """The gate as pure functions: of its own parameters, or `in_tree`.
 
     Attributes:
         init: key -> params.
@@ -56,6 +57,10 @@ class Gate:
 
     init: Callable[[jax.Array], Any]
     logits: Callable[..., jax.Array]
+
+    def in_tree(self) -> "Gate":
+        """The same gate, its logits of the whole parameter tree."""
+        return dataclasses.replace(self, logits=reads(GATE, self.logits))
 
 
 def stopping_gate(width: int, hidden: int = 0, detached: bool = True) -> Gate:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
+from slpo_jax.models.parts import ADAPTER, REASONER
 
 Tree = dict[str, Any]
 
@@ -71,17 +72,25 @@ def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
     return merged
 
 
-def adapt(key: jax.Array, reasoner: Tree, rank: int) -> Tree:
-    """What is trained of a reasoner: adapters of its backbone's blocks, and all else but the backbone (a projector).
+def with_adapter(key: jax.Array, params: Tree, rank: int) -> Tree:
+    """All parts, and one more: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
-    Returns:
-        {"lora": adapters, ...}, of which no array is one of the reasoner's.
+    Args:
+        params: all parts; the others stay what they are.
     """
-    rest = {name: part for name, part in reasoner.items() if name != "backbone"}
-    return {"lora": init(key, reasoner["backbone"], rank)} | jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
+    rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
+    copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
+    return {**params, ADAPTER: {"lora": init(key, params[REASONER]["backbone"], rank), **copies}}
 
 
-def adapted(reasoner: Tree, adapter: Tree, scale: float) -> Tree:
-    """The reasoner with what `adapt` made, and training changed, merged into it."""
+def without_adapter(params: Tree, scale: float) -> Tree:
+    """The parts without the one that `with_adapter` added: it is merged into the reasoner, differentiably.
+
+    Args:
+        scale: alpha / rank.
+    """
+    others = {name: part for name, part in params.items() if name != ADAPTER}
+    reasoner, adapter = params[REASONER], params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
-    return reasoner | trained | {"backbone": merge(reasoner["backbone"], adapter["lora"], scale)}
+    backbone = merge(reasoner["backbone"], adapter["lora"], scale)
+    return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}

@@ -6,6 +6,7 @@ A new reasoner is one subclass of `LatentReasoner`.
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.dense import is_low, turned
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.llama import Llama, LlamaConfig
+from slpo_jax.models.parts import REASONER, reads, writes
 
 Params = Any
 BackboneConfig = GPT2Config | LlamaConfig
@@ -90,7 +92,7 @@ class Codi(LatentReasoner):
 
 @dataclasses.dataclass(frozen=True)
 class Reasoner:
-    """The pure functions that policy, training and evaluation see.
+    """The pure functions that policy, training and evaluation see: of its own parameters, or `in_tree`.
 
     Attributes:
         config: the backbone's shapes.
@@ -102,6 +104,7 @@ class Reasoner:
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
         logits: (params, hidden_BLD) -> float32 [B, L, V].
+        cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
     """
 
@@ -112,6 +115,7 @@ class Reasoner:
     embed: Callable[[Params, jax.Array], jax.Array]
     transition: Callable[[Params, jax.Array], jax.Array]
     logits: Callable[[Params, jax.Array], jax.Array]
+    cast: Callable[[Params], Params]
     empty_cache: Callable[[int, int], KVCache]
 
     @property
@@ -119,15 +123,22 @@ class Reasoner:
         """D, the width of a latent."""
         return self.config.n_embd
 
-    def cast(self, params: Params) -> Params:
-        """The matrices in the activations' type, as every use of them takes them: once, not in each loop.
+    def in_tree(self) -> "Reasoner":
+        """The same reasoner, its functions but `init` of the whole parameter tree."""
+        names = ("forward", "trace", "embed", "transition", "logits")
+        bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **bound, cast=writes(REASONER, self.cast))
 
-        Those of low precision are laid out for it too on a CPU: these parameters are for loops without a gradient.
-        """
-        params = jax.tree.map(lambda x: x.astype(self.config.dtype) if x.ndim >= 2 else x, params)
-        if not is_low(self.config.dtype) or jax.default_backend() != "cpu":
-            return params
-        return {**params, "backbone": turned(params["backbone"])}
+
+def _cast(config: BackboneConfig, params: Params) -> Params:
+    """The matrices in the activations' type, as every use of them takes them: once, not in each loop.
+
+    Those of low precision are laid out for it too on a CPU: these parameters are for loops without a gradient.
+    """
+    params = jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= 2 else x, params)
+    if not is_low(config.dtype) or jax.default_backend() != "cpu":
+        return params
+    return {**params, "backbone": turned(params["backbone"])}
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:
@@ -147,6 +158,7 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         embed=method("embed"),
         transition=method("transition"),
         logits=method("logits"),
+        cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,
     )
 

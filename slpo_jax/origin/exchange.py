@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
-from slpo_jax.io.workdir import REASONER
+from slpo_jax.io.workdir import REASONER_FOLDER
+from slpo_jax.models.parts import REASONER, THINKER
 from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.export import export_reasoner
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
@@ -41,7 +42,7 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = origin.read()
-    if origin.recipe.has_projector and "projector" not in params["reasoner"]:
+    if origin.recipe.has_projector and "projector" not in params[REASONER]:
         raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
     described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
     origin = dataclasses.replace(origin, description=described)
@@ -49,7 +50,7 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         save_params(made, jax.tree.map(np.asarray, params))
-        origin.write(made / REASONER)
+        origin.write(made / REASONER_FOLDER)
         made.chmod(0o755)
         if target.exists():
             target.rmdir()
@@ -80,7 +81,7 @@ def export_checkpoint(source: Path, target: Path) -> None:
     description = dataclasses.replace(description, settings=made_with(identity))
     template = recipe.template(identity.tokenizer(), None, description.tidy, PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
-    if "thinker" in params:
+    if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
     origin = Origin(recipe, description, template)
     card = model_card(source, description, target.name)

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import backbone_weights, gate_weights, projector_weights, write_tree
+from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.origin.description import Description, write_description
 from slpo_jax.origin.opening import SIDE_FILE
 
@@ -32,7 +33,7 @@ def export_reasoner(
 
     Args:
         folder: must not exist, or be empty.
-        params: {"reasoner": {"backbone": ..., "projector": ...}, "gate": ... if there is one}.
+        params: the reasoner's part and the gate's, if there is one.
         description: of these parameters.
         tokens: ids of the marker tokens, see `write_description`.
         card: README.md.
@@ -60,7 +61,7 @@ def export_reasoner(
 
 
 def _write(folder: Path, params, description: Description, tokenizer, tokens) -> None:
-    model, reasoner = description.model, params["reasoner"]
+    model, reasoner = description.model, params[REASONER]
     write_description(folder, description, tokenizer, tokens)
     tensors = write_tree(backbone_weights(model), reasoner["backbone"])
     save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})  # transformers wants to know
@@ -68,6 +69,6 @@ def _write(folder: Path, params, description: Description, tokenizer, tokens) ->
     if description.projector:
         side |= write_tree(projector_weights(model.n_embd, description.projector), reasoner["projector"])
     if description.gate is not None:
-        side |= write_tree(gate_weights(model.n_embd, description.gate), params["gate"])
+        side |= write_tree(gate_weights(model.n_embd, description.gate), params[GATE])
     if side:
         save_file(side, folder / SIDE_FILE)

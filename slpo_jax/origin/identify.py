@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
-from slpo_jax.io.workdir import REASONER, StageFolder, Workdir
+from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
+from slpo_jax.models.parts import GATE
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.opening import Opened, open_checkpoint
 from slpo_jax.origin.recipes import name_of
@@ -51,7 +52,7 @@ class Identity:
 
     @property
     def reasoner(self) -> str | None:
-        """Its name in `REASONERS`, None for a plain one."""
+        """Its name in `REASONER_FOLDERS`, None for a plain one."""
         return None if self.kind == "plain" else f"{self.kind}_{self.backbone}"
 
     @property
@@ -124,9 +125,10 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
 
 def _ours(source: str, path: Path) -> Identity:
     """A checkpoint of a run, or of `slpo_jax.convert`, with the reasoner's folder in it or beside it."""
-    folder = next((near / REASONER for near in (path, *path.parents[:2]) if (near / REASONER).is_dir()), None)
+    beside = (near / REASONER_FOLDER for near in (path, *path.parents[:2]))
+    folder = next((near for near in beside if near.is_dir()), None)
     if folder is None:
-        raise UserError(f"{source}: has no {REASONER}/ in or beside it, which says what it is; keep that folder")
+        raise UserError(f"{source}: has no {REASONER_FOLDER}/ in or beside it, which says what it is; keep that folder")
     described = read_description(folder)
     if described is None:
         raise UserError(f"{folder}: has no reasoner.json, which says what {source} is; keep that folder whole")
@@ -137,7 +139,7 @@ def _ours(source: str, path: Path) -> Identity:
 
 def _with_gate(description: Description, path: Path) -> Description:
     """What a checkpoint of ours holds of a gate: its parameters say, and the stage that made it."""
-    gate = stored_params(path).get("gate")
+    gate = stored_params(path).get(GATE)
     if gate is None:
         return dataclasses.replace(description, gate=None, gate_trained=False)
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0

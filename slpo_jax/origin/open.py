@@ -20,6 +20,7 @@ from slpo_jax.interop.weights import (
     read_tree,
     refuse_leftovers,
 )
+from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
@@ -43,7 +44,7 @@ class Origin:
         recipe: the reasoner's parts.
         description: its kind and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
-        read: the imported parameters {"reasoner": ..., "gate": ... if there is one}; None where they are random.
+        read: the imported parts of the parameters; None where they are random.
         orbax: the checkpoint of ours to start from, or None.
         is_base: the checkpoint is of a language model that has not been a reasoner yet.
     """
@@ -184,7 +185,7 @@ def _imported(config: ConfigDict, recipe: Recipe, identity: Identity, opened: Op
         tree = grow(read_tree(weights, layout.model, source), rows, template.tokenizer)
         parts = {name: read_tree(wanted, stored, source) for name, (wanted, stored) in extra.items()}
         reasoner = {"backbone": tree} | {name: part for name, part in parts.items() if name == "projector"}
-        return {"reasoner": reasoner} | {name: part for name, part in parts.items() if name == "gate"}
+        return {REASONER: reasoner} | {name: part for name, part in parts.items() if name == GATE}
 
     return Origin(recipe, description, template, read, is_base=is_base)
 
@@ -275,7 +276,7 @@ def _extras(config: ConfigDict, recipe: Recipe, opened: Opened, width: int, proj
             raise UserError(
                 f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.source} has {hidden}; set it to that"
             )
-        found["gate"] = (gate_weights(width, hidden or 0), opened.gate)
+        found[GATE] = (gate_weights(width, hidden or 0), opened.gate)
     for weights, stored in found.values():
         check_tree(weights, stored, opened.source)
         for name in stored.keys() - {weight.name for weight in weights}:

@@ -40,7 +40,7 @@ def answer_log_probs(reasoner: Reasoner, params, hidden_NAD: jax.Array, tokens_N
     Of long answers only `LOGITS_AT_ONCE` logits are there at a time, and are made again in the backward pass.
 
     Args:
-        params: the reasoner's.
+        params: all parts.
     Returns:
         float32 [N, A].
     """
@@ -102,7 +102,7 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     The answer attends to the very keys and values that the rollout's own answer did.
 
     Args:
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         replayed: of these trajectories.
         tokens_NA: int, answers up to and including their end, then anything; not always the trajectories' own.
     Returns:
@@ -112,8 +112,8 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     spoken_NA, slots_A = answer_mask(tokens_NA, config.eos_ids, config.stops), jnp.arange(tokens_NA.shape[1])
     dropout = noise.answer_dropout(trajectories.keys, slots_A, config.dropout_rate, config.dropout_where)
     hidden_NAD, _ = reasoner.forward(
-        params["reasoner"],
-        reasoner.embed(params["reasoner"], fed_tokens(tokens_NA, config.end_id)),
+        params,
+        reasoner.embed(params, fed_tokens(tokens_NA, config.end_id)),
         replayed.before[:, None] + slots_A[None],
         spoken_NA,
         prefix=replayed.prefix,
@@ -123,5 +123,5 @@ def answer_after_replay(policy: Policy, params, replayed: Replay, trajectories: 
     )
     if replayed.hidden is not None:
         hidden_NAD = one_later(replayed.hidden, hidden_NAD)
-    log_probs_NA = answer_log_probs(reasoner, params["reasoner"], hidden_NAD, tokens_NA)
+    log_probs_NA = answer_log_probs(reasoner, params, hidden_NAD, tokens_NA)
     return jnp.sum(log_probs_NA, axis=1, where=spoken_NA)

@@ -56,7 +56,7 @@ def decode_answers(
     Returns:
         int32 [N, A]: tokens up to and including the one that ended the answer, then pad.
     """
-    reasoner, config, params = policy.reasoner, policy.config, params["reasoner"]
+    reasoner, config = policy.reasoner, policy.config
     rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
     most, sizes = config.answer_slots - first, cache_sizes(config.answer_slots)
 

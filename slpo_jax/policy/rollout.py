@@ -106,7 +106,7 @@ def encode_prompts(reasoner: Reasoner, params, prompts: Prompts, dropout) -> tup
     """Prefill: the hidden states [N, D] of the last prompt positions and the prompts' cache.
 
     Args:
-        params: the reasoner's.
+        params: all parts.
     """
     tokens, positions, packing = prompts.tokens, jnp.cumsum(prompts.valid, axis=1) - 1, None
     if prompts.capacity:
@@ -183,7 +183,7 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
     goes_on_N = thought.active_N & ~stops_N
     dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
     hidden_N1D, cache = policy.reasoner.forward(
-        params["reasoner"],
+        params,
         policy.thinker.feed(params, action_N1),
         (before_N + t - 1)[:, None],
         thought.active_N[:, None],
@@ -216,7 +216,7 @@ def think(
 ) -> tuple[_Thought, KVCache]:
     """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`."""
     config = policy.config
-    hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params["reasoner"], prompts, keys_N, config)
+    hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params, prompts, keys_N, config)
     rows = hidden_ND.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
     first = _draw(policy, params, hidden_ND, keys_N, jnp.int32(1))
@@ -257,7 +257,7 @@ def sample(
     """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
 
     Args:
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
         rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
@@ -267,7 +267,7 @@ def sample(
     Returns:
         `Trajectories` of N rows.
     """
-    params = {**params, "reasoner": policy.reasoner.cast(params["reasoner"])}
+    params = policy.reasoner.cast(params)
     thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
     before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
     if policy.thinker.says is not None:

@@ -124,7 +124,7 @@ def score(
     where the rollout had it, position by position.
 
     Args:
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         trajectories: N = B*G rows, a prompt's G rows in a row.
         keys: this pass's; None is a pass without any noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
@@ -142,9 +142,9 @@ def score(
     capacity = capacity or full_capacity(policy, group)
     actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
-    first_BD, prefix = encode_prompts(reasoner, params["reasoner"], prompts, noisy)
+    first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
     thoughts, answers, inputs = _side_by_side(policy, params, prompts, trajectories, keys, capacity, actions)
-    hidden_BSD, _ = reasoner.forward(params["reasoner"], prefix=prefix, **inputs)
+    hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
     of_step = functools.partial(_of_step, thoughts, jnp.repeat(first_BD, group, axis=0)[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
@@ -159,10 +159,10 @@ def score(
         hidden_latents = thoughts.unpacked(hidden_BSD[:, : capacity.latents])
         last_ND = _last(jnp.repeat(first_BD, group, axis=0), hidden_latents, trajectories.lengths)
         before_NAD = one_later(last_ND, answers.unpacked(hidden_answers))
-        log_probs_NA = answer_log_probs(reasoner, params["reasoner"], before_NAD, trajectories.tokens)
+        log_probs_NA = answer_log_probs(reasoner, params, before_NAD, trajectories.tokens)
     else:
         tokens_BS = answers.packed(trajectories.tokens)
-        log_probs_BS = token_log_probs(reasoner.logits(params["reasoner"], hidden_answers), tokens_BS)
+        log_probs_BS = token_log_probs(reasoner.logits(params, hidden_answers), tokens_BS)
         log_probs_NA = answers.unpacked(log_probs_BS)
     _, spoken_NA = used_slots(policy, trajectories)
     return Scores(drawn, log_probs, log_probs_NA, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
@@ -211,7 +211,7 @@ def _side_by_side(
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NA)], axis=1)
 
     latents_NTD = policy.thinker.feed(params, actions)
-    inputs_NAD = policy.reasoner.embed(params["reasoner"], fed_tokens(trajectories.tokens, config.end_id))
+    inputs_NAD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.end_id))
     return (
         thoughts,
         answers,

@@ -55,7 +55,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
     last_NC = jnp.ones((rows, candidates), bool)
     dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
     _, cache = policy.reasoner.forward(
-        params["reasoner"],
+        params,
         inputs_NCD.reshape(rows * candidates, 1, -1),
         before[:, None] - 1,
         jnp.ones((rows * candidates, 1), bool),

@@ -17,9 +17,11 @@ def run_cold_start(experiment: Experiment) -> None:
         return
     config, stage = experiment.config.cold_start, "cold_start"
     check_batch(experiment, stage)
-    trained = ("reasoner", "gate") if config.train_backbone else ("gate",)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
-    state = init_state(starting_params(experiment, stage), trained, optimizer, experiment.key, experiment.layout)
+    params = starting_params(experiment, stage)
+    trained = experiment.trained_by(stage, params)
+    state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
+    del params  # the state has its own
     settings = fill(
         cold_start.ColdStartConfig,
         config,

@@ -20,13 +20,16 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.models import parts
 from slpo_jax.models.gate import Gate, stopping_gate
+from slpo_jax.models.parts import GATE, REASONER, THINKER, Part
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import CORRECT, Reward
+from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
@@ -47,6 +50,7 @@ class Setup:
         config: as resolved; config.model holds the shapes of what was loaded.
         origin: what the run starts from.
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
+        parts: of the parameters.
         policy: reasoner, thinker, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: what reads and judges completions.
@@ -57,7 +61,7 @@ class Setup:
     key: jax.Array
     origin: Origin
     prompt_slots: tuple[int, ...]
-    gate: Gate
+    parts: tuple[Part, ...]
     policy: Policy
     reward: Reward
     _sets: dict[str, EncodedProblems] = dataclasses.field(default_factory=dict)
@@ -151,21 +155,15 @@ class Setup:
         elif self.origin.read is not None:
             found = self.origin.read()
 
-        def missing():
-            drawn = self._random_params()
-            lacking = {name: tree for name, tree in drawn["reasoner"].items() if name not in found.get("reasoner", {})}
-            others = {name: tree for name, tree in drawn.items() if name not in {"reasoner", *found}}
-            return {"reasoner": lacking} | others
-
-        drawn = jax.jit(missing)()
-        params = {**drawn, **found, "reasoner": {**drawn["reasoner"], **found.get("reasoner", {})}}
-        return replicate(params, self.mesh)
+        missing = jax.jit(lambda: parts.lacking(found, self._random_params()))()
+        return replicate(parts.merged(found, missing), self.mesh)
 
     def _random_params(self) -> dict[str, Any]:
-        reasoner_key, gate_key = jax.random.split(jax.random.fold_in(self.key, 1 << 30))
-        thinker = self.policy.thinker.init(jax.random.fold_in(self.key, 1 << 28))
-        params = {"reasoner": self.reasoner.init(reasoner_key), "gate": self.gate.init(gate_key)}
-        return params | ({"thinker": thinker} if thinker else {})
+        return parts.drawn(self.parts)
+
+    def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
+        """The parts of these parameters that a stage's optimizer changes."""
+        return parts.trained_by(stage, self.parts, params)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -239,7 +237,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.recipe.functions(model, origin.description.projector)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    thinker = make_thinker(config, template.token)(reasoner, gate)
+    thinker = make_thinker(config, template.token)(reasoner.in_tree(), gate.in_tree())
     prompt_slots = fitting_slots(config, model.n_positions)
     reward = Reward(
         CORRECT, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
@@ -255,15 +253,27 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
         banned_ids=template.banned_ids,
         stops=reward.stops,
     )
+    key = jax.random.key(config.seed)
     return Setup(
         config=config,
         mesh=device_mesh(fsdp=config.sharding.fsdp),
-        key=jax.random.key(config.seed),
+        key=key,
         origin=origin,
         prompt_slots=prompt_slots,
-        gate=gate,
-        policy=Policy(reasoner, thinker, rollouts, layout="rows" if template.end_id is None else "packed"),
+        parts=_parts(config, key, reasoner, gate, thinker),
+        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.end_id is None else "packed"),
         reward=reward,
+    )
+
+
+def _parts(config: ConfigDict, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:
+    """The parts of the parameters, and the stages that train each."""
+    reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
+    with_backbone = {"cold_start"} if config.cold_start.train_backbone else set()
+    return (
+        Part(REASONER, reasoner_key, reasoner.init, frozenset({"imitate", "rl"} | with_backbone)),
+        Part(GATE, gate_key, gate.init, frozenset({"cold_start", "rl"} if config.gate.enabled else {"cold_start"})),
+        Part(THINKER, jax.random.fold_in(key, 1 << 28), thinker.init, frozenset({"rl"})),
     )
 
 

@@ -11,6 +11,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER as PART
 from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
@@ -122,10 +123,10 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
         logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
     config, seed, rank = experiment.config.imitate, experiment.config.seed, experiment.config.imitate.lora.rank
     optimizers = [make_optimizer(each) for each in optimizer_configs]
-    params, trained = experiment.initial_params(), ("reasoner",)
+    params = experiment.initial_params()
+    trained = experiment.trained_by("imitate", params)
     if rank:
-        key = jax.random.fold_in(experiment.key, 1 << 29)
-        params, trained = params | {"adapter": lora.adapt(key, params["reasoner"], rank)}, ("adapter",)
+        params, trained = lora.with_adapter(jax.random.fold_in(experiment.key, 1 << 29), params, rank), (PART,)
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
     if stage == "imitate_control":
@@ -162,8 +163,7 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
 
 def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> None:
     """The end of imitation with adapters: parameters as every other stage leaves them."""
-    reasoner = jax.jit(lora.adapted)(state.params["reasoner"], state.params["adapter"], scale)
-    params = {name: part for name, part in state.params.items() if name != "adapter"} | {"reasoner": reasoner}
+    params = jax.jit(lora.without_adapter, static_argnums=1)(state.params, scale)
     merged = dataclasses.replace(state, params=params, opt_state=())
     folder = experiment.workdir.stage("imitate")
     checkpoints = StageCheckpoints(folder.path)
@@ -173,14 +173,13 @@ def _save_merged(experiment: Experiment, state: TrainState, scale: float) -> Non
 
 
 def _of_adapter(loss_fn: LossFn, scale: float) -> LossFn:
-    """The loss of the reasoner with what is trained of it, params["adapter"] (see `lora.adapt`), merged in.
+    """The loss of the reasoner with what is trained of it (see `lora.with_adapter`) merged in.
 
     Args:
         scale: alpha / rank.
     """
 
     def adapter_loss(params, batch, key):
-        reasoner = lora.adapted(params["reasoner"], params["adapter"], scale)
-        return loss_fn({**params, "reasoner": reasoner}, batch, key)
+        return loss_fn(lora.without_adapter(params, scale), batch, key)
 
     return adapter_loss

@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from slpo_jax.config import objective_of
+from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment, Setup
@@ -37,9 +38,8 @@ def train_objective(experiment: Experiment, name: str) -> None:
     check_batch(experiment, STAGE)
     objective = make_objective(experiment, name)
     policy = training_policy(experiment, objective)
-    trained: tuple[str, ...] = ("reasoner", "gate") if policy.stops_itself else ("reasoner",)
     params = starting_params(experiment, name)
-    trained += ("thinker",) if "thinker" in params else ()
+    trained = experiment.trained_by(STAGE, params)
     optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
     reference = copied(params, experiment.layout) if objective.needs_reference else None
@@ -96,11 +96,11 @@ def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any
     """
     config, rates = optimizer_config(experiment, objective), dict(experiment.policy.thinker.rates)
     optimizer, rate = make_optimizer(config), objective.thinker_learning_rate
-    if "thinker" not in trained or (rate is None and not rates):
+    if THINKER not in trained or (rate is None and not rates):
         return optimizer
     own = 1.0 if rate is None else rate / config.learning_rate
     factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
-    factors["thinker"] = {name: own * rates.get(name, 1.0) for name in trained["thinker"]}
+    factors[THINKER] = {name: own * rates.get(name, 1.0) for name in trained[THINKER]}
     return scaled(optimizer, factors)
 
 

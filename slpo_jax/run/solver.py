@@ -12,6 +12,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule
+from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
@@ -37,7 +38,7 @@ class Solver:
 
     Attributes:
         setup: its models and texts.
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
         drawn_thinker: the checkpoint lacks the thinker's own parameters; they are what training would begin with.
@@ -155,7 +156,7 @@ def load_solver(
     setup = assemble(config, identity=identity)
     params = setup.initial_params(draws_thinker=bool(thinker))
     _say_others(identity, asked)
-    lacking = "thinker" in params and "thinker" not in setup.stored_params(draws_thinker=True)
+    lacking = THINKER in params and THINKER not in setup.stored_params(draws_thinker=True)
     return Solver(setup, params, stopping, rule, lacking)
 
 
@@ -255,10 +256,10 @@ def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_1):
     """
     reasoner, latents_1TD = policy.reasoner, policy.thinker.feed(params, actions)
     steps = latents_1TD.shape[1]
-    inputs_1LD = jnp.concatenate([reasoner.embed(params["reasoner"], prompts.tokens), latents_1TD], axis=1)
+    inputs_1LD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_1TD], axis=1)
     valid_1L = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_1[:, None]], axis=1)
-    hidden_1LD, _ = reasoner.forward(params["reasoner"], inputs_1LD, jnp.cumsum(valid_1L, axis=1) - 1, valid_1L)
-    logits_TV = reasoner.logits(params["reasoner"], hidden_1LD[:, -steps - 1 : -1])[0]
+    hidden_1LD, _ = reasoner.forward(params, inputs_1LD, jnp.cumsum(valid_1L, axis=1) - 1, valid_1L)
+    logits_TV = reasoner.logits(params, hidden_1LD[:, -steps - 1 : -1])[0]
     probability_TK, token_TK = jax.lax.top_k(jax.nn.softmax(logits_TV), NEAREST)
     return jax.nn.sigmoid(policy.thinker.stop_logits(params, actions)[0]), probability_TK, token_TK
 

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
 from slpo_jax.text.batches import EncodedProblems
@@ -72,7 +73,7 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
 def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
     """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking."""
     name = config.thinker.name
-    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get("thinker")) for tree in (shapes, stored))
+    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(THINKER)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(
             f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "

@@ -193,7 +193,7 @@ def _scaled(rows: SuffixBatch) -> SuffixBatch:
 
 def _cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: Any):
     """The weighted sum over all rows, and which rows are all right [B]."""
-    logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+    logits_BLV = reasoner.logits(params, hidden_BLD)
     right_B = jnp.all((jnp.argmax(logits_BLV, axis=-1) == rows.targets) | (rows.weights == 0), axis=1)
     return -jnp.sum(token_log_probs(logits_BLV, rows.targets) * rows.weights), right_B
 
@@ -204,8 +204,8 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
     # Other noise than the student's: its positions have the same numbers.
     keys_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
     hidden_BLD, _, levels_BMD = reasoner.trace(
-        params["reasoner"],
-        reasoner.embed(params["reasoner"], batch.text.tokens),
+        params,
+        reasoner.embed(params, batch.text.tokens),
         jnp.broadcast_to(slots_L, batch.text.tokens.shape),
         batch.valid,
         batch.at,
@@ -219,5 +219,5 @@ def _student(policy: Policy, params, batch: DistilBatch, key):
     student, keys_B = batch.student, noise.row_keys(key, batch.index)
     assert student is not None
     inputs = imitate.after_latents(policy, params, student, keys_B)
-    hidden_BAD, _, levels_BMD = policy.reasoner.trace(params["reasoner"], at_B=batch.student_at, **inputs)
+    hidden_BAD, _, levels_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
     return *_cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD

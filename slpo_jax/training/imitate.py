@@ -263,7 +263,7 @@ def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> dict
     thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True)
     before_B = batch.prompts.lengths + thought.lengths_N
     return dict(
-        inputs_BLD=policy.reasoner.embed(params["reasoner"], batch.suffix.tokens),
+        inputs_BLD=policy.reasoner.embed(params, batch.suffix.tokens),
         positions_BL=before_B[:, None] + slots_A[None],
         valid_BL=batch.suffix.weights > 0,
         prefix=prefix,
@@ -285,8 +285,8 @@ def make_loss(policy: Policy) -> LossFn:
     def loss_fn(params, batch: ImitationBatch, key):
         keys_B = noise.row_keys(key, batch.index)
         inputs = after_latents(policy, params, batch, keys_B)
-        hidden_BAD, _ = reasoner.forward(params["reasoner"], **inputs)
-        logits_BAV = reasoner.logits(params["reasoner"], hidden_BAD)
+        hidden_BAD, _ = reasoner.forward(params, **inputs)
+        logits_BAV = reasoner.logits(params, hidden_BAD)
         weights_BA = batch.suffix.weights
         loss = -jnp.sum(token_log_probs(logits_BAV, batch.suffix.targets) * weights_BA)
         right_B = jnp.all((jnp.argmax(logits_BAV, axis=-1) == batch.suffix.targets) | (weights_BA == 0), axis=1)

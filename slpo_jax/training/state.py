@@ -26,7 +26,7 @@ class TrainState:
 
     Attributes:
         step: int32, steps taken in this stage; with the config's seed it is also the position in the input.
-        params: {"reasoner": ..., "gate": ...}.
+        params: all parts.
         opt_state: the optimizer's, of the trained part of params.
         key: the run's base key; a step folds its number in, so resuming needs no other generator state.
         skipped: int32 [2], steps that changed nothing because loss or gradient was not finite: all of them, and those

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 from slpo_jax.config import default_config  # noqa: E402 - after the skips
 from slpo_jax.interop.gguf import bundled_gguf  # noqa: E402
+from slpo_jax.models import parts  # noqa: E402
 from slpo_jax.policy import noise  # noqa: E402
 from slpo_jax.policy.prompted import Prompts  # noqa: E402
 from slpo_jax.policy.rollout import sample  # noqa: E402
@@ -51,7 +52,7 @@ def ours():
     config.reasoner, config.init = "coconut_llama", str(bundled_gguf())
     setup = assemble(config)
     # Without `initial_params`, which puts a copy on every device of the tests.
-    return setup, setup.origin.read() | {"gate": setup.gate.init(jax.random.key(0))}
+    return setup, setup.origin.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +90,10 @@ def test_logits_are_transformers_alone_and_in_a_left_padded_batch(ours, theirs, 
         expected = [theirs[0](torch.tensor([row])).logits[0].numpy() for row in chosen]
     rows = len(expected[0][0])
     assert setup.reasoner.config.vocab_size == rows + 3, "COCONUT's tokens come after the model's"
-    batch = np.asarray(_logits(setup.reasoner, params["reasoner"], _padded(chosen)))[..., :rows]
+    batch = np.asarray(_logits(setup.reasoner, params, _padded(chosen)))[..., :rows]
     for row, logits in zip(batch, expected, strict=True):
         _assert_close(row[-len(logits) :], logits)
-    alone = np.asarray(_logits(setup.reasoner, params["reasoner"], _padded(chosen[1:2])))[0, :, :rows]
+    alone = np.asarray(_logits(setup.reasoner, params, _padded(chosen[1:2])))[0, :, :rows]
     _assert_close(alone, expected[1])
 
 

@@ -9,6 +9,7 @@ from tiny import compiled, load_hf
 from tiny_llama import LLAMA, load_hf_llama, random_tree
 
 from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, REASONER
 from slpo_jax.models.reasoner import coconut, codi
 
 RANK, ALPHA = 3, 5.0
@@ -116,7 +117,8 @@ def _prefix(model) -> str:
 def test_adapter_of_a_reasoner_has_its_projector_whole():
     reasoner = codi(LLAMA, 9)
     params = random_tree(reasoner)
-    adapter = lora.adapt(jax.random.key(0), params, 2)
+    tree = lora.with_adapter(jax.random.key(0), {REASONER: params, "thinker": {"decay": 0}}, 2)
+    adapter = tree[ADAPTER]
     assert set(adapter) == {"lora", "projector"}
     assert set(_flat(adapter["lora"])) == {
         path.replace("kernel", name) for path in _flat(params["backbone"]) if path.endswith("kernel") for name in "AB"
@@ -125,7 +127,9 @@ def test_adapter_of_a_reasoner_has_its_projector_whole():
     pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     assert not pointers & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(adapter)}
     changed = jax.tree.map(lambda x: x + 1.0, adapter)
-    merged = lora.adapted(params, changed, 0.5)
+    left = lora.without_adapter({**tree, ADAPTER: changed}, 0.5)
+    merged = left[REASONER]
+    assert left.keys() == {REASONER, "thinker"}, "the other parts stay"
     np.testing.assert_array_equal(merged["projector"]["fc_in"]["bias"], params["projector"]["fc_in"]["bias"] + 1)
     np.testing.assert_array_equal(merged["backbone"]["embed_tokens"], params["backbone"]["embed_tokens"])
     kernel, pair = (tree["layers_1"]["mlp"]["up_proj"] for tree in (params["backbone"], changed["lora"]))

@@ -10,35 +10,34 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 
-from slpo_jax.models.reasoner import Reasoner, coconut
+from slpo_jax.models.reasoner import coconut
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.policy.rollout import sample
 
 REASONER = coconut(dataclasses.replace(tiny.CONFIG, dtype=jnp.bfloat16))
+UNCAST = dataclasses.replace(REASONER, cast=lambda params: params)
 LENGTHS = (4, 7, 2)
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")
 
 
-def _rollout():
+def _rollout(reasoner=REASONER):
     """A function that jax has not traced yet."""
 
     def rolled_out(params, prompts):
-        policy = policy_of(BY_LENGTH, REASONER)
+        policy = policy_of(BY_LENGTH, reasoner)
         return sample(policy, params, prompts, keys_of(len(LENGTHS)), jnp.array([3, 1, 2]))
 
     return rolled_out
 
 
-def _rolled_out():
+def _rolled_out(reasoner=REASONER):
     arguments = both_params(), random_prompts(LENGTHS, max(LENGTHS))
-    return jax.jit(_rollout()).lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    return jax.jit(_rollout(reasoner)).lower(*arguments).compile(compiler_options=FAST)(*arguments)
 
 
 @pytest.mark.slow
-def test_weights_that_are_cast_once_make_the_same_rollouts(monkeypatch):
-    ours = _rolled_out()
-    monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)
-    theirs = _rolled_out()
+def test_weights_that_are_cast_once_make_the_same_rollouts():
+    ours, theirs = _rolled_out(), _rolled_out(UNCAST)
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_array_equal(ours.actions.astype(np.float32), theirs.actions.astype(np.float32))
     assert ours.actions.dtype == jnp.bfloat16
@@ -54,16 +53,15 @@ def _casts(jaxpr, in_loop=False):
             yield from _casts(inner, in_loop or equation.primitive.name == "while")
 
 
-def test_no_loop_casts_a_matrix(monkeypatch):
+def test_no_loop_casts_a_matrix():
     matrices = {x.shape for x in jax.tree.leaves(both_params()["reasoner"]) if x.ndim >= 2}
 
-    def found():
-        jaxpr = jax.make_jaxpr(_rollout())(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
+    def found(reasoner=REASONER):
+        jaxpr = jax.make_jaxpr(_rollout(reasoner))(both_params(), random_prompts(LENGTHS, max(LENGTHS)))
         return (matrices | {shape[::-1] for shape in matrices}) & set(_casts(jaxpr.jaxpr))
 
     assert not found()
-    monkeypatch.setattr(Reasoner, "cast", lambda self, params: params)
-    assert found()
+    assert found(UNCAST)
 
 
 def test_float32_weights_are_not_touched():

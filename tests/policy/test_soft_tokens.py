@@ -311,8 +311,9 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
         assert before[row] == len(real_tokens(prompts, row)) + length
     assert len(set(made.lengths)) > 2
     assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
-    assert {name for name in THINKERS if "end_id" in THINKERS[name].__dataclass_fields__ and
-            THINKERS[name](end_id=3)(REASONER, GATE).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}  # fmt: skip
+    ended = {name: kind(end_id=3) for name, kind in THINKERS.items() if "end_id" in kind.__dataclass_fields__}
+    of = (REASONER.in_tree(), GATE.in_tree())
+    assert {name for name, law in ended.items() if law(*of).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -341,7 +342,7 @@ def test_passes_can_t_tell_where_a_cold_stop_was():
 def test_the_exact_objective_takes_those_with_a_likelihood(name):
     policy = policy_of(_config(), REASONER, name)
     objective = OBJECTIVES["exact"]()
-    if THINKERS[name]()(REASONER, None).log_prob is None:
+    if THINKERS[name]()(REASONER.in_tree(), GATE.in_tree()).log_prob is None:
         with pytest.raises(Exception, match=r"config\.objective\.exact: needs a thought with a likelihood"):
             objective.check("config.objective.exact", policy, 4)
     else:

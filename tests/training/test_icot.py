@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import pytest
 from scipy import special, stats
-from tiny import GATE, SlowReasoner, compiled, real_tokens
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut
-from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
@@ -194,7 +193,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
     )
     template = problems.template
     rollout = RolloutConfig(0, 4, template.end_id, template.eos_id, template.pad_id, dropout_rate=0.0)
-    loss_fn = compiled(WAY.make_loss(Policy(reasoner, THINKERS["latent"]()(reasoner, GATE), rollout)))
+    loss_fn = compiled(WAY.make_loss(policy_of(rollout, reasoner)))
     never, slow = dataclasses.replace(WAY, offset_decay=NEVER), SlowReasoner(params, config)
     for start, drops in ((PHASE.start, False), (PHASE.start - 3 * LONGEST, True)):
         batch = _batch(never, problems, dataclasses.replace(PHASE, start=start), PHASE.start)

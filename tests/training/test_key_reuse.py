@@ -5,17 +5,14 @@ import dataclasses
 import jax
 import pytest
 from small_steps import GROUP, POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
-from tiny import GATE, REASONER
+from tiny import REASONER, policy_of
 
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss
 
 POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
-ADDITIVE = dataclasses.replace(
-    POLICY, thinker=THINKERS["additive"]()(REASONER, GATE), config=dataclasses.replace(ROLLOUT, thinker_noise=True)
-)
+ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True), REASONER, "additive")
 EVERY = {
     "slpo": (POLICY, OBJECTIVES["slpo"](passes=2)),
     "answer_only": (POLICY, OBJECTIVES["answer_only"](answer_pass="noisy")),

@@ -25,5 +25,5 @@ class Additive:
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is the noisy latent, which the gate sees too."""
         return gaussian_thinker(
-            lambda params, hidden_BLD: reasoner.transition(params["reasoner"], hidden_BLD), lambda _: self.sigma, gate
+            lambda params, hidden_BLD: reasoner.transition(params, hidden_BLD), lambda _: self.sigma, gate
         )

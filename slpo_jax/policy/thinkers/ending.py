@@ -35,7 +35,7 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
     end_id = kept.end_id
 
     def draw(params, hidden_BLD, keys_BL=None):
-        logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+        logits_BLV = reasoner.logits(params, hidden_BLD)
         ends_BL = jnp.argmax(logits_BLV, axis=-1) == end_id
         action = {"of": thinker.draw(params, hidden_BLD, keys_BL), "ends": ends_BL}
         if kept.cold_entropy:
@@ -50,7 +50,7 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
         return counted(action, jnp.where(action["cold"] > 0, before["cold"] + 1, 0))
 
     def feed(params, action):
-        end_11D = reasoner.embed(params["reasoner"], jnp.full((1, 1), end_id))
+        end_11D = reasoner.embed(params, jnp.full((1, 1), end_id))
         return jnp.where(action["ends"][..., None], end_11D, thinker.feed(params, action["of"]))
 
     def log_prob(params, hidden_BLD, action):

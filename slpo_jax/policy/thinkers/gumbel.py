@@ -37,7 +37,7 @@ class Gumbel(Kept):
         """The action is {"ids", "weights"}, [B, L, M] each."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            kept_BLM, ids_BLM = self.of(reasoner.logits(params["reasoner"], hidden_BLD))
+            kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
             if ids_BLM is None:
                 ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
             if keys_BL is not None:
@@ -46,10 +46,10 @@ class Gumbel(Kept):
             return {"ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM / self.tau, axis=-1)}
 
         def feed(params, action):
-            return mixture(reasoner, params["reasoner"], action["ids"], action["weights"])
+            return mixture(reasoner, params, action["ids"], action["weights"])
 
         def log_prob(params, hidden_BLD, action):
-            logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+            logits_BLV = reasoner.logits(params, hidden_BLD)
             if self.likelihood == "cross_entropy":
                 log_p_BLV = jax.nn.log_softmax(logits_BLV, axis=-1)
                 taken_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
@@ -58,7 +58,7 @@ class Gumbel(Kept):
             return concrete_log_prob(action["weights"], kept_BLM, self.tau)
 
         def stop_logits(params, action, dropout=None):
-            return gate.logits(params["gate"], feed(params, action), dropout)
+            return gate.logits(params, feed(params, action), dropout)
 
         return ending_at(Thinker(lambda key: {}, draw, feed, stop_logits, log_prob), self, reasoner)
 

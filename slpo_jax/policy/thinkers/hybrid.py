@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.gate import Gate
+from slpo_jax.models.parts import THINKER
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.sampling import most_likely
 from slpo_jax.policy.thinkers.mixture import mixture
@@ -59,7 +60,7 @@ class Hybrid:
             }
 
         def draw(params, hidden_BLD, keys_BL=None):
-            logits_BLV = reasoner.logits(params["reasoner"], hidden_BLD)
+            logits_BLV = reasoner.logits(params, hidden_BLD)
             kept_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
             if ids_BLM is None:
                 ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
@@ -71,25 +72,25 @@ class Hybrid:
             return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM, axis=-1)}
 
         def feed(params, action):
-            e_BLD = reasoner.embed(params["reasoner"], action["token"])
-            s_BLD = mixture(reasoner, params["reasoner"], action["ids"], action["weights"])
+            e_BLD = reasoner.embed(params, action["token"])
+            s_BLD = mixture(reasoner, params, action["ids"], action["weights"])
             norm_BL1 = jnp.linalg.norm(action["weights"], axis=-1, keepdims=True)
             # Where there is no action, in the slots after a thought's end, there are no weights.
             s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
-            x_BLD = mixed(params["thinker"], e_BLD, s_BLD)
+            x_BLD = mixed(params[THINKER], e_BLD, s_BLD)
             if self.end_id is None:
                 return x_BLD
             return jnp.where((action["token"] == self.end_id)[..., None], e_BLD, x_BLD)
 
         def log_prob(params, hidden_BLD, action):
-            log_p_BLV = jax.nn.log_softmax(reasoner.logits(params["reasoner"], hidden_BLD), axis=-1)
+            log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
             return jnp.take_along_axis(log_p_BLV, action["token"][..., None], axis=-1)[..., 0]
 
         return Thinker(
             init=init,
             draw=draw,
             feed=feed,
-            stop_logits=lambda params, action, dropout=None: gate.logits(params["gate"], feed(params, action), dropout),
+            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
             log_prob=log_prob,
             ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
             says=lambda params, action: action["token"],

@@ -15,11 +15,11 @@ class Latent:
         """The action is the latent itself; its density, over dropout's masks, is intractable."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            return reasoner.transition(params["reasoner"], hidden_BLD)
+            return reasoner.transition(params, hidden_BLD)
 
         return Thinker(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, latents_BLD: latents_BLD,
-            stop_logits=lambda params, latents_BLD, dropout=None: gate.logits(params["gate"], latents_BLD, dropout),
+            stop_logits=lambda params, latents_BLD, dropout=None: gate.logits(params, latents_BLD, dropout),
         )

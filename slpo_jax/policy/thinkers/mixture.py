@@ -54,7 +54,7 @@ class Kept:
         return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
 
     def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
-        """The mixture [B, L, D] of the kept tokens, each as likely as it is; `params` are the reasoner's."""
+        """The mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
         kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
         return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
 
@@ -63,7 +63,7 @@ def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Arra
     """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.
 
     Args:
-        params: the reasoner's.
+        params: all parts.
         ids: None is all tokens.
     """
     if ids is None:

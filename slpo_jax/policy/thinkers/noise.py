@@ -45,6 +45,6 @@ def gaussian_thinker(
         init=lambda key: {},
         draw=draw,
         feed=lambda params, inputs_BLD: inputs_BLD,
-        stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params["gate"], inputs_BLD, dropout),
+        stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
         log_prob=lambda params, hidden_BLD, x_BLD: gaussian_log_prob(x_BLD, mean(params, hidden_BLD), sigma(params)),
     )

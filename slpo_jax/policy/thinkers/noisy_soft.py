@@ -33,10 +33,10 @@ class NoisySoft(Kept):
         """The action is the noisy mixture, which the gate sees too."""
 
         def sigma(params):
-            table_VD = reasoner.embed(params["reasoner"], jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
+            table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
             return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
 
         noisy = gaussian_thinker(
-            lambda params, hidden_BLD: self.mean(reasoner, params["reasoner"], hidden_BLD), sigma, gate
+            lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate
         )
         return ending_at(noisy, self, reasoner)

@@ -17,12 +17,12 @@ class Soft(Kept):
         """The action is the mixture, which the gate sees too."""
 
         def draw(params, hidden_BLD, keys_BL=None):
-            return self.mean(reasoner, params["reasoner"], hidden_BLD)
+            return self.mean(reasoner, params, hidden_BLD)
 
         soft = Thinker(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, inputs_BLD: inputs_BLD,
-            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params["gate"], inputs_BLD, dropout),
+            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
         )
         return ending_at(soft, self, reasoner)

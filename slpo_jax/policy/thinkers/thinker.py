@@ -15,8 +15,7 @@ Action = Any
 class Thinker:
     """The law of one step of thought: what is chosen after a hidden state, and what it is fed as.
 
-    Every function takes the whole parameter tree {"reasoner": .., "gate": .., "thinker": ..} first, and arrays of B
-    rows of L positions.
+    Every function takes the whole parameter tree first (see `models.parts`), and arrays of B rows of L positions.
 
     Attributes:
         init: key -> the thinker's own parameters, {} where it has none.

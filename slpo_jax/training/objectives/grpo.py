@@ -10,6 +10,7 @@ from flax import struct
 
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
+from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
@@ -44,7 +45,7 @@ def with_detached_inputs(policy: Policy) -> Policy:
         return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
 
     def feed(params, action):
-        return thinker.feed({**params, "reasoner": jax.lax.stop_gradient(params["reasoner"])}, action)
+        return thinker.feed(detached(params, REASONER), action)
 
     return dataclasses.replace(
         policy,
@@ -121,7 +122,7 @@ class Grpo(Objective):
         if thinker.says is not None:
 
             def feed(params, action):
-                return reasoner.embed(params["reasoner"], thinker.says(params, action))
+                return reasoner.embed(params, thinker.says(params, action))
 
             policy = dataclasses.replace(policy, thinker=dataclasses.replace(thinker, feed=feed))
         return self.behaviour(policy, params, batch, trajectories)

@@ -1,0 +1,76 @@
+"""The parts of a run's parameters: {name: tree}. Each has an owner, who says how it is made and which stages train it.
+
+Policy, objectives and recipes take the whole tree; only what owns a part knows its name.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+Params = dict[str, Any]
+Init = Callable[[jax.Array], Any]
+
+REASONER, GATE, THINKER, ADAPTER = "reasoner", "gate", "thinker", "adapter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of the parameters.
+
+    Attributes:
+        name: its key in the tree.
+        key: of its random start.
+        init: key -> the part; {} where it has no parameters, and then it isn't there.
+        trained_by: the stages whose optimizer changes it.
+    """
+
+    name: str
+    key: jax.Array
+    init: Init
+    trained_by: frozenset[str]
+
+
+def drawn(parts: Iterable[Part]) -> Params:
+    """The parts at random, the same for the same keys."""
+    made = {part.name: part.init(part.key) for part in parts}
+    return {name: tree for name, tree in made.items() if name == REASONER or tree}
+
+
+def lacking(found: Mapping[str, Any], rest: Params) -> Params:
+    """What of `rest` is not found: whole parts, and of a part that is there its modules (a reasoner's projector)."""
+    return {
+        name: {key: tree for key, tree in part.items() if key not in found.get(name, {})}
+        for name, part in rest.items()
+        if name not in found or part.keys() - found[name].keys()
+    }
+
+
+def merged(found: Mapping[str, Any], rest: Params) -> Params:
+    """What is found, and `rest` where nothing is, part by part and module by module."""
+    return {name: {**rest.get(name, {}), **found.get(name, {})} for name in {**rest, **found}}
+
+
+def trained_by(stage: str, parts: Iterable[Part], params: Params) -> tuple[str, ...]:
+    """Names of the parts there are that a stage trains."""
+    return tuple(part.name for part in parts if stage in part.trained_by and part.name in params)
+
+
+def reads(name: str, function: Callable) -> Callable:
+    """A function of one part's parameters as a function of the whole tree."""
+
+    def of_tree(params, *args, **kwargs):
+        return function(params[name], *args, **kwargs)
+
+    return of_tree
+
+
+def writes(name: str, function: Callable) -> Callable:
+    """A function that changes one part's parameters as one of the whole tree."""
+    return lambda params: {**params, name: function(params[name])}
+
+
+def detached(params: Params, name: str) -> Params:
+    """The parameters, no gradient reaching those of one part."""
+    return {**params, name: jax.lax.stop_gradient(params[name])}
