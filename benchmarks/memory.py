@@ -210,7 +210,7 @@ def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
     points = [Point(*values) for values in itertools.product(*axes)]
     shown = tqdm(points, "points", disable=not sys.stderr.isatty())
     rows = [row for point in shown for row in measure(point, flags.halves)]
-    return {"machine": machine(), "definitions": DEFINITIONS, "rows": rows}
+    return {"machine": machine(), "rows": rows}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -17,10 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.measure.counts import rollout_flops
 from benchmarks.measure.passk_work import SHAPES, PasskShapes, Work, facts_of, make_work
-from benchmarks.measure.profile import profile_call
-from benchmarks.measure.rates import chip_count, matmul_rate
 from benchmarks.measure.report import (
     Parser,
     check_flags,
@@ -36,7 +33,6 @@ from benchmarks.measure.report import (
 from benchmarks.measure.theirs import witness_of
 from benchmarks.measure.workload import make_parts
 from slpo_jax.errors import UserError
-from slpo_jax.policy.noise import reaches_prompts
 
 OURS = "slpo_jax"
 TORCH = {  # name -> sorted, compiled
@@ -52,8 +48,6 @@ slpo_jax: Evaluator.run, as training's own evaluation calls it; torch: Witness.p
 eager or under torch.compile, one process on the same device with the threads named above, every batch padded to its \
 longest prompt, in the file's order and sorted by length
 ratio: seconds over slpo_jax's of the same round, median (least-most)
-floor: FLOPs of all rollouts' real tokens, as `benchmarks.floor` counts them, at the rate of the best square product \
-measured here; over floor: median seconds over that
 compile: slpo_jax's first evaluation less the median later one, all its programs, without a persistent cache
 latents: of each rollout, least-most; the gate is evaluated, against a threshold of {THRESHOLD:g} that no probability \
 reaches
@@ -160,17 +154,6 @@ def make_rows(measured: dict[str, list[Evaluation]], problems: int, samples: int
     return rows
 
 
-def measure_floor(work: Work, done: Evaluation) -> dict[str, float]:
-    """{"flops": of real tokens, "flop_rate": of the machine's best product, "seconds": the one over the other}."""
-    config, eos_id = work.experiment.config, work.experiment.template.eos_id
-    flops = rollout_flops(
-        work.experiment.reasoner.config, work.params, done.latent_steps, answer_lengths(done.tokens, eos_id),
-        np.array(list(map(len, work.problems.prompts))), reaches_prompts(config.dropout.rate, config.dropout.where),
-    )  # fmt: skip
-    rate = matmul_rate(config.model.dtype) * chip_count(work.experiment.mesh.size)
-    return {"flops": flops, "flop_rate": rate, "seconds": flops / rate}
-
-
 def answer_lengths(tokens_NA: np.ndarray, eos_id: int) -> np.ndarray:
     """Tokens up to and including eos, int [N]; A without one."""
     ends_NA = tokens_NA == eos_id
@@ -189,35 +172,27 @@ def benchmark(shapes: PasskShapes, config, flags: argparse.Namespace) -> dict[st
         work = make_work(shapes, config, flags.problems, flags.samples, Path(workdir))
         runs = make_runs(work, flags.torch)
         measured = measure(runs, flags.rounds)
-        found = profile_call(work.experiment.evaluator, "_program", lambda: runs[OURS](0))
     rows = make_rows(measured, flags.problems, flags.samples, work.experiment.template.eos_id)
-    floor = measure_floor(work, measured[OURS][1])
-    for row in rows:
-        row["over_floor"] = row["seconds"]["median"] / floor["seconds"]
     return {"shapes": flags.shapes, "rounds": flags.rounds, "machine": machine(), "work": facts_of(work),
-            "definitions": DEFINITIONS, "rows": rows, "floor": floor, "profile": found}  # fmt: skip
+            "rows": rows}  # fmt: skip
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The header lines and the table."""
-    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Over floor", "Compile (s)", "Latents", "Answer tokens")
-    floor, found = result["floor"], result["profile"]
-    shares = {kind: f"{spent / found['seconds']:.1%}" for kind, spent in found["kinds"].items()}
+    head = ("", "Problems/s", "Rollouts/s", "Seconds", "Ratio", "Compile (s)", "Latents", "Answer tokens")
     lines = [
         [row["implementation"], *(spread(row[name], 2) for name in ("problems_per_second", "rollouts_per_second")),
          spread(row["seconds"]), spread(row["ratio_vs_torch"], 2) if "ratio_vs_torch" in row else "",
-         f"{row['over_floor']:.2f}x", f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
+         f"{row['compile_seconds']:.1f}" if "compile_seconds" in row else "",
          *("{}-{}".format(*row[name]) for name in ("latents", "answer_tokens"))]
         for row in result["rows"]
     ]  # fmt: skip
     facts = (
         f"machine: {listed(result['machine'])}",
         f"work: {listed(result['work'])}; 1 warm-up and {result['rounds']} measured rounds",
-        f"floor: {floor['seconds']:.3g} s: {floor['flops'] / 1e9:.3g} GFLOP, {floor['flop_rate'] / 1e9:.0f} GFLOP/s",
-        f"profile of slpo_jax's last batch, {found['seconds']:.3g} s: {listed(shares) or found['note']}",
     )
     title = f"Pass@{result['work']['k']} evaluation, {result['shapes']} shapes"
-    return page(title, facts, result["definitions"], head, lines)
+    return page(title, facts, DEFINITIONS, head, lines)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
 
 SIDES = ("other", "this")
-FAULTS = 2000  # page faults in a round, above which freed memory was not kept: docs/speed.md, 8
+FAULTS = 2000  # page faults in a round, above which freed memory was not kept
 DEFINITIONS = """
 other: the checkout that was given; this: the one that measured
 ratio: of a pair of processes: median over the rounds of this one's seconds over the other's of the same round
@@ -32,7 +32,7 @@ all pairs: geometric mean of the pairs' ratios, and the interval of 95 % around 
 a round: one of each, the order turned around every time; step: K, G = 4, 8; passk: 16 samples of every problem
 compile: making all the programs, one side after the other
 memory kept, faulted: pairs of which neither or either process faults the pages of its scratch memory in anew in \
-every round, which is decided anew for every process (docs/speed.md, 8); pairs of two kinds are in "all" alone
+every round: glibc may give it back to the system, which differs from process to process; mixed pairs are in "all" alone
 """.strip().splitlines()
 
 # Runs in either checkout, of which it needs benchmarks.measure alone: says what compiling took, then a line of JSON

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grid import Grid, Study
+from grid import Grid
 from jobs import DONE, make_job
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -88,9 +88,9 @@ def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str])
     return found
 
 
-def markdown(compared: Grid | Study, found: dict[str, Any]) -> str:
+def markdown(compared: Grid, found: dict[str, Any]) -> str:
     """The tables: the rows themselves, and their differences from each baseline."""
-    lines = [_UNITS] if isinstance(compared, Grid) else []
+    lines = [_UNITS]
     head, rows = ["run", "seeds", *compared.metrics], _named(compared)
 
     def table(title: str, figures_of: Callable[[dict[str, Any]], dict[str, Figures]], cell: Callable[..., str]) -> None:
@@ -111,7 +111,7 @@ def _table(head: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(head)} |", f"| --- | {' | '.join(['---:'] * len(head[1:]))} |"]
 
 
-def _tally(compared: Grid | Study, found: dict[str, Any]) -> list[str]:
+def _tally(compared: Grid, found: dict[str, Any]) -> list[str]:
     """In how many settings, each label and set being one, is a row above a baseline, and above all of them?"""
     counts: dict[tuple[str, str], dict[str, list[Figures]]] = {}
     for line in found.values():
@@ -143,7 +143,7 @@ def _least(baselines: Sequence[dict[str, dict[str, Figures]]]) -> dict[str, dict
     }
 
 
-def _named(compared: Grid | Study) -> str:
+def _named(compared: Grid) -> str:
     """What stands in the lines: their rows, where they are few."""
     return ", ".join(compared.rows) if 0 < len(compared.rows) < 4 else "each row"
 
@@ -166,13 +166,13 @@ def _difference_cell(metric: str, figure: Figures | None) -> str:
     return f"**{text}**" if figure["low"] > 0 or figure["high"] < 0 else text
 
 
-def shown(compared: Grid | Study, found: dict[str, Any]) -> dict[str, Any]:
+def shown(compared: Grid, found: dict[str, Any]) -> dict[str, Any]:
     """The lines that a picture has something to show of."""
     different = {name: line for name, line in found.items() if compared.minus and any(line["differences"].values())}
     return different or found
 
 
-def draw(compared: Grid | Study, found: dict[str, Any], path: Path) -> None:
+def draw(compared: Grid, found: dict[str, Any], path: Path) -> None:
     """A panel a metric, lines as in the tables: differences with a colour a baseline, or else the means.
 
     Where there are differences, what is the baseline of others alone has no line.

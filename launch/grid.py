@@ -1,8 +1,8 @@
-"""What a reproduction is made of: runs in a grid, studies of what they left, and timings."""
+"""What a reproduction is made of: runs in a grid, and timings."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,29 +53,6 @@ class Grid:
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16", "latent_steps")
     folder: str = ""
     over_training: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """A benchmark of what each run of a grid left, and the means of its figures over the seeds.
-
-    Attributes:
-        grid: its name; runs that are not finished are run first.
-        module: of benchmarks/, whose `--json` holds "tables": name -> rows.
-        checkpoints: what it is given, by stage.
-        key: of a row, what it is called.
-        metrics: of a row: numbers, or pairs of a number and its error.
-        flags: further ones.
-    """
-
-    grid: str
-    module: str
-    checkpoints: tuple[str, ...]
-    key: str
-    metrics: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-    rows: ClassVar[tuple[str, ...]] = ()
-    minus: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

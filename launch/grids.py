@@ -5,9 +5,9 @@ from typing import Any
 
 from grid import Grid, Run, Timing
 from soft import SOFT_GRIDS
-from twelve import STUDIES, TWELVE_GRIDS
+from twelve import TWELVE_GRIDS
 
-__all__ = ["GRIDS", "STUDIES", "TIMINGS"]
+__all__ = ["GRIDS", "TIMINGS"]
 
 _LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
 

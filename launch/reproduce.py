@@ -5,7 +5,6 @@ seeds, and `DIR/NAME.md`, `.json` and `.png` over the labels, from whatever runs
 `DIR/NAME_training.png`, how they went). Run again, it goes on where it was; a run that is finished is not run again.
 Others of its runs (--seeds, --only) may go on beside it.
 
-Or a study in there: a benchmark of the checkpoints that a grid's runs left, in `DIR/LABEL/seed_S/NAME.md` and `.json`.
 Or a table of time: `DIR/NAME.md`, `.json` and `.png`, measured anew at every call.
 """
 
@@ -15,11 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import studies
 import timings
 from comparison import compare, draw, markdown
-from grid import Grid, Study
-from grids import GRIDS, STUDIES, TIMINGS
+from grid import Grid
+from grids import GRIDS, TIMINGS
 from jobs import plan, run_all
 from over_training import draw_curves
 
@@ -34,7 +32,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a grid, and their comparison.")
-    parser.add_argument("name", choices=sorted([*GRIDS, *STUDIES, *TIMINGS]), help="in launch/grids.py")
+    parser.add_argument("name", choices=sorted([*GRIDS, *TIMINGS]), help="in launch/grids.py")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
     parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the grid's")
     parser.add_argument("--only", default="", help="labels, e.g. main,grpo; default: all")
@@ -73,26 +71,21 @@ def main(argv: list[str] | None = None) -> int:
     write_text(root / f"{flags.name}.json", json.dumps(found, indent=1) + "\n")
     write_text(root / f"{flags.name}.md", text)
     draw(compared, found, root / f"{flags.name}.png")
-    if isinstance(compared, Grid) and compared.over_training:
+    if compared.over_training:
         draw_curves(compared, root, compared.over_training, root / f"{flags.name}_training.png")
     print(text)
     return 0
 
 
-def reproduce(flags: argparse.Namespace) -> tuple[Grid | Study, dict[str, Any], Path]:
+def reproduce(flags: argparse.Namespace) -> tuple[Grid, dict[str, Any], Path]:
     """Run what is not finished; what is compared, its lines, and the folder for the tables."""
-    study = STUDIES.get(flags.name)
-    name = study.grid if study else flags.name
-    grid = GRIDS[name]
-    root = _folder(flags, grid.folder or name)
+    grid = GRIDS[flags.name]
+    root = _folder(flags, grid.folder or flags.name)
     seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
     jobs = plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit)
     root.mkdir(parents=True, exist_ok=True)
     run_all(jobs)
-    if study is None:
-        return grid, compare(grid, root, flags.limit), root
-    studies.run_study(flags.name, study, jobs)
-    return study, studies.collect(flags.name, study, jobs), root
+    return grid, compare(grid, root, flags.limit), root
 
 
 def _folder(flags: argparse.Namespace, name: str) -> Path:

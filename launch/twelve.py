@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grid import Grid, Run, Study
+from grid import Grid, Run
 
 _REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
 _GPT2 = ("coconut_gpt2", "codi_gpt2")
@@ -231,28 +231,5 @@ TWELVE_GRIDS = {
         minus=(),
         metrics=("acc", "pass@1", "latent_steps", "pearson_difficulty_r"),
         folder="twelve",
-    ),
-}  # fmt: skip
-
-STUDIES = {
-    # Figures 6, 9 and 10.
-    "geometry": Study(
-        "twelve", "geometry", ("cold_start", "slpo_mean", "pass_at_k"), "checkpoint",
-        ("distance_change", "rank_change"),
-    ),
-    # Does SLPO's latent term, or another Gaussian's, point where the reward's own gradient through the latents does?
-    "gradients": Study(
-        "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise_along"),
-        ("--batches=16", "--epsilons=0.01"),
-    ),
-    # The same while SLPO is trained, of as many passes as it has.
-    "gradients_path": Study(
-        "path", "gradients", ("cold_start", *_ON_ITS_WAY), "estimator", ("cosine", "cosine_of_means", "noise_along"),
-        ("--batches=16", "--passes=4", "--epsilons"),
-    ),
-    # The same under additive noise of the dropout's size, where a thought's likelihood is known and nothing is fitted.
-    "gradients_exact": Study(
-        "twelve", "gradients", ("cold_start", "slpo_mean"), "estimator", ("cosine", "cosine_of_means", "noise_along"),
-        ("--batches=16", "--sigma=0.11"),
     ),
 }  # fmt: skip

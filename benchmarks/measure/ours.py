@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.measure.report import page_faults
 from benchmarks.measure.workload import TRAINED, Parts, Workload
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.policy import noise
-from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.score import capacities, full_capacity, smallest_capacity, used_slots
+from slpo_jax.policy.score import used_slots
 from slpo_jax.training.rl import make_loss, roll_out
 from slpo_jax.training.sharding import Layout, total
 from slpo_jax.training.state import make_train_step
@@ -25,45 +23,26 @@ class Ours:
 
     Attributes:
         compile_seconds: by name in `PROGRAMS`.
-        temp_bytes: of the whole step's program, beside its arguments and results.
         lengths: tau of the last measured step's rollouts.
-        parts: of the step.
     """
 
     implementation = "slpo_jax"
 
-    def __init__(
-        self,
-        work: Workload,
-        passes: int,
-        group: int,
-        rollouts: dict[int, tuple[Any, float]],
-        micro_batches: int = 1,
-        in_parts: bool = True,
-    ):
-        """Compiles.
-
-        Args:
-            rollouts: keeps the rollout program of each G and its seconds, as it does not depend on K.
-            micro_batches: of the whole step.
-            in_parts: surrogate and gradient too. With micro-batches they are left out: they would not fit in memory.
-        """
+    def __init__(self, work: Workload, passes: int, group: int, rollouts: dict[int, tuple[Any, float]]):
+        """Compiles; `rollouts` keeps the rollout program of each G and its seconds, as it doesn't depend on K."""
         self.passes, self.group, self.lengths, seconds = passes, group, np.zeros(0), {}
-        self.parts = parts = work.parts.at(passes, group)
+        parts = work.parts.at(passes, group)
         loss_fn = make_loss(parts.policy, parts.objective, parts.reward, group)
-        step = make_train_step(loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl", micro_batches)
+        step = make_train_step(loss_fn, work.optimizer, TRAINED, Layout(work.mesh), "rl")
         params, batch, key = work.state.params, work.batch(0), step_key(work, 0)
         rollout, surrogate, gradient = part_programs(parts, work.mesh)
         if group not in rollouts:
             rollouts[group] = compiled(rollout, params, batch, key)
         self.rollout, seconds["rollout"] = rollouts[group]
-        self.in_parts = in_parts and micro_batches == 1
-        if self.in_parts:
-            sampled = self.rollout(params, batch, key)
-            self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
-            self.gradient, seconds["gradient"] = compiled(gradient, params, batch, *sampled, key)
+        sampled = self.rollout(params, batch, key)
+        self.surrogate, seconds["surrogate"] = compiled(surrogate, params, batch, *sampled, key)
+        self.gradient, seconds["gradient"] = compiled(gradient, params, batch, *sampled, key)
         self.step, seconds["step"] = compiled(step, work.state, batch)
-        self.temp_bytes = self.step.memory_analysis().temp_size_in_bytes
         self.compile_seconds: dict[str, float] = seconds
 
     def measure(self, work: Workload, step: int) -> dict[str, float]:
@@ -71,37 +50,24 @@ class Ours:
         batch, key, params = work.batch(step), step_key(work, step), work.state.params
         seconds: dict[str, float] = {}
         sampled = timed(seconds, "rollout", self.rollout, params, batch, key)
-        if self.in_parts:
-            timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
-            timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
+        timed(seconds, "surrogate", self.surrogate, params, batch, *sampled, key)
+        timed(seconds, "gradient", self.gradient, params, batch, *sampled, key)
         del params  # the step donates them
-        state, faults = work.state.replace(step=replicate(jnp.int32(step), work.mesh)), page_faults()
+        state = work.state.replace(step=replicate(jnp.int32(step), work.mesh))
         work.state, _ = timed(seconds, "step", self.step, state, batch)
-        own = {"page_faults": page_faults() - faults, "scored_share": capacity_share(self.parts, sampled[0])}
-        if self.in_parts:
-            seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
-            seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
+        seconds["backward"] = seconds.pop("gradient") - seconds["surrogate"]
+        seconds["other"] = seconds["step"] - seconds["rollout"] - seconds["surrogate"] - seconds["backward"]
         self.lengths = np.asarray(sampled[0].lengths)
         answers = np.asarray(used_slots(work.parts.policy, sampled[0])[1].sum(axis=1))
         tokens = (1 + self.passes) * int(self.lengths.sum() + answers.sum())
         return {
             **seconds,
-            **own,
             "trajectories_per_second": len(self.lengths) / seconds["step"],
             "tokens_per_second": tokens / seconds["step"],
             "mean_latents": float(self.lengths.mean()),
             "longest_latents": float(self.lengths.max()),
             "mean_answer_tokens": float(answers.mean()),
         }
-
-
-def capacity_share(parts: Parts, trajectories: Trajectories) -> float:
-    """Slots of the smallest capacity of scoring that these trajectories fit in, over all their slots."""
-    policy, group = parts.policy, parts.group
-    choices = capacities(policy, group)
-    chosen = choices[int(smallest_capacity(policy, choices, trajectories, group))]
-    full = full_capacity(policy, group)
-    return (chosen.latents + chosen.answers) / (full.latents + full.answers)
 
 
 def compiled(function, *args) -> tuple[Any, float]:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import sys
 import tempfile
@@ -39,11 +38,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def page_faults() -> int:
-    """Minor page faults of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def listed(facts: dict[str, Any]) -> str:
@@ -100,22 +94,13 @@ def check_flags(flags: argparse.Namespace, **least: int) -> None:
         if value is not None and value < bound:
             raise UserError(f"--{name}: {value} is too few; give at least {bound}")
     if flags.json:
-        check_file("json", flags.json)
-
-
-def check_file(flag: str, path: Path) -> None:
-    """Whether a file can be written there, before there is anything to lose.
-
-    Raises:
-        UserError: it can't.
-    """
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            writable = not path.is_dir()
-    except OSError:
-        writable = False
-    if not writable:
-        raise UserError(f"--{flag}: {path} can't be written; give a file in a folder that exists")
+        try:
+            with tempfile.TemporaryFile(dir=flags.json.parent):
+                writable = not flags.json.is_dir()
+        except OSError:
+            writable = False
+        if not writable:
+            raise UserError(f"--json: {flags.json} can't be written; give a file in a folder that exists")
 
 
 @silent_when_unread()

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.measure.ours import Ours
 from benchmarks.measure.workload import Parts, Workload
 from slpo_jax.errors import UserError
 from slpo_jax.policy.prompted import Prompts
@@ -23,9 +22,9 @@ class Torch:
     implementation = "torch"
     compile_seconds: dict[str, float]
 
-    def __init__(self, witness, work: Workload, passes: int, group: int, micro_batches: int = 1):
+    def __init__(self, witness, work: Workload, passes: int, group: int):
         """A `benchmarks.witness.step.Witness` may serve all candidates."""
-        self.witness, self.passes, self.group, self.micro_batches = witness, passes, group, micro_batches
+        self.witness, self.passes, self.group = witness, passes, group
         self.objective = work.parts.at(passes, group).objective
         self.lengths, self.compile_seconds = np.zeros(0), {}
 
@@ -35,7 +34,7 @@ class Torch:
         batch = work.batch(step)
         prompts = Prompts(np.asarray(batch.prompts.tokens), np.asarray(batch.prompts.valid))
         index_N = np.repeat(np.asarray(batch.index), self.group)
-        return self.witness.step(prompts, index_N, work.verify, self.lengths, self.micro_batches)
+        return self.witness.step(prompts, index_N, work.verify, self.lengths)
 
 
 def make_witness(work: Workload, compiled_torch: bool):
@@ -83,39 +82,3 @@ def witness_of(
         )
     except CompileError as error:
         raise UserError(f"--torch compiled: {error}; give another") from error
-
-
-def fastest_witness(work: Workload, ours: Ours, variant: str, micro_batches: int):
-    """The PyTorch reference in its fastest variant, and how it was found.
-
-    Args:
-        ours: whose (K, G) and trajectory lengths the trials have.
-        variant: "eager", "compiled", or "fastest" of the two and of prompt by prompt (gradient accumulation, which
-            keeps a CPU's memory small).
-        micro_batches: of eager and compiled steps.
-    Returns:
-        its `Witness`, its micro-batches, and by variant the seconds of a second step, or why there are none.
-    Raises:
-        UserError: there is no torch.
-    """
-    variants = {"eager": (False, micro_batches), "prompt by prompt": (False, work.facts["prompts"]),
-                "compiled": (True, micro_batches)}  # fmt: skip
-    if variant != "fastest":
-        is_compiled, parts = variants[variant]
-        return make_witness(work, is_compiled), parts, {}
-    if not len(ours.lengths):
-        ours.measure(work, 0)
-    tried: dict[str, Any] = {}
-    found = {}
-    for name, (is_compiled, parts) in variants.items():
-        try:
-            witness = make_witness(work, is_compiled)
-            candidate = Torch(witness, work, ours.passes, ours.group, parts)
-            candidate.lengths = ours.lengths
-            _, tried[name] = (candidate.measure(work, 0)["step"] for _ in range(2))
-            found[name] = witness, parts
-        except Exception as error:  # torch.compile fails in its own ways
-            if not is_compiled:
-                raise
-            tried[name] = str(error).partition("\n")[0][:200]
-    return *found[min(found, key=lambda name: tried[name])], tried

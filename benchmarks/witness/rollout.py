@@ -26,10 +26,6 @@ class Trajectories:
     lengths: torch.Tensor
     tokens: torch.Tensor
 
-    def rows(self, start: int, stop: int) -> "Trajectories":
-        """Rows start .. stop-1."""
-        return Trajectories(*(getattr(self, field.name)[start:stop] for field in dataclasses.fields(self)))
-
 
 @dataclasses.dataclass
 class Sampler:

@@ -4,7 +4,6 @@ The K scoring passes are one batch of K*B*G whole sequences, each trimmed to wha
 attention and no mask; nothing is shared between the sequences of a prompt. COCONUT on GPT-2 with a linear gate only.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -172,28 +171,13 @@ class Witness:
         advantages_BG = advantages(rewards, objective.advantage)
         return -(advantages_BG.flatten() * sum(terms)).mean()
 
-    def accumulate(
-        self, prompts: Prompts, trajectories: Trajectories, rewards_BG, noisy=True, micro_batches: int = 1
-    ) -> dict[str, float]:
-        """Adds the loss's gradient to the parameters', a micro-batch of prompts at a time.
-
-        Returns:
-            `loss`, and seconds of its forward (`surrogate`) and backward passes (`backward`).
-        """
-        total, group, taken = len(prompts.tokens), self.group, dict.fromkeys(("surrogate", "backward"), 0.0)
-        value = 0.0
-        for start, stop in itertools.pairwise(np.linspace(0, total, micro_batches + 1).round().astype(int)):
-            clock = self._clock()
-            part = Prompts(prompts.tokens[start:stop], prompts.valid[start:stop])
-            rows = trajectories.rows(start * group, stop * group)
-            loss = self.loss(part, rows, rewards_BG[start:stop], noisy) * ((stop - start) / total)
-            middle = self._clock()
-            loss.backward()
-            end = self._clock()
-            value += loss.item()
-            taken["surrogate"] += middle - clock
-            taken["backward"] += end - middle
-        return {"loss": value, **taken}
+    def accumulate(self, prompts: Prompts, trajectories: Trajectories, rewards_BG) -> dict[str, float]:
+        """Adds the loss's gradient to the parameters'; seconds of its forward (`surrogate`) and `backward` pass."""
+        start = self._clock()
+        loss = self.loss(prompts, trajectories, rewards_BG)
+        middle = self._clock()
+        loss.backward()
+        return {"surrogate": middle - start, "backward": self._clock() - middle}
 
     def _clock(self) -> float:
         """Seconds, once the device has done what it was given."""
@@ -201,9 +185,7 @@ class Witness:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def step(
-        self, prompts: Prompts, references: Any, verify: Verify, lengths_N=None, micro_batches: int = 1
-    ) -> dict[str, float]:
+    def step(self, prompts: Prompts, references: Any, verify: Verify, lengths_N=None) -> dict[str, float]:
         """One train step.
 
         Args:
@@ -219,11 +201,11 @@ class Witness:
         rolled_out = self._clock()
         rewards_N = np.asarray(verify(self.sampled.tokens.cpu().numpy(), references), np.float32)
         self.optimizer.zero_grad(set_to_none=True)
-        scored = self.accumulate(prompts, self.sampled, rewards_N.reshape(-1, group), micro_batches=micro_batches)
+        seconds = {"rollout": rolled_out - start}
+        seconds |= self.accumulate(prompts, self.sampled, rewards_N.reshape(-1, group))
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         self.optimizer.step()
-        seconds = {"rollout": rolled_out - start, "surrogate": scored["surrogate"], "backward": scored["backward"]}
         whole = self._clock() - start
         return {**seconds, "other": whole - sum(seconds.values()), "step": whole}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import floor, generate, geometry, gradients, grpo, memory, passk, recovery, step, versus
+from benchmarks import generate, grpo, memory, passk, step, versus
 
 EVERY = [
     (["--shapes", "bert"], "--shapes"),  # memory has no such flag at all
@@ -17,8 +17,6 @@ OWN = {
         (["--warmup", "-1"], "--warmup: -1"),
         (["--only", "4"], "give K,G, e.g. 4,8"),
         (["--only", "4,1"], "--only: K must be"),
-        (["--growth", "width"], "--growth"),
-        (["--growth", "K", "--only", "4,8"], "--growth: it has no --only"),
         (["--step", "3"], "--step"),
         (["--shapes", "llama"], "--torch: the program in PyTorch is GPT-2's"),
     ],
@@ -36,12 +34,6 @@ OWN = {
         (["--layers", "some"], "--layers"),
         (["--halves", "whole"], "--halves"),
     ],
-    recovery: [
-        (["--layouts", "2"], "2 is not PROCESSESxDEVICES"),
-        (["--layouts", "1x0"], "1x0 is not"),
-        (["--layouts", "1x3", "--prompts", "8"], "--layouts: 8 prompts"),
-        (["--saves", "0"], "--saves: 0"),
-    ],
     versus: [
         (["--pairs", "0"], "--pairs: 0"),
         (["--what", "all"], "--what"),
@@ -56,18 +48,9 @@ OWN = {
         (["--caches", "offloaded"], "--caches"),
         (["--losses", "fast"], "--losses"),
     ],
-    floor: [(["--prompts", "0"], "--prompts: 0"), (["--steps", "3"], "--steps")],
-    gradients: [
-        (["--seed", "-1"], "--seed: -1"),
-        (["--sigma", "0"], "--sigma: 0"),
-        (["--config", "README.md"], "--config: README.md can't be used (SyntaxError"),
-        (["--config", "configs/quickstart.py:x"], "--config: configs/quickstart.py:x can't be used (TypeError"),
-    ],
-    geometry: [(["--figure", "/proc/a.png"], "--figure: /proc/a.png"), (["--figure", "a.pdf"], "--figure: a.pdf")],
 }
 
-_CHECKPOINTS, _PROBLEMS = [".", ".", "--config", "configs/quickstart.py"], ["problems.json"]
-REQUIRED = {versus: ["."], generate: _PROBLEMS, grpo: _PROBLEMS, gradients: _CHECKPOINTS, geometry: _CHECKPOINTS}
+REQUIRED = {versus: ["."], generate: ["problems.json"], grpo: ["problems.json"]}
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,6 @@ def test_report_has_every_row_and_the_json_every_number(result):
     expected = f"problems {PROBLEMS}; k {SAMPLES}; batch size {BATCH}; mean prompt tokens {work['mean_prompt_tokens']}"
     assert expected in head
     assert f"latents T {LATENTS}; answer tokens {ANSWER}; answer slots {SLOTS}" in head
-    profile = result["profile"]
-    assert sum(profile["kinds"].values()) == pytest.approx(profile["seconds"])
-    assert f"- profile of slpo_jax's last batch, {profile['seconds']:.3g} s: " in head
-    assert "matmul" in profile["kinds"]
     assert 5 <= work["mean_prompt_tokens"] < work["largest_prompt_tokens"] <= 20
 
 

@@ -225,15 +225,6 @@ def test_rollout_noise_ends_before_the_last_latent():
             check_factors(site, noisy)
 
 
-def test_micro_batches_change_nothing(trajectories):
-    whole, parts = witness(), witness()
-    first = whole.accumulate(prompts(), to_torch(trajectories), REWARDS)
-    second = parts.accumulate(prompts(), to_torch(trajectories), REWARDS, micro_batches=2)
-    np.testing.assert_allclose(second["loss"], first["loss"], rtol=1e-5)
-    for a, b in zip(whole.parameters, parts.parameters, strict=True):
-        np.testing.assert_allclose(b.grad, a.grad, rtol=1e-3, atol=1e-4 * a.grad.abs().max())
-
-
 @pytest.mark.parametrize("sort_by_length", [False, True])
 def test_passk_is_its_rollouts(sort_by_length):
     made, batch, rule = witness(), prompts(), 0.5

@@ -14,10 +14,9 @@ import pytest
 import rates
 import reproduce
 import small_run
-import studies
 import timings
-from grid import Grid, Run, Study
-from grids import GRIDS, STUDIES, TIMINGS
+from grid import Grid, Run
+from grids import GRIDS, TIMINGS
 from twelve import TWELVE
 
 from slpo_jax.config import check
@@ -282,69 +281,6 @@ def test_tables_have_a_line_a_label_and_say_what_excludes_zero():
     assert list(comparison.shown(grid, {"base": baseline})) == ["base"]
     assert lines.count("| two | 2 | **+2.00 [+1.00, +3.00]** | +0.02 [-1.00, +0.03] |") == 1
     assert not any("minus" in line for line in comparison.markdown(Grid("", (), minus=()), {}).splitlines())
-
-
-def test_studies_are_means_over_seeds(tmp_path, monkeypatch, capsys):
-    """Of each run's own tables; what was done is not done again, unless the run is another."""
-    study, commands = Study("grid", "geometry", ("a", "b"), "checkpoint", ("change", "rank"), ("--x=1",)), []
-
-    def make(seed):
-        arguments = (f"--config={jobs.ROOT}/configs/twelve.py:codi_gpt2", f"--config.seed={seed}")
-        return jobs.Job("run", seed, tmp_path / str(seed), arguments, "digest", ())
-
-    def run(command, **_):
-        commands.append(command)
-        seed = int(command[-1].rpartition("/")[0][-1])
-        rows = [{"checkpoint": "x/y/b", "change": [4.0 + 2 * seed, 9.0], "rank": 3.0}]
-        (tmp_path / str(seed) / "shape.json").write_text(json.dumps({"tables": {"same": rows}}))
-        return types.SimpleNamespace(returncode=0, stdout="a page\n", stderr="")
-
-    monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=run))
-    both = [make(0), make(1)]
-    for job in both:
-        job.workdir.mkdir()
-    studies.run_study("shape", study, both)
-    assert commands[1][1:] == [
-        "-m", "benchmarks.geometry", f"{tmp_path}/1/checkpoints/a", f"{tmp_path}/1/checkpoints/b",
-        "--config=configs/twelve.py:codi_gpt2", "--x=1", f"--json={tmp_path}/1/shape.json",
-    ]  # fmt: skip
-    assert (tmp_path / "1" / "shape.md").read_text() == "a page\n"
-    found = studies.collect("shape", study, both)
-    assert list(found) == ["run, same, b"]
-    assert found["run, same, b"]["means"]["change"] == {"value": 5.0, "low": 4.0, "high": 6.0}
-    assert "| run, same, b | 2 | 5.00 ± 1.00 | 3.00 ± 0.00 |" in comparison.markdown(study, found)
-    comparison.draw(study, found, tmp_path / "shape.png")
-    studies.run_study("shape", study, both)
-    assert len(commands) == 2
-    studies.run_study("shape", study, [dataclasses.replace(both[0], config="another")])
-    assert len(commands) == 3
-    (tmp_path / "1" / "shape.json").write_text("{}")
-    studies.run_study("shape", study, both[1:])
-    assert len(commands) == 4
-    (tmp_path / "1" / "shape.md").unlink()
-    studies.run_study("shape", study, both[1:])
-    assert len(commands) == 5
-    (tmp_path / "1/checkpoints/a").mkdir(parents=True)
-    (tmp_path / "1/checkpoints/a/params").write_text("trained again")
-    studies.run_study("shape", study, both[1:])
-    assert len(commands) == 6
-    failed = types.SimpleNamespace(returncode=2, stdout="", stderr="much\nerror: no\n")
-    monkeypatch.setattr(studies, "subprocess", types.SimpleNamespace(run=lambda *_, **__: failed))
-    with pytest.raises(UserError, match=r"benchmarks\.geometry ended with status 2 \(error: no\)"):
-        studies.run_study("shape", study, [dataclasses.replace(both[0], config="a third")])
-
-
-@pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_study_has_its_grid_and_benchmark(name, tmp_path):
-    """With checkpoints that each of the grid's runs leaves, and flags that the benchmark takes."""
-    study, flags = STUDIES[name], []
-    for run in GRIDS[study.grid].runs:
-        config = jobs.load_config(run.config)
-        assert set(study.checkpoints) <= {"cold_start", *config.rl.objectives}
-    for stage in study.checkpoints:
-        (tmp_path / stage).mkdir()
-        flags.append(str(tmp_path / stage))
-    importlib.import_module(f"benchmarks.{study.module}").parse([*flags, f"--config={run.config}", *study.flags])
 
 
 @pytest.mark.parametrize("name", sorted(TIMINGS))
