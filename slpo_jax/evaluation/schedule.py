@@ -54,11 +54,11 @@ def rollout_batches(
             batch = slice(first, first + devices)
             index_B, kept_B, real_B = (x[batch].reshape(-1) for x in (index_SR, kept_SR, real_SR))
             prompts = [problems.prompts[i][-kept:] for i, kept in zip(index_B, kept_B, strict=True)]
-            padded = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
+            tokens, valid = pad_prompts(prompts, (width,), index_B, problems.template.pad_id)
             sample_BE = offset_I[shards[batch]].reshape(-1, 1) + np.arange(each)
             yield RolloutBatch(
-                Prompts(padded.tokens, padded.valid, capacity),
-                np.repeat(padded.index, each),
+                Prompts(tokens, valid, capacity),
+                np.repeat(index_B, each).astype(np.int32),
                 sample_BE.reshape(-1).astype(np.int32),
                 np.repeat(real_B, each),
             )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
+from slpo_jax.policy.advantage import solved_share
 
 FEWEST_VOTES = 8  # of a majority
 
@@ -79,9 +80,7 @@ def pass_at_k_direct(sample_correct: np.ndarray, k: int) -> PassAtK:
 
 
 def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Unbiased Pass@k from n samples: the share of k-subsets that hold a right one, 1 - C(n-c, k) / C(n, k).
-
-    Computed as 1 - prod_{j<k} (n-c-j) / (n-j), which stays in [0, 1] where binomials would overflow.
+    """Unbiased Pass@k from n samples: the share of k-subsets that hold a right one (`policy.advantage.solved_share`).
 
     Args:
         n_correct: [...] int, right samples c of each problem.
@@ -93,11 +92,7 @@ def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
     """
     if not 1 <= k <= n:
         raise ValueError(f"k={k} needs 1 <= k <= n={n}")
-    wrong = n - np.asarray(n_correct)
-    miss = np.ones(wrong.shape)
-    for j in range(k):
-        miss = miss * np.maximum(wrong - j, 0) / (n - j)
-    return 1.0 - miss
+    return solved_share(n, np.asarray(n_correct), k)
 
 
 def majority_correct(sample_answers: np.ndarray, sample_correct: np.ndarray, k: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import chex
 import jax
@@ -38,16 +38,19 @@ def grpo(rewards_G: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient((rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4))
 
 
-def solved_share(n: int, right: jax.Array, k: int) -> jax.Array:
+def solved_share(n: int, right: Any, k: int) -> Any:
     """rho(n, c, k) = 1 - C(n - c, k) / C(n, k): the share of the subsets of k of n that hold one of the c right.
+
+    A product of k factors, which stays in [0, 1] where binomials would overflow.
 
     Args:
         n, k: 0 <= k <= n; an empty subset holds none.
-        right: c, [..].
+        right: c, [..], of jax or numpy, in whose precision it is computed.
     """
-    missed = jnp.ones_like(right, jnp.float32)
+    missed: Any = 1.0
     for j in range(k):
-        missed = missed * jnp.maximum(n - right - j, 0) / (n - j)
+        wrong = n - right - j
+        missed = missed * (wrong * (wrong > 0)) / (n - j)
     return 1.0 - missed
 
 

@@ -1,7 +1,8 @@
 """The surrogate policy: a Gaussian fitted to K stochastic passes over a realised trajectory (paper section 4.2)."""
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import chex
 import jax
@@ -28,19 +29,20 @@ def moments(z_KD: jax.Array, epsilon: float = EPSILON) -> tuple[jax.Array, jax.A
     return z_KD[0] + offset_D, jnp.mean(jnp.square(offsets_KD - offset_D[None])) + epsilon
 
 
-def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: jax.Array) -> jax.Array:
+def gaussian_log_prob(h_D: jax.Array, mu_D: jax.Array, variance: float | jax.Array) -> jax.Array:
     """log N(h; mu, variance * I), summed over D (paper section 4.2).
 
     Args:
-        h_D, mu_D: [D].
+        h_D, mu_D: [.., D].
         variance: scalar.
     Returns:
-        float32 scalar: -D/2 log(2 pi variance) - ||h - mu||^2 / (2 variance).
+        float32 [..]: -D/2 log(2 pi variance) - ||h - mu||^2 / (2 variance).
     """
     chex.assert_equal_shape([h_D, mu_D])
-    h_D = h_D.astype(jnp.float32)
-    width = h_D.shape[-1]
-    return -0.5 * width * jnp.log(2 * math.pi * variance) - jnp.sum(jnp.square(h_D - mu_D)) / (2 * variance)
+    log: Callable[..., Any] = math.log if isinstance(variance, float) else jnp.log
+    away_D = (h_D - mu_D).astype(jnp.float32)
+    constant = -0.5 * away_D.shape[-1] * log(2 * math.pi * variance)
+    return constant - jnp.sum(jnp.square(away_D), axis=-1) / (2 * variance)
 
 
 def latent_log_likelihood(

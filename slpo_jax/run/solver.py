@@ -225,8 +225,7 @@ def _prompts(solver: Solver, question: str) -> Prompts:
     if len(prompt) > most:
         raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
     slots = [slots for slots in setup.prompt_slots if slots >= len(prompt)] or [len(prompt)]
-    padded = pad_prompts([prompt], slots, [0], setup.template.pad_id)
-    return Prompts(padded.tokens, padded.valid)
+    return Prompts(*pad_prompts([prompt], slots, [0], setup.template.pad_id))
 
 
 def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int, noisy: bool) -> Trajectories:

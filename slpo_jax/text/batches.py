@@ -11,19 +11,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import Ids, Template
 
-
-class PromptBatch(NamedTuple):
-    """Left-padded prompts.
-
-    Attributes:
-        tokens: int32 [B, P].
-        valid: bool [B, P], False where padded.
-        index: int32 [B], each row's index in its problem set; randomness is drawn by it.
-    """
-
-    tokens: np.ndarray
-    valid: np.ndarray
-    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+Padded = tuple[np.ndarray, np.ndarray]
 
 
 class SuffixBatch(NamedTuple):
@@ -95,11 +83,11 @@ class EncodedProblems:
             template=self.template,
         )
 
-    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
+    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
         """`pad_prompts` of the problems at `indices`."""
         return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)
 
-    def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> PromptBatch:
+    def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
         """`prompt_batch` without what `suffix` begins with."""
         if self.template.end_id is not None:
             return self.prompt_batch(indices, slots)
@@ -179,16 +167,16 @@ def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
 
 def pad_prompts(
     prompts: Sequence[Ids], slots: Sequence[int], index: Sequence[int] | np.ndarray, pad_id: int = 0
-) -> PromptBatch:
+) -> Padded:
     """Left-pad prompts to the smallest bucket that holds them all.
 
     Args:
         prompts: B lists of ids.
         slots: sizes of the buckets (`config.prompt_slots`).
-        index: each row's index in its problem set, [B].
+        index: each row's index in its problem set, [B], for the error.
         pad_id: what padded slots hold; models mask them.
     Returns:
-        a batch with P = the bucket.
+        tokens int32 [B, P] and valid bool [B, P], False where padded, with P the bucket.
     Raises:
         UserError: a prompt is longer than the largest bucket.
     """
@@ -206,7 +194,7 @@ def pad_prompts(
     for number, row in enumerate(prompts):
         tokens[number, bucket - len(row) :] = row
         valid[number, bucket - len(row) :] = True
-    return PromptBatch(tokens, valid, np.asarray(index, dtype=np.int32))
+    return tokens, valid
 
 
 def end_to_end(most: int, rows: int, slots: int) -> int:

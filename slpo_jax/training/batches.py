@@ -31,18 +31,17 @@ def make_batch(
         ValueError: a part has more than `most` tokens, some of which would be lost.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
-    padded = problems.prompt_batch(indices, prompt_slots)
+    tokens, valid = problems.prompt_batch(indices, prompt_slots)
     references = np.zeros((batch_size, 0), np.uint8)
     if width:
         references = encode_references([problems.problems[i].answer for i in indices], width)
-    capacity = end_to_end(most, batch_size // parts, padded.valid.shape[1]) if most else 0
-    found = int(padded.valid.reshape(parts, -1).sum(axis=1).max())
+    capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
+    found = int(valid.reshape(parts, -1).sum(axis=1).max())
     if capacity and found > capacity:
         raise ValueError(f"most: {most} is too low for a part of step {step}, whose prompts have {found} tokens")
     answers = None
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]
         answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
-    return PromptedBatch(
-        Prompts(padded.tokens, padded.valid, capacity), references, draw_numbers(indices, len(problems)), answers
-    )
+    index = draw_numbers(indices, len(problems))
+    return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)

@@ -235,7 +235,7 @@ def make_batch(
         removed_B: tokens that are left out at the beginning of each row's steps; None leaves out none.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
-    prompts = problems.before_suffix(indices, prompt_slots)
+    prompts = Prompts(*problems.before_suffix(indices, prompt_slots))
     if phase.latents is None:
         fewest = np.array([max(1, len(problems.steps[i])) for i in indices])
         draw = np.random.default_rng([seed, step, 1]).random(batch_size)
@@ -248,7 +248,7 @@ def make_batch(
     longest = max(map(len, suffixes)) - 1
     suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
     index = draw_numbers(indices, len(problems))
-    return ImitationBatch(Prompts(prompts.tokens, prompts.valid), latents, suffix, index)
+    return ImitationBatch(prompts, latents, suffix, index)
 
 
 def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> dict[str, Any]:

@@ -57,16 +57,15 @@ def test_epochs_and_seeds_differ():
 
 
 def test_prompts_are_padded_on_the_left_to_the_smallest_bucket():
-    batch = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), index=[10, 3, 7], pad_id=9)
-    np.testing.assert_array_equal(batch.tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(batch.valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
-    np.testing.assert_array_equal(batch.index, [10, 3, 7])
-    assert (batch.tokens.dtype, batch.valid.dtype, batch.index.dtype) == (np.int32, np.bool_, np.int32)
+    tokens, valid = pad_prompts([[5, 6, 7], [8], [1, 2, 3, 4]], slots=(8, 5, 2), index=[10, 3, 7], pad_id=9)
+    np.testing.assert_array_equal(tokens, [[9, 9, 5, 6, 7], [9, 9, 9, 9, 8], [9, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(valid, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
+    assert (tokens.dtype, valid.dtype) == (np.int32, np.bool_)
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(1, 4), (4, 4), (5, 6), (6, 6)])
 def test_bucket_borders(length, bucket):
-    assert pad_prompts([[1] * length], slots=(4, 6), index=[0]).tokens.shape == (1, bucket)
+    assert pad_prompts([[1] * length], slots=(4, 6), index=[0])[0].shape == (1, bucket)
 
 
 def test_a_prompt_that_fits_no_bucket_is_named():
@@ -117,12 +116,11 @@ def test_encoded_problems_equal_the_template_one_by_one():
 
 def test_prompt_batch_of_encoded_problems():
     template = coconut_template(arithmetic_tokenizer(30))
-    batch = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
+    tokens, valid = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
     # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
-    np.testing.assert_array_equal(batch.tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
-    np.testing.assert_array_equal(batch.tokens[1], template.prompt(PROBLEMS[0].question))
-    np.testing.assert_array_equal(batch.index, [1, 0])
-    np.testing.assert_array_equal(batch.valid.sum(1), [6, 7])
+    np.testing.assert_array_equal(tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
+    np.testing.assert_array_equal(tokens[1], template.prompt(PROBLEMS[0].question))
+    np.testing.assert_array_equal(valid.sum(1), [6, 7])
 
 
 @pytest.mark.parametrize(
