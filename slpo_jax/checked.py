@@ -17,7 +17,7 @@ import dataclasses
 import math
 import struct
 import types
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -251,3 +251,21 @@ def _plain(hint: Any) -> type:
     if kind in _UNIONS:
         return next(_plain(part) for part in parts if part is not type(None))
     return type(parts[0]) if kind is Literal else kind or hint
+
+
+class Described(NamedTuple):
+    """A key of a config section: its default, and what may stand there in words."""
+
+    name: str
+    default: Any
+    values: str
+
+
+def described(settings: Any) -> list[Described]:
+    """The keys of the section that a dataclass, or an instance with other defaults, describes."""
+    cls = settings if isinstance(settings, type) else type(settings)
+    return [
+        Described(name, default if settings is cls else getattr(settings, name), _noun(hint, limits))
+        for name, hint, default, limits in _fields(cls)
+        if limits.in_config
+    ]

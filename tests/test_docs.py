@@ -15,22 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
+from eval_files import write_eval
 from ml_collections import ConfigDict, config_flags
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
 from slpo_jax import config as configs
-from slpo_jax.checked import section
+from slpo_jax.evaluation.records import read_records
+from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.run import presets
 from slpo_jax.training import rl
-from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.objectives import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # These hold what was measured, by the names that things had then.
-CURRENT = [page for page in PAGES if page.name not in ("measurements.md", "speed.md")]
-METHODS = ROOT / "docs" / "methods.md"
+CURRENT = [page for page in PAGES if page.name not in ("measurements.md", "speed.md", "reproduction.md")]
+METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
 OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXAMPLE = re.compile(r"^`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -51,7 +54,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def example_paths() -> set[str]:
-    return {path for path, _ in _EXAMPLE.findall(METHODS.read_text())}
+    return {path for path, _ in _EXAMPLE.findall(EXTEND.read_text())}
 
 
 def found(path: str) -> bool:
@@ -66,7 +69,7 @@ def test_readme_is_short():
 
 @of(PAGES)
 def test_links_lead_to_files(page):
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    targets = [to for to in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not to.startswith("https://")]
     assert all((page.parent / target.partition("#")[0]).is_file() for target in targets), targets
     assert targets or page.parent != ROOT  # the root's pages lead to the others
 
@@ -79,7 +82,7 @@ def test_paths_are_there(page):
     folders = [text for text in folders if text.partition("/")[0] not in OF_A_RUN]
     missing = [path for path in files + folders if not found(path)]
     assert not missing
-    if page.name in ("README.md", "CONTRIBUTING.md", "equations.md", "configuration.md"):
+    if page.name in ("CONTRIBUTING.md", "equations.md", "train.md"):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 
@@ -111,7 +114,7 @@ def test_config_keys_exist(page):
     quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
     quoted = [key for key in quoted if "right_answers" not in key]
     assert not [key for key in quoted if not holds(config, key)]
-    assert len(quoted) > 5 or page.name not in ("configuration.md", "equations.md", "methods.md")
+    assert len(quoted) > 5 or page.name not in ("train.md", "equations.md", "methods.md")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -132,7 +135,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch):
         flags.DEFINE_string("workdir", None, "", flag_values=values)
         assert values(words[2:]) == ["slpo_jax.main"]
         configs.check(values.config)
-    assert runs or page.name not in ("README.md", "configuration.md")
+    assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
 @of(CURRENT)
@@ -151,32 +154,41 @@ def test_other_commands_have_their_files_and_flags(page):
             assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
 
 
-def _table(title: str) -> dict[str, str]:
-    """Name -> last cell, of the table of a section of docs/methods.md."""
-    section = METHODS.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
-    return {cells[0].strip("`"): cells[-1] for cells in rows}
-
-
 def test_methods_are_all_there():
-    assert list(_table("Thinkers")) == list(THINKERS)
-    assert list(_table("Objectives")) == list(OBJECTIVES)
-    assert list(_table("Advantages")) == list(ADVANTAGES)
-    common = {field.name for field in dataclasses.fields(Objective)}
-    for kinds, title, known in ((OBJECTIVES, "Objectives", common), (THINKERS, "Thinkers", set())):
-        for name, settings in _table(title).items():
-            own = set(section(kinds[name])) - known
-            assert set(re.findall(r"`(\w+)`", settings)) == own, name
-    shared = re.search(r"^All have (.*?)\.$", METHODS.read_text(), re.MULTILINE | re.DOTALL)[1]
-    assert set(re.findall(r"`(\w+)`", shared)) == common
+    said = set(re.findall(r"\w+", METHODS.read_text()))
+    assert not {*THINKERS, *OBJECTIVES, *ADVANTAGES, *presets.SOFT_METHODS} - said
+
+
+def test_reference_is_current(monkeypatch):
+    """docs/configuration.md is what `python docs/configuration.py` writes, and says of every key what it is."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    configuration = importlib.import_module("configuration")
+    assert configuration.PAGE.read_text() == configuration.render(), "run python docs/configuration.py"
+    rows = [line for line in configuration.PAGE.read_text().splitlines() if line.startswith("|`")]
+    assert not [row for row in rows if row.endswith("||")]
+    keys = [key for key, value in configs.default_config().items() if not isinstance(value, ConfigDict)]
+    assert set(keys) <= {row.split("`")[1] for row in rows}
+
+
+def defined() -> set[str]:
+    """The figures that docs/evaluate.md explains; of pass@1, pass@8, .. it says pass@k."""
+    return set(re.findall(r"`([\w@.]+)`", (ROOT / "docs" / "evaluate.md").read_text()))
+
+
+def test_figures_are_defined(tmp_path):
+    write_eval(tmp_path, "slpo", "same", [True, False, True], np.ones((2, 3, 8)), steps=[1, 2, 3])
+    figures = summarise(read_records(tmp_path / "eval" / "slpo" / "same.jsonl"))
+    names = {re.sub(r"@\d+", "@k", re.sub(r"(_seed)?_se$|_[rpn]$", "", name)) for name in figures}
+    assert len(names) > 10
+    assert not names - {name.removesuffix("_r") for name in defined()}
 
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """name -> the class of docs/methods.md's example of that name, from a file as one would write it."""
+    """name -> the class of docs/extend.md's example of that name, from a file as one would write it."""
 
     def load(name: str):
-        code = {Path(path).stem: code for path, code in _EXAMPLE.findall(METHODS.read_text())}[name]
+        code = {Path(path).stem: code for path, code in _EXAMPLE.findall(EXTEND.read_text())}[name]
         (tmp_path / f"example_{name}.py").write_text(code)
         monkeypatch.syspath_prepend(tmp_path)
         module = importlib.import_module(f"example_{name}")
@@ -289,7 +301,7 @@ def test_an_example_is_one_file_one_line_and_one_config(tmp_path):
 
 def _follow(name: str, folder: Path) -> None:
     """What the page says of an example, done to a copy of the package: its file, its line, its config as NAME.py."""
-    page = METHODS.read_text()
+    page = EXTEND.read_text()
     path, code = next((path, code) for path, code in _EXAMPLE.findall(page) if Path(path).stem == name)
     after = page.partition(code)[2]
     line, config = re.findall(r"^```python\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]

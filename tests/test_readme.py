@@ -1,6 +1,7 @@
-"""README's commands, in their order, as somebody in a checkout would give them; with few steps and few problems."""
+"""README: its figures, and its commands and those of docs/start.md in their order, with few steps and few problems."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from data_sets import write_jsonl, write_set
-from test_docs import ROOT, commands
+from test_docs import ROOT, commands, defined
 
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {"data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8},
@@ -62,22 +63,42 @@ def _published(folder: Path) -> None:
     (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
 
 
+def test_readme_s_table_is_the_quick_start_s():
+    rows = json.loads((ROOT / "results" / "quickstart.json").read_text())["eval"]
+    labels = {"imitate": "imitation, own length", "imitate_control": "imitation control (as many further steps)",
+              "cold_start": "cold gate", "slpo": "SLPO", "pathwise": "pathwise"}  # fmt: skip
+    text = (ROOT / "README.md").read_text()
+    for name, label in labels.items():
+        sets = rows[name].values()
+        cells = [label]
+        for key in ("acc", "pass@1", "pass@8", "pass@16"):
+            mean = 100 * sum(figures[key] for figures in sets) / len(sets)
+            error = 100 * math.hypot(*(figures[f"{key}_se"] for figures in sets)) / len(sets)
+            cells.append(f"{mean:.1f} ± {error:.1f}")
+        cells.append(f"{sum(figures['latent_steps'] for figures in sets) / len(sets):.1f}")
+        assert f"| {' | '.join(cells)} |" in text
+
+
 @pytest.mark.slow
-def test_readme_s_commands_run(tmp_path):
+def test_commands_run(tmp_path):
     for name in ("configs", "slpo_jax"):
         (tmp_path / name).symlink_to(ROOT / name)
     _own_data(tmp_path)
     known = {"pip": 0, "pytest": 0, "slpo_jax.main": 0, "slpo_jax.convert": 0, "slpo_jax.solve": 0}
     said = {}
-    for words in commands(ROOT / "README.md"):
+    for words in commands(ROOT / "README.md") + commands(ROOT / "docs" / "start.md"):
         assert words[:2] == ["python", "-m"]
         known[words[2]] += 1  # a KeyError: a command that nobody tries yet
+        if words[2] == "slpo_jax.solve":
+            question = words[-1]
         if words[2] in ("pip", "pytest"):
             continue  # as .ci/run does
         if any("ModalityDance" in word for word in words):
             _published(tmp_path)
         said[words[2]] = _run(words, tmp_path)
-    assert known == {"pip": 2, "pytest": 1, "slpo_jax.main": 3, "slpo_jax.convert": 1, "slpo_jax.solve": 1}
+    assert known == {"pip": 2, "pytest": 1, "slpo_jax.main": 4, "slpo_jax.convert": 1, "slpo_jax.solve": 2}
+    lines = (tmp_path / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
+    assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((tmp_path / "runs" / "mine" / "report.json").read_text())["eval"]
     assert {"imitate", "cold_start", "slpo", "pathwise", "answer_only"} <= set(rows)
     assert rows["slpo"]["mine"]["n"] == 3
@@ -87,6 +108,5 @@ def test_readme_s_commands_run(tmp_path):
     assert "vote of 16 rollouts" in said["slpo_jax.solve"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
     chosen = json.loads((tmp_path / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
-    question = words[-1]
     facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported", "--json", question], tmp_path))
     assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)

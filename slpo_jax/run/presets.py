@@ -166,7 +166,7 @@ SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float
 
 
 def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
-    """An instruct model as it is, and one of the methods of the paper's tables 3 and 4 (docs/papers.md).
+    """An instruct model as it is, and one of the methods of the paper's tables 3 and 4 (docs/methods.md).
 
     Args:
         method: a name in `SOFT_METHODS`; "cot" and "latent" are evaluated alone.

@@ -206,7 +206,7 @@ def test_keys_younger_than_the_checkpoint_are_at_their_defaults(run):
     ],
 )
 def test_what_changes_speed_and_memory_alone_may_change(run, changes):
-    """As docs/configuration.md lists it."""
+    """As docs/train.md lists it."""
     changed = run.config(**changes)
     assert changed.to_json_best_effort() != run.config().to_json_best_effort()
     check_stages(run.experiment(**changes))
