@@ -52,10 +52,20 @@ def shown(value: Any) -> str:
     return text or f"`{value}`".replace("|", "\\|")
 
 
-def allowed(noun: str) -> str:
-    """A range in few words; nothing for what a default's type says."""
-    noun = noun.removeprefix("a whole number").removeprefix("a number").strip(", ")
-    return "" if noun in ("a text", "True or False", "NAME = Any") else noun.replace("|", "\\|")
+# Words of a range -> signs, in this order.
+_SIGNS = {
+    r"a tuple( of at least one element)?, each ": "each ", r"a (whole )?number,? ?": "", r"one of ": "",
+    r"from ([\d.]+) to below ([\d.]+)": r"[\1, \2)", r"from ([\d.]+) to ([\d.]+)": r"[\1, \2]",
+    r"above ([\d.]+), up to below ([\d.]+)": r"(\1, \2)", r"above ([\d.]+), up to ([\d.]+)": r"(\1, \2]",
+    r"above ([\d.]+)": r"> \1", r"([\d.]+) or more": r"≥ \1", r"^(a text|True or False|NAME = .*)$": "", r"\|": r"\\|",
+}  # fmt: skip
+
+
+def allowed(words: str) -> str:
+    """A range in few signs; nothing for what a default's type says."""
+    for pattern, sign in _SIGNS.items():
+        words = re.sub(pattern, sign, words)
+    return words
 
 
 def rows(members: dict[str, Any]) -> list[str]:
