@@ -34,7 +34,7 @@ def get_config(variant: str = ""):
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))
     config.objective.slpo.latent_reduction = "mean"
-    # Validation, three seeds; and all rates that `launch/rates.py` chose for SLPO on small reasoners are 1e-5 or 3e-5.
+    # Validation, three seeds; and all rates that validation chose for SLPO on small reasoners are 1e-5 or 3e-5.
     config.rl.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=24)
     config.log_every = 20

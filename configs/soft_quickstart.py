@@ -7,7 +7,7 @@ steps, and is right less often then: what reinforcement learning has to find out
 soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
 `cot`: no reinforcement learning). Every method has the same start, batches and rollouts; with `METHOD,tune` it is
 trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py soft_rates`, then `launch/rates.py soft_rates`).
+(`launch/reproduce.py table4_rates`).
 """
 
 from slpo_jax.config import default_config

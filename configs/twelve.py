@@ -3,11 +3,8 @@
 `--config=configs/twelve.py:REASONER` trains a reasoner from nothing on problems with numbers to 99 and up to four
 steps, and then every objective that is compared, each from the same cold start. With `REASONER,tune` it trains each of
 them at every rate of `RATES` instead and evaluates on the validation problems alone: `CHOSEN` comes from there
-(`launch/reproduce.py twelve_rates`, then `launch/rates.py`). With `REASONER,ways` it trains `WAYS`, objectives one
-after the other, and evaluates on 4,000 validation problems. With `REASONER,falling` it trains `FALLING`, some of them,
-and evaluates on the test sets; with `REASONER,falling_rates` those of them whose rate falls, at every rate of `RATES`
-and on 4,000 validation problems, which `CHOSEN_FALLING` comes from. With `REASONER,path` it trains SLPO alone, for each
-of the numbers of steps in `PATH`: what it is like on its way.
+(`launch/reproduce.py table1_rates`). With `REASONER,falling` it trains `FALLING`, objectives alone and one after the
+other at learning rates that fall to 0, in about as many seconds as SLPO's 600 steps take.
 """
 
 from slpo_jax.config import default_config
@@ -15,8 +12,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 
 RATES = (1e-5, 3e-5, 1e-4)
-_KINDS = ("tune", "ways", "falling", "falling_rates", "path")
-PATH = (150, 300, 450)  # steps; at 600 it is the cell's own
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
 COMPARED = {
     "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),  # a control: no reward, no Pass@k
@@ -29,37 +24,16 @@ COMPARED = {
     "mixture": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.5}),
 }
 _FALLS = {"schedule": "linear"}  # the learning rate, to 0
-# What may be above a cold gate in all four figures, by name: the objective that it comes after, steps, the row of
-# `COMPARED` whose learning rate it has, and settings of its own. As many seconds each, in all, as SLPO's 600 steps.
-WAYS = {
-    "reference": ("", 900, "reference", {}),
-    "slpo_mean": ("", 600, "slpo_mean", {}),
-    "answer_only": ("", 2400, "answer_only", {}),
-    "pass_at_8": ("", 800, "pass_at_k", {}),
-    "pass_at_1": ("", 800, "pass_at_k", {"k": 1}),
-    "pass_at_1_itself": ("", 800, "pass_at_k", {"k": 1, "log": False}),  # the expected reward, no answer sampled
-    "first": ("", 300, "pass_at_k", {}),
-    "then_answer_only": ("first", 1500, "answer_only", {}),
-    "then_pass_at_1_itself": ("first", 500, "pass_at_k", {"k": 1, "log": False}),
-    "anneal_8": ("", 200, "pass_at_k", {}),
-    "anneal_4": ("anneal_8", 200, "pass_at_k", {"k": 4}),
-    "anneal_2": ("anneal_4", 200, "pass_at_k", {"k": 2}),
-    "annealed": ("anneal_2", 200, "pass_at_k", {"k": 1}),
+# By name: the objective that it comes after, steps, the row of `COMPARED` whose learning rate it has, and settings of
+# its own.
+FALLING = {
     "reference_falling": ("", 900, "reference", _FALLS),
     "slpo_mean_falling": ("", 600, "slpo_mean", _FALLS),
-    "answer_only_falling": ("", 2400, "answer_only", _FALLS),
-    "mixture_falling": ("", 800, "mixture", _FALLS),
     "pass_at_8_falling": ("", 800, "pass_at_k", _FALLS),
+    "first": ("", 300, "pass_at_k", {}),
+    "then_answer_only": ("first", 1500, "answer_only", {}),
     "then_answer_only_falling": ("first", 1500, "answer_only", _FALLS),
-    "then_mixture_falling": ("first", 500, "mixture", _FALLS),
-    "then_reference_falling": ("first", 550, "reference", _FALLS),
 }
-# On the test sets: what validation asks for, what it comes after, and what it is set beside.
-FALLING = (
-    "reference_falling", "slpo_mean_falling", "pass_at_8_falling", "first", "then_answer_only",
-    "then_answer_only_falling",
-)  # fmt: skip
-FALLING_TUNED = tuple(name for name in FALLING if WAYS[name][-1] == _FALLS)
 # Learning rate by reasoner and objective.
 CHOSEN = {
     "coconut_gpt2": {
@@ -80,7 +54,7 @@ CHOSEN = {
     },
 }  # fmt: skip
 
-# The same at a falling rate, for those of `FALLING_TUNED`; else that of `CHOSEN`.
+# The same at a falling rate, chosen on 4,000 validation problems and two seeds; else that of `CHOSEN`.
 CHOSEN_FALLING = {
     "codi_llama": {
         "reference_falling": 1e-4, "slpo_mean_falling": 1e-4, "pass_at_8_falling": 1e-4,
@@ -94,17 +68,11 @@ def variant(name: str, rate: float) -> str:
     return f"{name}_{rate:.0e}".replace("-", "_")
 
 
-def stopped(name: str, steps: int) -> str:
-    """What an objective is called that ends after as many steps."""
-    return f"{name}_{steps}"
-
-
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
-    if kind not in ("", *_KINDS):
-        known = ", ".join(f"REASONER,{each}" for each in _KINDS)
-        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, {known}")
-    tune = kind in ("tune", "ways", "falling_rates")
+    if kind not in ("", "tune", "falling"):
+        raise UserError(f"configs/twelve.py:{cell}: {kind} is no variant; give REASONER, REASONER,tune or ..,falling")
+    tune = kind == "tune"
     config = default_config()
     config.reasoner = reasoner
     config.tokenizer = "synthetic:99"
@@ -134,10 +102,10 @@ def get_config(cell: str = "coconut_gpt2"):
     config.log_every = 20
     config.checkpoint_every = 1000
 
-    config.rl.objectives = tuple(_objectives(config, kind))
+    config.rl.objectives = tuple(_falling(config) if kind == "falling" else _objectives(config, tune))
     if tune:
         config.data.eval.valid = "synthetic:valid"
-        config.data.synthetic.valid_size = 500 if kind == "tune" else 4000
+        config.data.synthetic.valid_size = 500
     else:
         config.data.eval.same = "synthetic:test"
         config.data.eval.large = "synthetic:large"
@@ -145,39 +113,22 @@ def get_config(cell: str = "coconut_gpt2"):
     return config
 
 
-def _objectives(config, kind: str) -> list[str]:
+def _objectives(config, tune: bool) -> list[str]:
     """The names of those that a cell trains, with their settings in the config."""
     names, chosen = [], CHOSEN.get(config.reasoner, {})
-    if kind in ("ways", "falling", "falling_rates"):
-        return [_way(config, *each) for each in _named_ways(config.reasoner, kind)]
     for name, (objective, settings) in COMPARED.items():
-        for rate in RATES if kind == "tune" else (chosen.get(name, 3e-5),):
-            names.append(variant(name, rate) if kind == "tune" else name)
+        for rate in RATES if tune else (chosen.get(name, 3e-5),):
+            names.append(variant(name, rate) if tune else name)
             objective_variant(config, names[-1], objective, learning_rate=rate, **settings)
-    if kind != "path":
-        return names
-    for steps in PATH:
-        own = config.objective.slpo_mean.to_dict() | {"steps": steps}
-        objective_variant(config, stopped("slpo_mean", steps), own.pop("kind"), **own)
-    return [stopped("slpo_mean", steps) for steps in PATH]
+    return names
 
 
-def _named_ways(reasoner: str, kind: str) -> list[tuple[str, str, float]]:
-    """Name, name in `WAYS` and learning rate of each that a cell trains."""
-    chosen, found = CHOSEN.get(reasoner, {}), []
-    for way in WAYS if kind == "ways" else FALLING:
-        rate = chosen.get(WAYS[way][2], 3e-5)
-        if kind == "falling_rates" and way in FALLING_TUNED:
-            found += [(variant(way, each), way, each) for each in RATES]
-        elif kind != "falling_rates" or way in {WAYS[each][0] for each in FALLING_TUNED}:
-            found.append((way, way, CHOSEN_FALLING.get(reasoner, {}).get(way, rate) if kind == "falling" else rate))
-    return found
-
-
-def _way(config, name: str, way: str, rate: float) -> str:
-    """Its name, with its settings in the config."""
-    after, steps, row, settings = WAYS[way]
-    objective, own = COMPARED[row]
-    own = own | settings | {"after": after, "steps": steps, "learning_rate": rate}
-    objective_variant(config, name, objective, **own)
-    return name
+def _falling(config) -> list[str]:
+    """The names in `FALLING`, with their settings in the config."""
+    chosen = CHOSEN.get(config.reasoner, {}) | CHOSEN_FALLING.get(config.reasoner, {})
+    for name, (after, steps, row, settings) in FALLING.items():
+        objective, own = COMPARED[row]
+        rate = chosen.get(name, chosen.get(row, 3e-5))
+        own = own | settings | {"after": after, "steps": steps, "learning_rate": rate}
+        objective_variant(config, name, objective, **own)
+    return list(FALLING)

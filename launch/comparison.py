@@ -1,206 +1,147 @@
-"""A comparison of a grid's finished runs: figures, tables and a picture."""
+"""A comparison of a table's finished runs: paired, over problems and seeds."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grid import Grid
-from jobs import DONE, make_job
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from jobs import DONE, Job, make_job
+from runs import NAMES, Run, Table
 
 from slpo_jax.evaluation.comparisons import AVERAGE
-from slpo_jax.evaluation.drawing import Style, style_at
 from slpo_jax.evaluation.report import compare_runs
 
-Figures = dict[str, float]
-_LOGARITHMIC = frozenset({"noise_along"})
-_UNITS = (
-    "Percent or percentage points; latent_steps and answer_tokens: how many; distinct_answers: of a problem's samples."
-)
+Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a difference, {"value", "se"} of a mean
+_VARIANT = re.compile(r"(.*)_(\de_\d\d)")
 
 
-def compare(grid: Grid, root: Path, limit: int | None = None) -> dict[str, Any]:
-    """Figures of every label with a finished run, over its seeds; writes the labels' own reports.
+def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[str, Any], list[int]]:
+    """Tables of every run with a finished seed, over its seeds, and those seeds; writes the runs' own reports.
 
-    Runs that were finished with other settings or data than the grid's now, or whose results were changed or lost
+    Runs that were finished with other settings or data than the table's now, or whose results were changed or lost
     since, are left out, saying so.
 
     Args:
         limit: problems of each test set; None: the config's own.
     Returns:
-        line -> {"row": its name, "kind": what its settings are counted as, "seeds": how many, "means": metric ->
-        figure, "differences" and "by_set"}: baseline -> metric -> figure or set -> figure. A figure is {"value", "low",
-        "high"}: of a mean over the sets with one standard error on each side, of a difference with its interval. There
-        is a line for each label and row.
+        Name -> {"columns", "rows"}, as `tables.markdown` takes it: the rows themselves; their differences from each
+        baseline, mean of the sets; in how many settings, each run and set being one, a row is above a baseline and
+        above all of them; of rates that were tried the best.
     """
-    found: dict[str, Any] = {}
-    for run in grid.runs:
-        folders = []
-        done = (path.parent for path in (root / run.label).glob(f"seed_*/{DONE}"))
-        for folder in sorted(path for path in done if path.name.removeprefix("seed_").isdecimal()):
-            if make_job(grid, run, root.resolve(), int(folder.name.removeprefix("seed_")), limit).is_finished:
-                folders.append(folder)
-            else:
-                print(
-                    f"{folder}: left out, it was run with other settings or data, or its results have changed since; "
-                    "run it again", flush=True,
-                )  # fmt: skip
-        if not folders:
+    means: dict[str, Figures] = {}
+    differences: dict[str, dict[str, Figures]] = {b: {} for b in table.minus}
+    counts: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
+    seeds: set[int] = set()
+    for run in table.runs:
+        jobs = _finished(table, run, root.resolve(), limit)
+        if not jobs:
             continue
-        report = compare_runs(folders, root / run.label)
-        for row in (row for row in run.rows or grid.rows if row in report["eval"]):
-            line = run.label if len(grid.rows) == 1 else f"{run.label}, {row}"
-            differences = {b: _differences(report, row, b, grid.metrics) for b in grid.minus if b != row}
-            found[line] = {
-                "row": row,
-                "kind": run.kind or row,
-                "seeds": len(folders),
-                "means": _means(report, row, grid.metrics),
+        seeds |= {job.seed for job in jobs}
+        report = compare_runs([job.workdir for job in jobs], root / run.name)
+        for row in (row for row in run.rows or table.rows if row in report["eval"]):
+            line = _called(run.name) if len(table.rows) == 1 else f"{_called(run.name)}: {_called(row)}"
+            means[line] = _means(report, row, table.metrics)
+            by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
+            for b, metrics in by_set.items():
                 # The mean of the sets comes after them; where there is one set alone, its figure stands.
-                "differences": {
-                    b: {metric: list(sets.values())[-1] for metric, sets in metrics.items()}
-                    for b, metrics in differences.items()
-                },
-                "by_set": {
-                    b: {metric: {s: x for s, x in sets.items() if s != AVERAGE} for metric, sets in metrics.items()}
-                    for b, metrics in differences.items()
-                },
-            }
-    return found
+                differences[b][line] = {metric: list(sets.values())[-1] for metric, sets in metrics.items()}
+            _count(counts, run.kind or row, by_set)
+    columns = ["", *(_called(metric) for metric in table.metrics)]
+    found = {"rows": _made(columns, means, table.metrics)}
+    for b, lines in differences.items():
+        found[f"minus {_called(b)}"] = _made(columns, {line: x for line, x in lines.items() if x}, table.metrics)
+    if any(len(figures) > 1 for metrics in counts.values() for figures in metrics.values()):
+        found["settings above"] = _counted(columns, counts, table.metrics)
+    if rates := best_rates(differences[table.minus[0]] if table.minus else {}, table.metrics):
+        found["rates"] = rates
+    return found, sorted(seeds)
 
 
-def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> dict[str, Figures]:
-    """Of the mean of the sets, or of the only one."""
+def _finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]:
+    seeds = (path.parent.name.removeprefix("seed_") for path in (root / run.name).glob(f"seed_*/{DONE}"))
+    jobs = [make_job(table, run, root, int(seed), limit) for seed in sorted(seeds) if seed.isdecimal()]
+    for job in jobs:
+        if not job.is_finished:
+            print(f"{job.workdir}: left out, it was run with other settings or data, or its results have changed "
+                  "since; run it again", flush=True)  # fmt: skip
+    return [job for job in jobs if job.is_finished]
+
+
+def _called(name: str) -> str:
+    return NAMES.get(name, name)
+
+
+def _scale(metric: str) -> int:
+    """Shares are shown in percent."""
+    return 100 if metric.startswith(("acc", "pass@")) else 1
+
+
+def _made(columns: Sequence[str], lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str, Any]:
+    rows = [[line, *(figures.get(metric) for metric in metrics)] for line, figures in lines.items()]
+    return {"columns": list(columns), "rows": rows}
+
+
+def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> Figures:
+    """Of the mean of the sets, or of the only one, with one standard error."""
     row = report[AVERAGE].get(name) or next(iter(report["eval"].get(name, {}).values()), {})
     known = {metric: (row[metric], row.get(f"{metric}_se") or 0.0) for metric in metrics if row.get(metric) is not None}
-    return {metric: {"value": x, "low": x - se, "high": x + se} for metric, (x, se) in known.items()}
+    return {metric: {"value": _scale(metric) * x, "se": _scale(metric) * se} for metric, (x, se) in known.items()}
 
 
-def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str]) -> dict[str, dict[str, Figures]]:
-    """Metric -> set -> figure."""
-    found: dict[str, dict[str, Figures]] = {}
+def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Metric -> set -> the difference with its interval; the mean of the sets is called `AVERAGE`."""
+    found: dict[str, dict[str, Any]] = {}
     for entry in report["differences"]:
         if (entry["a"], entry["b"]) == (a, b) and entry["metric"] in metrics:
-            figure = {"value": entry["difference"], "low": entry["low"], "high": entry["high"]}
+            keys = {"value": "difference", "low": "low", "high": "high"}
+            figure = {key: _scale(entry["metric"]) * entry[name] for key, name in keys.items()}
             found.setdefault(entry["metric"], {})[entry["set"]] = figure
     return found
 
 
-def markdown(compared: Grid, found: dict[str, Any]) -> str:
-    """The tables: the rows themselves, and their differences from each baseline."""
-    lines = [_UNITS]
-    head, rows = ["run", "seeds", *compared.metrics], _named(compared)
-
-    def table(title: str, figures_of: Callable[[dict[str, Any]], dict[str, Figures]], cell: Callable[..., str]) -> None:
-        lines.extend(["", f"{title}:", "", *_table(head)])
-        for label, line in found.items():
-            if figures := figures_of(line):
-                cells = [cell(metric, figures.get(metric)) for metric in compared.metrics]
-                lines.append(f"| {label} | {line['seeds']} | {' | '.join(cells)} |")
-
-    table(f"{rows}; ± one standard error", lambda line: line["means"], _mean_cell)
-    for b in compared.minus:
-        title = f"{rows} minus {b}, mean of the sets; 95 % intervals, bold without 0"
-        table(title, lambda line, b=b: line["differences"].get(b, {}), _difference_cell)
-    return "\n".join([*lines, *_tally(compared, found)]) + "\n"
+def _count(counts: dict[tuple[str, str], dict[str, list]], kind: str, by_set: dict) -> None:
+    """Adds a row's differences in each set: from each baseline, and the least of all where it has all."""
+    each = {
+        b: {metric: {s: x for s, x in sets.items() if s != AVERAGE} for metric, sets in metrics.items()}
+        for b, metrics in by_set.items() if metrics
+    }  # fmt: skip
+    if len(each) == len(by_set) > 1:
+        every = list(each.values())
+        each["all of them"] = {
+            metric: {s: {key: min(b[metric][s][key] for b in every) for key in ("value", "low")} for s in sets}
+            for metric, sets in every[0].items()
+        }
+    for b, metrics in each.items():
+        for metric, sets in metrics.items():
+            counts.setdefault((kind, b), {}).setdefault(metric, []).extend(sets.values())
 
 
-def _table(head: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(head)} |", f"| --- | {' | '.join(['---:'] * len(head[1:]))} |"]
+def _counted(columns: Sequence[str], counts: Mapping[tuple[str, str], dict], metrics: Sequence[str]) -> dict[str, Any]:
+    """In how many settings a row is above, and in brackets in how many its interval is."""
+    rows = []
+    for (kind, b), found in counts.items():
+        cells: list[str | None] = [f"{_called(kind)}, above {_called(b)}"]
+        for figures in (found.get(metric, []) for metric in metrics):
+            above = [sum(figure[key] > 0 for figure in figures) for key in ("value", "low")]
+            cells.append("{} ({}) of {}".format(*above, len(figures)) if figures else None)
+        rows.append(cells)
+    return {"columns": list(columns), "rows": rows}
 
 
-def _tally(compared: Grid, found: dict[str, Any]) -> list[str]:
-    """In how many settings, each label and set being one, is a row above a baseline, and above all of them?"""
-    counts: dict[tuple[str, str], dict[str, list[Figures]]] = {}
-    for line in found.values():
-        by_set = {b: metrics for b, metrics in line.get("by_set", {}).items() if metrics}
-        if len(by_set) > 1 and {*by_set} == {*compared.minus} - {line["row"]}:
-            by_set["all of them"] = _least(list(by_set.values()))
-        for b, metrics in by_set.items():
-            for metric, sets in metrics.items():
-                counts.setdefault((line["kind"], b), {}).setdefault(metric, []).extend(sets.values())
-    if all(len(figures) < 2 for metrics in counts.values() for figures in metrics.values()):
-        return []
-    lines = ["", "Settings in which the row is above (whose interval lies above 0) of all:", ""]
-    lines += _table(["row", "above", *compared.metrics])
-    for (row, b), metrics in counts.items():
-        cells = []
-        for figures in (metrics.get(metric, []) for metric in compared.metrics):
-            above = (sum(figure[key] > 0 for figure in figures) for key in ("value", "low"))
-            cells.append("{} ({}) of {}".format(*above, len(figures)) if figures else "")
-        lines.append(f"| {row} | {b} | {' | '.join(cells)} |")
-    return lines
+def best_rates(lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str, Any] | None:
+    """Of lines that are called NAME_RATE the mean of the metrics' differences, and the rate where it is the largest.
 
-
-def _least(baselines: Sequence[dict[str, dict[str, Figures]]]) -> dict[str, dict[str, Figures]]:
-    """Metric -> set -> the least of each figure over the baselines."""
-    keys = ("value", "low")
-    return {
-        metric: {name: {key: min(b[metric][name][key] for b in baselines) for key in keys} for name in sets}
-        for metric, sets in baselines[0].items()
-    }
-
-
-def _named(compared: Grid) -> str:
-    """What stands in the lines: their rows, where they are few."""
-    return ", ".join(compared.rows) if 0 < len(compared.rows) < 4 else "each row"
-
-
-def _scale(metric: str) -> int:
-    return 100 if metric.startswith(("acc", "pass@")) else 1
-
-
-def _mean_cell(metric: str, figure: Figures | None) -> str:
-    if figure is None:
-        return ""
-    scale = _scale(metric)
-    return f"{scale * figure['value']:.2f} ± {scale * (figure['high'] - figure['value']):.2f}"
-
-
-def _difference_cell(metric: str, figure: Figures | None) -> str:
-    if figure is None:
-        return ""
-    text = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(_scale(metric) * figure[key] for key in ("value", "low", "high")))
-    return f"**{text}**" if figure["low"] > 0 or figure["high"] < 0 else text
-
-
-def shown(compared: Grid, found: dict[str, Any]) -> dict[str, Any]:
-    """The lines that a picture has something to show of."""
-    different = {name: line for name, line in found.items() if compared.minus and any(line["differences"].values())}
-    return different or found
-
-
-def draw(compared: Grid, found: dict[str, Any], path: Path) -> None:
-    """A panel a metric, lines as in the tables: differences with a colour a baseline, or else the means.
-
-    Where there are differences, what is the baseline of others alone has no line.
+    Of equal ones the lowest rate. None: there are no such lines.
     """
-    found = shown(compared, found)
-    looks: dict[str, Style] = {b: style_at(place, f"minus {b}") for place, b in enumerate(compared.minus)}
-    metrics, names = compared.metrics, list(found)
-    figure = Figure(figsize=(2.6 * len(metrics) + 2, 0.3 * len(found) + 1.5), dpi=130, layout="constrained")
-    axes = figure.subplots(1, len(metrics), squeeze=False)[0]
-    for axis, metric in zip(axes, metrics, strict=True):
-        for place, line in enumerate(found.values()):
-            parts = [(looks[b], line["differences"].get(b, {})) for b in looks]
-            parts = parts or [(style_at(0, ""), line["means"])]
-            for offset, (style, figures) in zip(np.linspace(-0.2, 0.2, len(parts) + 2)[1:-1], parts, strict=True):
-                if point := figures.get(metric):
-                    value, low, high = (_scale(metric) * point[key] for key in ("value", "low", "high"))
-                    label = style.label if style.label not in axis.get_legend_handles_labels()[1] else None
-                    axis.errorbar(
-                        value, place + offset, xerr=[[value - low], [high - value]], fmt=style.marker, ms=4,
-                        color=style.colour, label=label or None,
-                    )  # fmt: skip
-        if metric in _LOGARITHMIC:
-            axis.set_xscale("log")
-        if compared.minus:
-            axis.axvline(0, color="#7F7F7F", lw=1)
-        axis.set(title=metric, ylim=(len(found) - 0.5, -0.5))
-        axis.set_yticks(range(len(found)), names if metric == metrics[0] else [])
-        axis.spines[["top", "right"]].set_visible(False)
-    if compared.minus:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    FigureCanvasAgg(figure).print_png(path)
+    tried: dict[str, dict[str, float]] = {}
+    for line, figures in lines.items():
+        if (match := _VARIANT.fullmatch(line)) and figures:
+            mean = np.mean([figures[metric]["value"] for metric in metrics if metric in figures])
+            tried.setdefault(match[1], {})[match[2].replace("e_", "e-")] = round(float(mean), 9)
+    rates = sorted({rate for means in tried.values() for rate in means}, key=float)
+    rows = [
+        [name, *(means.get(rate) for rate in rates), min(means, key=lambda rate: (-means[rate], float(rate)))]
+        for name, means in tried.items()
+    ]
+    return {"columns": ["", *rates, "best"], "rows": rows, "signed": True, "digits": 1} if rows else None

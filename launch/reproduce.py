@@ -1,25 +1,25 @@
-"""`python launch/reproduce.py NAME [--workdir=DIR] [--seeds=0,1,2] [--only=LABEL,..] [--limit=N]`.
+"""`python launch/reproduce.py NAME [--workdir=DIR] [--seeds=0,1,2] [--only=RUN,..] [--limit=N]`.
 
-Every run of a grid in `launch/grids.py`, in `DIR/LABEL/seed_S`, and their comparison: `DIR/LABEL/report.md` over the
-seeds, and `DIR/NAME.md`, `.json` and `.png` over the labels, from whatever runs are finished (of some grids also
-`DIR/NAME_training.png`, how they went). Run again, it goes on where it was; a run that is finished is not run again.
-Others of its runs (--seeds, --only) may go on beside it.
-
-Or a table of time: `DIR/NAME.md`, `.json` and `.png`, measured anew at every call.
+Every run of a table in `launch/runs.py`, in `DIR/RUN/seed_S`, and their comparison: `DIR/RUN/report.md` over the seeds,
+and `DIR/NAME.md` and `DIR/NAME.json` over the runs, from whatever is finished; the latter in the form of results/. Run
+again, it goes on where it was; a run that is finished is not run again. Others of its runs (--seeds, --only) may go on
+beside it. The paper's table of time is `python -m benchmarks.step`.
 """
 
 import argparse
-import json
+import os
+import platform
+import shlex
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-import timings
-from comparison import compare, draw, markdown
-from grid import Grid
-from grids import GRIDS, TIMINGS
-from jobs import plan, run_all
-from over_training import draw_curves
+from comparison import compare
+from jobs import ROOT, plan, run_all
+from runs import TABLES
+from tables import dump, markdown
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import write_text
@@ -31,19 +31,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a grid, and their comparison.")
-    parser.add_argument("name", choices=sorted([*GRIDS, *TIMINGS]), help="in launch/grids.py")
+    parser = FlagParser(prog="python launch/reproduce.py", description="Runs of a table, and their comparison.")
+    parser.add_argument("name", choices=sorted(TABLES), help="in launch/runs.py")
     parser.add_argument("--workdir", type=Path, help="default: runs/NAME")
-    parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the grid's")
-    parser.add_argument("--only", default="", help="labels, e.g. main,grpo; default: all")
+    parser.add_argument("--seeds", default="", help="e.g. 0,1; default: the table's")
+    parser.add_argument("--only", default="", help="runs, e.g. main,grpo; default: all")
     parser.add_argument("--limit", type=int, help="problems of each test set; default: the config's")
     flags = parser.parse_args(argv)
     if flags.seeds and not flags.seeds.replace(",", "").isdecimal():
         raise UserError(f"--seeds: {flags.seeds} is no list of whole numbers from 0 on; give e.g. 0,1,2")
     if flags.limit is not None and flags.limit < 1:
         raise UserError(f"--limit: {flags.limit} is too few; give at least 1")
-    if flags.name in TIMINGS and (given := [key for key in ("seeds", "only", "limit") if getattr(flags, key)]):
-        raise UserError(f"--{given[0]}: {flags.name} has no runs; leave it out")
     return flags
 
 
@@ -52,10 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     try:
         flags = parse(argv)
-        if flags.name in TIMINGS:
-            print(timings.measure(flags.name, TIMINGS[flags.name], _folder(flags, flags.name)))
-            return 0
-        compared, found, root = reproduce(flags)
+        tables, seeds, root = reproduce(flags)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,29 +62,36 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
         return 2
-    text = markdown(compared, found)
-    write_text(root / f"{flags.name}.json", json.dumps(found, indent=1) + "\n")
+    words = [word for word in (sys.argv[1:] if argv is None else argv) if not word.startswith("--workdir")]
+    command = shlex.join(["python", "launch/reproduce.py", *words])
+    write_text(root / f"{flags.name}.json", dump({**provenance(command), "seeds": seeds, "tables": tables}))
+    text = "\n".join(f"{title}:\n\n{markdown(table)}" for title, table in tables.items())
     write_text(root / f"{flags.name}.md", text)
-    draw(compared, found, root / f"{flags.name}.png")
-    if compared.over_training:
-        draw_curves(compared, root, compared.over_training, root / f"{flags.name}_training.png")
     print(text)
     return 0
 
 
-def reproduce(flags: argparse.Namespace) -> tuple[Grid, dict[str, Any], Path]:
-    """Run what is not finished; what is compared, its lines, and the folder for the tables."""
-    grid = GRIDS[flags.name]
-    root = _folder(flags, grid.folder or flags.name)
+def reproduce(flags: argparse.Namespace) -> tuple[dict[str, Any], list[int], Path]:
+    """Run what is not finished; the tables, the seeds in them, and the folder where they belong."""
+    table = TABLES[flags.name]
+    root = (flags.workdir or Path("runs") / (table.folder or flags.name)).expanduser()
     seeds = list(dict.fromkeys(int(seed) for seed in flags.seeds.split(",") if seed))
-    jobs = plan(grid, root, seeds, [label for label in flags.only.split(",") if label], flags.limit)
+    jobs = plan(table, root, seeds, [name for name in flags.only.split(",") if name], flags.limit)
     root.mkdir(parents=True, exist_ok=True)
     run_all(jobs)
-    return grid, compare(grid, root, flags.limit), root
+    return *compare(table, root, flags.limit), root
 
 
-def _folder(flags: argparse.Namespace, name: str) -> Path:
-    return (flags.workdir or Path("runs") / name).expanduser()
+def provenance(command: str) -> dict[str, Any]:
+    """What a results file says of where its figures are from; the commit is null outside of a git checkout."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    said = subprocess.run(git, capture_output=True, text=True, check=False)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    return {"command": command, "commit": said.stdout.strip() or None, "machine": machine,
+            "date": time.strftime("%Y-%m-%d")}  # fmt: skip
 
 
 if __name__ == "__main__":

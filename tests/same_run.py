@@ -1,4 +1,4 @@
-"""Are two workdirs those of the same run, bit for bit? `python launch/same_run.py WORKDIR WORKDIR`."""
+"""Are two workdirs those of the same run, bit for bit? `python tests/same_run.py WORKDIR WORKDIR`."""
 
 import json
 import sys
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from slpo_jax.errors import silent_when_unread
 
 _CLOCK = "steps_per_second"
 
@@ -74,15 +72,7 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-@silent_when_unread()
-def main() -> None:
-    """The command; status 1 where they differ."""
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
+if __name__ == "__main__":
     found = differences(*map(Path, sys.argv[1:]))
     print("\n".join(found) or "the same run, bit for bit")
     sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    main()

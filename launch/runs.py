@@ -1,0 +1,267 @@
+"""Every run of the tables that `launch/reproduce.py` makes, as data.
+
+A run is a name, a config, keys of it that differ, and the run that it starts from. A table is runs, the rows of their
+reports that are compared, and what each is set beside, over training seeds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, trained once for each seed.
+
+    Attributes:
+        name: of its folder and its lines.
+        config: FILE or FILE:ARGUMENT, as --config of slpo_jax.main takes it; relative to the checkout.
+        overrides: value by config key; "{after}" in one stands for the workdir of `after` with the same seed.
+        after: the name of a run that comes first, whose report's rows this one takes where it has none of its own
+            (`config.evaluate.rows_from`); "": none.
+        rows: that are compared of it, instead of the table's.
+        alone: it takes no rows of `after`, being evaluated in another way.
+        seeds: instead of the table's.
+        kind: what its settings are counted as; "": as its rows.
+    """
+
+    name: str
+    config: str
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    after: str = ""
+    rows: tuple[str, ...] = ()
+    alone: bool = False
+    seeds: tuple[int, ...] = ()
+    kind: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Runs and how they are compared.
+
+    Attributes:
+        runs: no two with one name; those named in `after` before those that name them.
+        rows: of the reports.
+        minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
+        metrics: of the reports.
+        folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
+    """
+
+    runs: tuple[Run, ...]
+    rows: tuple[str, ...] = ("slpo",)
+    minus: tuple[str, ...] = ("cold_start", "imitate_control")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
+    folder: str = ""
+
+
+NAMES = {
+    "imitate": "imitation", "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
+    "cold_start": "cold gate", "slpo_sum": "SLPO", "slpo_mean": "SLPO, mean over D", "slpo_pkpo": "SLPO with PKPO",
+    "answer_only": "SLPO without its latent term", "reward": "reward by replay", "pass_at_k": "Pass@k by replay",
+    "reference": "reference's likelihood", "mixture": "half Pass@k, half reference",
+    "slpo": "SLPO", "pathwise": "Pass@k by replay", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
+    "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference", "lepo": "LEPO",
+    "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents", "answer_tokens": "words",
+    "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
+}  # fmt: skip
+"""What rows, runs and metrics are called in tables: as in the paper, where it has them."""
+
+_RATES = (1e-5, 3e-5, 1e-4)
+_AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
+_RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
+_VALIDATED = {"data.eval.valid": "synthetic:valid", "evaluate.datasets": ("valid",)}
+
+
+def variant(name: str, rate: float) -> str:
+    """What an objective is called at a rate that is tried: as in the configs."""
+    return f"{name}_{rate:.0e}".replace("-", "_")
+
+
+# --- One small COCONUT: the quick start, and the ablations.
+
+_QUICKSTART, _ARITHMETIC = "configs/quickstart.py", "configs/arithmetic.py"
+_LATENT, _ANSWER, _STOP = (f"objective.slpo.{term}_weight" for term in ("latent", "answer", "stop"))
+_ABLATIONS: dict[str, dict[str, Any]] = {
+    "no_latent_term": {_LATENT: 0.0},
+    "no_answer_term": {_ANSWER: 0.0},
+    "no_stop_term": {_STOP: 0.0},
+    "latent_alone": {_ANSWER: 0.0, _STOP: 0.0},
+    "answer_alone": {_LATENT: 0.0, _STOP: 0.0},
+    "stop_alone": {_LATENT: 0.0, _ANSWER: 0.0},
+    "latent_sum_over_d": {"objective.slpo.latent_reduction": "sum"},
+    "detached_variance": {"objective.slpo.detach_variance": True},
+    "grpo": {"objective.slpo.advantage": "grpo"},
+    "sampled_answers": {"rl.temperature": 1.0},
+    # The config's own are 3e-5 and 32.
+    "lr_third": {"rl.optimizer.learning_rate": 1e-5},
+    "lr_x_3": {"rl.optimizer.learning_rate": 9e-5},
+    "lr_x_10": {"rl.optimizer.learning_rate": 3e-4},
+    "batch_quarter": {"rl.batch_size": 8},
+}
+_NO_DROPOUT = {"imitate.dropout": 0.0, "imitate.control": False}
+_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
+_TRIED = [(name, rate) for name in ("slpo", "pathwise") for rate in (3e-5, 1e-4, 3e-4)]
+
+# --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
+
+_REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+_GPT2 = ("coconut_gpt2", "codi_gpt2")
+_TWELVE = "configs/twelve.py"
+_OBJECTIVES = ("reference", "slpo_sum", "slpo_mean", "slpo_pkpo", "answer_only", "reward", "pass_at_k", "mixture")
+_BASELINES = ("cold_start", "imitate_control", "reference")
+_FALLING = ("reference_falling", "slpo_mean_falling", "pass_at_8_falling", "then_answer_only",
+            "then_answer_only_falling")  # fmt: skip
+# Steps that take about as long as 600 of SLPO.
+_SECONDS = {"reference": 900, "pass_at_k": 800, "mixture": 800, "answer_only": 2400}
+_K_AND_G = ((2, 4), (4, 4), (8, 4), (4, 2), (4, 8))
+
+
+def _again(name: str, reasoner: str, objective: str, changes: dict[str, Any], kind: str = "", first: str = "") -> Run:
+    """An objective with other settings, from the cold start of the reasoner's own run, or after the run `first`."""
+    start = {"init": "{after}/checkpoints/pass_at_k"} if first else {}
+    overrides = _RL | start | {"rl.objectives": (objective,)} | changes
+    return Run(name, f"{_TWELVE}:{reasoner}", overrides, first or reasoner, (objective,), kind=kind)
+
+
+def _evaluated(name: str, reasoner: str, stage: str, changes: Mapping[str, Any]) -> Run:
+    """A checkpoint of the reasoner's own run, evaluated in another way."""
+    start = {"stages": ("evaluate",), "init": f"{{after}}/checkpoints/{stage}"}
+    return Run(name, f"{_TWELVE}:{reasoner}", start | changes, reasoner, alone=True)
+
+
+def _on(reasoners: Sequence[str], others: Callable[[str], Sequence[Run]], argument: str = "") -> tuple[Run, ...]:
+    """The runs of these reasoners, and what is run from each."""
+    return tuple(run for name in reasoners for run in (Run(name, f"{_TWELVE}:{name}{argument}"), *others(name)))
+
+
+def _in_equal_seconds(reasoner: str) -> list[Run]:
+    first = _again(f"{reasoner}_first", reasoner, "pass_at_k", {"rl.steps": 300}, "pass_at_k, half of the steps")
+    then = {"rl.steps": 1500}
+    return [
+        *(
+            _again(f"{reasoner}_{name}_seconds", reasoner, name, {"rl.steps": steps}, f"{name}, equal seconds")
+            for name, steps in _SECONDS.items()
+        ),
+        first,
+        _again(f"{reasoner}_then", reasoner, "answer_only", then, "pass_at_k, then answer_only", first.name),
+    ]
+
+
+def _by_difficulty(reasoner: str) -> list[Run]:
+    sampled = {"evaluate.datasets": ("split",), "evaluate.samples": 32, "evaluate.seeds": 1}
+    return [
+        _evaluated(f"{reasoner}_difficulty_{stage}_{split}", reasoner, stage,
+                   sampled | {"data.eval.split": f"synthetic:{split}"})
+        for stage in ("cold_start", "slpo_mean") for split in ("valid", "test")
+    ]  # fmt: skip
+
+
+# All have as many optimizer steps: CoT-SFT and iCoT write in 32 tokens what the others leave out. A chain has at most
+# 24 tokens, and an epoch 1,563 steps: iCoT leaves one out every 391, and none is left from step 10,884 of 15,500 on.
+_TEXT = {"stages": ("imitate", "evaluate"), "max_latents": 0, "gate.enabled": False, "imitate.c_thought": 0,
+         "imitate.control": False}  # fmt: skip
+_COT = {"max_answer_tokens": 32, "imitate.max_latent_stage": 0, "imitate.cot_steps": 15_500, "imitate.final_steps": 0}
+_ICOT = {"max_answer_tokens": 32, "imitate.recipe": "icot", "imitate.final_steps": 14_000,
+         "imitate.icot.tokens_per_epoch": 4, "imitate.suffix_slots": (8, 16)}  # fmt: skip
+
+# --- Soft tokens on a tiny Llama (configs/soft_quickstart.py).
+
+_SOFT = "configs/soft_quickstart.py"
+_METHODS = ("grpo", "soft_tokens", "lepo", "hrpo", "slpo", "pathwise")
+_SOFT_RATES = (3e-5, 1e-4, 3e-4)
+_SOFT_METRICS = ("acc", "pass@1", "pass@32", "latent_steps", "answer_tokens")
+_SOFT_START = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate"}
+_LATENT_GRPO = {"stages": ("evaluate",), "init": "{after}/checkpoints/grpo"}
+
+TABLES = {
+    # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
+    "quickstart": Table((Run("main", _QUICKSTART),), ("slpo", "pathwise"), folder="quickstart_seeds"),
+    "quickstart_rates": Table(
+        (
+            Run("main", _QUICKSTART, _START | _VALIDATED),
+            *(
+                Run(variant(name, rate), _QUICKSTART,
+                    _RL | _VALIDATED | {"rl.objectives": (name,), f"objective.{name}.learning_rate": rate}, "main",
+                    (name,))
+                for name, rate in _TRIED
+            ),
+        ),
+        minus=("cold_start",), seeds=(100,),
+    ),
+    # Does SLPO beat the cold gate and further imitation, and what of it is needed?
+    "ablations": Table(
+        (
+            Run("main", _ARITHMETIC),
+            *(Run(name, _ARITHMETIC, _RL | changes, "main") for name, changes in _ABLATIONS.items()),
+            Run("no_imitation_dropout", _ARITHMETIC, _NO_DROPOUT, "main"),
+        ),
+    ),
+    # The paper's tables 1 and 2: every objective and control in each of the twelve settings, in as many steps; the
+    # same in as many seconds; and at learning rates that fall to 0, with seeds that nothing was chosen with.
+    "table1": Table(
+        _on(_REASONERS, lambda _: ()),
+        ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", *_OBJECTIVES), _BASELINES,
+        metrics=(*_AVERAGES, "latent_steps", "distinct_answers"),
+    ),
+    "table1_seconds": Table(_on(_REASONERS, _in_equal_seconds), ("slpo_mean", *_SECONDS), _BASELINES, folder="table1"),
+    "table1_falling": Table(
+        tuple(
+            # Rates of its own were chosen when the table of the others had been seen.
+            Run(name, f"{_TWELVE}:{name},falling", seeds=(6, 7, 8) if name == "codi_llama" else ())
+            for name in _REASONERS
+        ),
+        _FALLING, ("cold_start", "imitate_control", "reference_falling"), seeds=(3, 4, 5),
+    ),
+    "table1_rates": Table(
+        _on(_REASONERS, lambda _: (), ",tune"),
+        tuple(variant(name, rate) for name in _OBJECTIVES for rate in _RATES), ("cold_start",), seeds=(100,),
+    ),
+    # Table 2's rows of explicit text: written steps, none, and steps that are left out token by token.
+    "table2": Table(
+        (Run("cot_sft", _TWELVE, _TEXT | _COT), Run("no_thought", _TWELVE, _TEXT), Run("icot", _TWELVE, _TEXT | _ICOT)),
+        ("imitate",), (), metrics=(*_AVERAGES, "answer_tokens"), folder="table1",
+    ),
+    # Tables 3 and 4: each method beside chain of thought, which may come after soft tokens too.
+    "table4": Table(
+        (
+            Run("cot", f"{_SOFT}:cot", rows=("imitate", "imitate_fixed_tmax")),
+            *(Run(name, f"{_SOFT}:{name}", _SOFT_START, "cot", (name,)) for name in _METHODS),
+            Run("grpo_latent", f"{_SOFT}:cot", _LATENT_GRPO, "grpo", ("checkpoint",)),
+        ),
+        ("imitate", "imitate_fixed_tmax", *_METHODS, "checkpoint"), ("imitate",), metrics=_SOFT_METRICS,
+    ),
+    "table4_rates": Table(
+        (
+            Run("cot", f"{_SOFT}:cot,tune"),
+            *(Run(name, f"{_SOFT}:{name},tune", _SOFT_START, "cot") for name in _METHODS),
+        ),
+        tuple(variant(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
+        ("pass@1", "pass@32"),
+    ),
+    # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
+    "figure3": Table(
+        _on(
+            _GPT2,
+            lambda reasoner: [
+                _again(f"{reasoner}_K{K}_G{G}", reasoner, "slpo_mean", {"objective.slpo_mean.passes": K, "rl.group": G})
+                for K, G in _K_AND_G
+            ],
+        ),
+        ("slpo_mean",), ("cold_start",), metrics=("pass@1", "pass@2", "pass@8", "pass@16"), folder="table1",
+    ),
+    "figure4": Table(
+        _on(
+            _GPT2,
+            lambda reasoner: [
+                _again(f"{reasoner}_grpo", reasoner, "slpo_mean", {"objective.slpo_mean.advantage": "grpo"})
+            ],
+        ),
+        ("slpo_mean",), ("cold_start",), metrics=("pass@1", "pass@8", "pass@16"), folder="table1",
+    ),
+    "figure7": Table(
+        _on(_GPT2, _by_difficulty), ("checkpoint",), (), folder="table1",
+        metrics=("acc", "pass@1", "latent_steps", "pearson_difficulty_r"),
+    ),
+}  # fmt: skip
+"""By the name that `launch/reproduce.py` is given: as in the paper, where it has one."""

@@ -1,0 +1,61 @@
+"""Tables of measured figures: how they are shown, and that the pages show those of results/."""
+
+import json
+
+import pytest
+import tables
+
+from slpo_jax.errors import UserError
+
+INTERVAL = {"value": 1.255, "low": 0.5, "high": 2.0}
+TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["cold gate", 3, 0.25]], "digits": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (INTERVAL, 1, "**+1.3** [+0.5, +2.0]"),
+        (INTERVAL | {"value": -0.1, "low": -0.3, "high": 0.0}, 1, "-0.1 [-0.3, +0.0]"),
+        (INTERVAL | {"value": -0.2, "low": -0.3, "high": -0.1}, 2, "**-0.20** [-0.30, -0.10]"),
+        ({"value": 40.0, "se": 0.72}, 1, "40.0 ± 0.7"),
+        ({"median": 2.0, "min": 1.5, "max": 2.25}, 2, "2.00 (1.50-2.25)"),
+        (3, 2, "3"),
+        (3.0, 2, "3.00"),
+        ("5 of 12", 2, "5 of 12"),
+        (None, 2, ""),
+    ],
+)
+def test_a_cell_says_what_it_is(value, digits, text):
+    assert tables.cell(value, digits) == text
+
+
+def test_numbers_may_have_a_sign():
+    assert [tables.cell(x, 1, signed=True) for x in (2.0, -2.0, 3)] == ["+2.0", "-2.0", "+3"]
+
+
+def test_a_page_s_tables_are_those_of_results(tmp_path):
+    """Whole, or rows and columns that are picked; what lies between the lines is replaced, the rest stays."""
+    (tmp_path / "results").mkdir()
+    file = tmp_path / "results" / "one.json"
+    file.write_text(tables.dump({"command": "x", "tables": {"gains": TABLE}}))
+    assert json.loads(file.read_text())["tables"]["gains"] == TABLE
+    whole = "| | Acc | pass@8 |\n| --- | ---: | ---: |\n| SLPO | **+1.3** [+0.5, +2.0] | |\n| cold gate | 3 | 0.2 |\n"
+    whole = whole.replace("| |", "|  |")
+    page = "Before\n<!-- table: results/one.json, gains -->\nold\n<!-- end -->\nafter"
+    text = tables.rendered(page, tmp_path)
+    assert text == f"Before\n<!-- table: results/one.json, gains -->\n\n{whole}\n<!-- end -->\nafter"
+    assert tables.rendered(text, tmp_path) == text
+    some = page.replace("gains", "gains; rows: cold gate | SLPO; columns: pass@8")
+    rows = [line for line in tables.rendered(some, tmp_path).splitlines() if line.startswith("|")]
+    assert rows == ["|  | pass@8 |", "| --- | ---: |", "| cold gate | 0.2 |", "| SLPO |  |"]
+    for lacking in ("losses", "gains; rows: SLP", "gains; columns: acc"):
+        with pytest.raises(UserError, match=r"results/one\.json: .* has no"):
+            tables.rendered(page.replace("gains", lacking), tmp_path)
+
+
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
+def test_pages_are_rendered_from_results(page):
+    """After a change of results/ or of a page: python launch/tables.py."""
+    text = page.read_text()
+    assert tables.rendered(text) == text
+    assert text.count("<!-- table: ") == text.count("<!-- end -->")
