@@ -20,5 +20,6 @@ def get_config(folder: str = "data"):
     config.lora_alpha = 32.0  # of the published file's adapters
     paper(config, folder, cold_start_micro_batches=2, evaluation_batch=2048)
     codi_imitation(config, epochs=40, learning_rate=3e-3)  # not run by default
-    config.imitate.update(micro_batches=2, dropout=0.1, distil_factor=1.0, max_tokens=1_000)
+    config.imitate.update(micro_batches=2, dropout=0.1, max_tokens=1_000)
+    config.imitate.distil.distil_factor = 1.0
     return config

@@ -24,5 +24,5 @@ def get_config(folder: str = "data"):
     config.model.update(remat=True, scan_layers=True)
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
     codi_imitation(config, epochs=10, learning_rate=8e-4)  # not run by default
-    config.imitate.update(micro_batches=4, distil_factor=20.0, max_tokens=200)
+    config.imitate.update(micro_batches=4, max_tokens=200)
     return config

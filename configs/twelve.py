@@ -93,7 +93,7 @@ def get_config(cell: str = "coconut_gpt2"):
     if reasoner.startswith("codi"):
         config.max_answer_tokens = 7
         # Not "published": with 4 latents for all it had 48 % at 4 and 8 % at 6, and the gate chooses among them.
-        config.imitate.update(distil_factor=1.0)
+        config.imitate.distil.distil_factor = 1.0
     config.cold_start.update(batch_size=32, micro_batches=1, steps=400, evaluate_every=100, patience=4)
     config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
     config.rl.update(batch_size=32, steps=600, capacities=((0.625, 1.0), (1.0, 1.0)))

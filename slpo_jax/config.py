@@ -9,8 +9,8 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
-    config.imitate             training/imitate.py       ImitateConfig
-    config.imitate.icot        training/imitate.py       IcotConfig
+    config.imitate             training/recipes/         ImitateConfig
+    config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
     config.rl                  training/rl.py            RlConfig
@@ -42,9 +42,9 @@ from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
-from slpo_jax.training.imitate import ImitateConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.recipes import ImitateConfig
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
 
@@ -207,10 +207,6 @@ def check(config: ConfigDict) -> None:
     need(
         "imitate" not in settings.stages or own <= settings.max_latents,
         f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",
-    )
-    need(
-        "imitate" not in settings.stages or settings.imitate.recipe != "icot" or settings.max_latents == 0,
-        f"max_latents: {settings.max_latents}, but iCoT (imitate.recipe) trains without latents; set it to 0",
     )
     need(
         settings.gate.enabled or "cold_start" not in settings.stages,

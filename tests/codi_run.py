@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from slpo_jax.config import default_config
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.tokenizer import load_tokenizer
-from slpo_jax.training import imitate
-from slpo_jax.training.distil import Distillation
+from slpo_jax.training.recipes import ImitateSettings, Phase
+from slpo_jax.training.recipes.distil import Distillation
 
 EOS = "<|endoftext|>"
 SUMS = [(a, b) for a in range(1, 8) for b in range(1, 8)]
@@ -22,7 +22,8 @@ ROWS = (
 )
 PROBLEMS = tuple(Problem(*row) for row in ROWS)
 WAY = Distillation(teacher_factor=0.7, distil_factor=3.0)
-PHASE = imitate.Phase("codi", 0, 9, None, None, 3)
+RECIPE = WAY(ImitateSettings())
+PHASE = Phase("codi", 0, 9, None, None, 3)
 
 
 def write_tokenizer(folder: Path, digits: bool) -> None:

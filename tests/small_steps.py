@@ -13,8 +13,10 @@ from tiny import END, FAST, random_prompts
 
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.training import cold_start, imitate, rl
+from slpo_jax.text.batches import pad_suffixes
+from slpo_jax.training import cold_start, rl
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import ImitateSettings, curriculum
 from slpo_jax.training.sharding import Layout, ShardingConfig
 from slpo_jax.training.state import init_state, make_train_step
 
@@ -54,7 +56,7 @@ IMITATION = POLICY.having(max_latents=3, dropout_rate=0.2)
 STAGES = {
     "rl": (lambda: rl.make_loss(POLICY, OBJECTIVE, rigged_reward, GROUP), ("reasoner", "gate")),
     "cold_start": (lambda: cold_start.make_loss(POLICY, rigged_reward, COLD), ("gate",)),
-    "imitate": (lambda: imitate.make_loss(IMITATION), ("reasoner",)),
+    "imitate": (lambda: curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION), ("reasoner",)),
 }
 
 
@@ -63,13 +65,13 @@ def prompted_batch(references=(0, 0, 0, 1), index=(5, 11, 2, 30)) -> PromptedBat
     return PromptedBatch(prompts, np.array(references, np.uint8)[:, None], np.array(index, np.int32))
 
 
-def imitation_batch() -> imitate.ImitationBatch:
+def imitation_batch() -> curriculum.ImitationBatch:
     """Thoughts of 2, 0, 3 and 1 latents, and suffixes of 2 to 5 tokens."""
     rng = np.random.default_rng(3)
     suffixes = [[END, *rng.integers(0, END, size=n)] for n in (3, 5, 2, 4)]
-    suffix = imitate.pad_suffixes(suffixes, 5)
+    suffix = pad_suffixes(suffixes, 5)
     prompted = prompted_batch()
-    return imitate.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.index)
+    return curriculum.ImitationBatch(prompted.prompts, np.array([2, 1, 3, 1], np.int32), suffix, prompted.index)
 
 
 def batch_of(stage: str):

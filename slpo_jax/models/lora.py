@@ -72,19 +72,19 @@ def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
     return merged
 
 
-def with_adapter(key: jax.Array, params: Tree, rank: int) -> Tree:
-    """All parts, and one more: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
+def adapter(key: jax.Array, params: Tree, rank: int) -> Tree:
+    """The part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
     Args:
-        params: all parts; the others stay what they are.
+        params: all parts.
     """
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
-    return {**params, ADAPTER: {"lora": init(key, params[REASONER]["backbone"], rank), **copies}}
+    return {"lora": init(key, params[REASONER]["backbone"], rank), **copies}
 
 
 def without_adapter(params: Tree, scale: float) -> Tree:
-    """The parts without the one that `with_adapter` added: it is merged into the reasoner, differentiably.
+    """All parts but ADAPTER, which is merged into the reasoner, differentiably.
 
     Args:
         scale: alpha / rank.

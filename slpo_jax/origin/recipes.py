@@ -1,7 +1,7 @@
 """The reasoners that a config can name: a kind and a backbone each."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from slpo_jax.models.gpt2 import GPT2Config
@@ -9,9 +9,6 @@ from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BackboneConfig, Reasoner, coconut, codi
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.templates import Template, coconut_template, codi_template
-from slpo_jax.training import imitate
-from slpo_jax.training.distil import Distillation
-from slpo_jax.training.imitate import Imitation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,7 +25,7 @@ class Recipe:
         functions: (backbone config, projector width) -> the model.
         template: (tokenizer, id of the first token to be added, tidy, prompt) -> the texts.
         has_projector: whether the transition has parameters.
-        imitation: `config.imitate` -> how it is trained on written solutions.
+        default_recipe: how it is trained on written solutions: a name in `training.recipes.RECIPES`.
     """
 
     kind: str
@@ -37,7 +34,7 @@ class Recipe:
     functions: Callable[[BackboneConfig, int], Reasoner]
     template: Callable[["PreTrainedTokenizerFast", int | None, bool, PromptConfig], Template]
     has_projector: bool
-    imitation: Callable[[Mapping[str, Any]], Imitation]
+    default_recipe: str
 
 
 _BACKBONES: dict[str, Any] = {"gpt2": GPT2Config, "llama": LlamaConfig}
@@ -46,19 +43,19 @@ _KINDS: dict[str, Any] = {
         lambda config, _: coconut(config),
         lambda tokenizer, first_id, tidy, prompt: coconut_template(tokenizer, first_id),
         False,
-        lambda settings: imitate,
+        "curriculum",
     ),
     "codi": (
         codi,
         lambda tokenizer, first_id, tidy, prompt: codi_template(tokenizer, first_id, tidy),
         True,
-        lambda settings: Distillation(settings["teacher_factor"], settings["distil_factor"], settings["last_step"]),
+        "distil",
     ),
     "text": (
         lambda config, _: coconut(config),  # with no latents to feed, it is the language model
         lambda tokenizer, first_id, tidy, prompt: text_template(tokenizer, prompt),
         False,
-        lambda settings: imitate,
+        "curriculum",
     ),
 }
 REASONERS = {

@@ -28,8 +28,8 @@ from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.policy.thinkers import Thinker
+from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots

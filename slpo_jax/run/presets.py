@@ -100,7 +100,7 @@ def codi_imitation(config: ConfigDict, epochs: int, learning_rate: float) -> Non
     steps = epochs * -(-GSM8K_AUG // 128)
     config.imitate.update(
         batch_size=128, c_thought=2, max_latent_stage=3, cot_steps=0, final_steps=steps, final_latents="published",
-        suffix_slots=(128, 192), teacher_factor=1.0, last_step=False,
+        suffix_slots=(128, 192),
     )  # fmt: skip
     config.imitate.lora.update(rank=128, alpha=32.0)
     config.imitate.optimizer.update(

@@ -117,8 +117,8 @@ def _prefix(model) -> str:
 def test_adapter_of_a_reasoner_has_its_projector_whole():
     reasoner = codi(LLAMA, 9)
     params = random_tree(reasoner)
-    tree = lora.with_adapter(jax.random.key(0), {REASONER: params, "thinker": {"decay": 0}}, 2)
-    adapter = tree[ADAPTER]
+    tree = {REASONER: params, "thinker": {"decay": 0}}
+    adapter = lora.adapter(jax.random.key(0), tree, 2)
     assert set(adapter) == {"lora", "projector"}
     assert set(_flat(adapter["lora"])) == {
         path.replace("kernel", name) for path in _flat(params["backbone"]) if path.endswith("kernel") for name in "AB"

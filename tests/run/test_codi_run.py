@@ -19,7 +19,7 @@ from slpo_jax.run.evaluate import run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import stage_params
-from slpo_jax.training.distil import Distillation
+from slpo_jax.training.recipes.distil import Distillation
 
 RANK = 2
 
@@ -148,7 +148,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
         fake["at"] = at
         with pytest.raises(Crash):
             _run(config, tmp_path / "cut")
-    for name in ("_save_merged", "note_finished"):
+    for name in ("_save_finished", "note_finished"):
 
         def cut(*_):
             raise Crash
@@ -192,7 +192,7 @@ def test_imitate_adapter_goes_after_a_kill_behind_finished(fake, folder, tmp_pat
 
 def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monkeypatch):
     """In the loss, which stands for what it is given here, and in what the stage leaves."""
-    monkeypatch.setattr(Distillation, "make_loss", lambda *_: lambda params, batch, key: params["reasoner"])
+    monkeypatch.setattr(Distillation, "loss", lambda self, policy, params, batch, key: (params["reasoner"], None))
     config = _config(folder, cot_steps=0, final_steps=2)
     config.imitate.lora.alpha = 5.0
     _run(config, tmp_path)
@@ -200,7 +200,7 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
     pair = params["adapter"]["lora"]["h_0"]
     expected = params["reasoner"]["backbone"]["h_0"]["kernel"] + 5.0 / RANK * pair["A"] @ pair["B"]
     assert np.abs(expected - 1).max() > 1e-3
-    seen = fake["loss_fn"](params, None, None)["backbone"]["h_0"]["kernel"]
+    seen = fake["loss_fn"](params, None, None)[0]["backbone"]["h_0"]["kernel"]
     left = checkpoint_of(tmp_path, "imitate")["['params']['reasoner']['backbone']['h_0']['kernel']"]
     for kernel in (seen, left):
         np.testing.assert_allclose(kernel, expected, rtol=1e-6)
@@ -211,9 +211,10 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     fake["at"] = 3
     with pytest.raises(Crash):
         _run(_config(folder), tmp_path)
-    for other in (_config(folder, rank=0), _config(folder, rank=RANK + 1), _config(folder, distil_factor=1.0)):
+    others = ({"rank": 0}, {"rank": RANK + 1}, {"distil": {"distil_factor": 1.0}})
+    for other in (_config(folder, **each) for each in others):
         with pytest.raises(
-            UserError, match=r"config\.imitate\.(lora\.rank|distil_factor): is .* is what .*imitate_adapter"
+            UserError, match=r"config\.imitate\.(lora\.rank|distil\.distil_factor): is .* is what .*imitate_adapter"
         ):
             _run(other, tmp_path)
     _run(_config(folder), tmp_path)
@@ -226,16 +227,16 @@ def test_a_key_younger_than_the_checkpoint_is_at_its_default(fake, folder, tmp_p
     assert fake["trained"] == ("reasoner",)
     path = tmp_path / "checkpoints" / "imitate" / "config.json"
     facts = json.loads(path.read_text())
-    del facts["imitate"]["lora"], facts["imitate"]["distil_factor"]
+    del facts["imitate"]["lora"], facts["imitate"]["distil"]
     path.write_text(json.dumps(facts))
     _run(_config(folder, rank=0), tmp_path)
-    with pytest.raises(UserError, match=r"config\.imitate\.distil_factor: is 2.0, and 20.0 is what"):
-        _run(_config(folder, rank=0, distil_factor=2.0), tmp_path)
+    with pytest.raises(UserError, match=r"config\.imitate\.distil\.distil_factor: is 2.0, and 20.0 is what"):
+        _run(_config(folder, rank=0, distil={"distil_factor": 2.0}), tmp_path)
 
 
 def test_what_can_not_be_imitated(fake, folder, tmp_path):
     cases = {
-        r"config\.imitate\.control: .* goes on with all parameters": _config(folder, control=True),
+        r"config\.imitate\.control: .* goes on with the reasoner's parameters alone": _config(folder, control=True),
         r"config\.imitate\.max_tokens: 3 leaves no problem": _config(folder, max_tokens=3),
         r"config\.imitate\.max_tokens: -1 is not valid; give": _config(folder, max_tokens=-1),
         r"config\.imitate\.lora\.rank: -1 is not valid; give": _config(folder, rank=-1),

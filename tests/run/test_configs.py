@@ -39,8 +39,9 @@ COCONUT = {
     "optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "reset_optimizer": True,
 }  # fmt: skip
 CODI = {
-    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 0, "final_latents": "published", "teacher_factor": 1.0,
-    "last_step": False, "lora.rank": 128, "lora.alpha": 32.0, "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 2.0,
+    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 0, "final_latents": "published", "distil.teacher_factor": 1.0,
+    "distil.last_step": False, "lora.rank": 128, "lora.alpha": 32.0, "optimizer.weight_decay": 0.1,
+    "optimizer.clip_norm": 2.0,
     "optimizer.decay_vectors": False,
 }  # fmt: skip
 
@@ -54,11 +55,11 @@ IMITATE = {
     "coconut_llama1b": COCONUT | {"dropout": 0.0},
     "codi_gpt2": CODI | {
         "final_steps": 40 * EPOCH, "optimizer.warmup_steps": _warm_up(40), "optimizer.learning_rate": 3e-3,
-        "distil_factor": 1.0, "max_tokens": 1_000, "dropout": 0.1, "micro_batches": 2,
+        "distil.distil_factor": 1.0, "max_tokens": 1_000, "dropout": 0.1, "micro_batches": 2,
     },
     "codi_llama1b": CODI | {
         "final_steps": 10 * EPOCH, "optimizer.warmup_steps": _warm_up(10), "optimizer.learning_rate": 8e-4,
-        "distil_factor": 20.0, "max_tokens": 200, "dropout": 0.0, "micro_batches": 4,
+        "distil.distil_factor": 20.0, "max_tokens": 200, "dropout": 0.0, "micro_batches": 4,
     },
 }  # fmt: skip
 

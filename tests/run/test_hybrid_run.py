@@ -103,7 +103,7 @@ def test_lora_keeps_the_thinker(name, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(imitate, "_save_merged", killed)
+        patch.setattr(imitate, "_save_finished", killed)
         with pytest.raises(KeyboardInterrupt):
             imitate.run_imitate(_built(tmp_path, changes))
     experiment = _built(tmp_path, changes)

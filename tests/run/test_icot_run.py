@@ -118,10 +118,10 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
 @pytest.mark.parametrize(
     ("label", "changes"),
     {
-        "CoT-SFT": {"recipe": "steps", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
-        "no thought": {"recipe": "steps"},
+        "CoT-SFT": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 0},
+        "no thought": {"recipe": ""},
         "iCoT": {},
-        "imitation, last steps written": {"recipe": "steps", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
+        "imitation, last steps written": {"recipe": "", "final_steps": 0, "stage_steps": 9, "max_latent_stage": 1},
     }.items(),
 )
 @pytest.mark.parametrize("reasoner", ["coconut_gpt2", "text_gpt2"])

@@ -23,7 +23,7 @@ RECIPES = {
     "iCoT": (ICOT, 1),
     "iCoT without CoT-SFT": (ICOT | {"cot_steps": 0}, 1),
     "CODI": ({}, 2),
-    "CODI with last steps": ({"last_step": True}, 1),
+    "CODI with last steps": ({"distil": {"last_step": True}}, 1),
     "answers alone": (ANSWERS, 0),
 }
 

@@ -13,7 +13,7 @@ from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import codi_template
 from slpo_jax.text.tokenizer import load_tokenizer
-from slpo_jax.training import imitate
+from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, distil
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["numbers", "digits"])
@@ -30,7 +30,7 @@ def _words(template, ids) -> str:
 @pytest.mark.parametrize("last_step", [False, True])
 def test_texts_by_hand(case, last_step):
     way = dataclasses.replace(WAY, last_step=last_step)
-    batch = way.make_batch(case.problems, PHASE, 3, 5, 6, (24,), way.suffix_slots(case.problems, PHASE, (32,)))
+    batch = way.batch(case.problems, PHASE, 3, 5, 6, (24,), way.slots(case.problems, PHASE, (32,)))
     np.testing.assert_array_equal(batch.index % 4, batch_indices(5, 3, 4, 6))
     for row, index in enumerate(batch.index % 4):
         question, steps, answer = ROWS[index]
@@ -53,12 +53,12 @@ def test_texts_by_hand(case, last_step):
 
 def test_texts_come_in_the_smallest_bucket(case):
     way, sizes = WAY, set()
-    phase = imitate.Phase("codi", 0, 9, None, 2, 2)
+    phase = Phase("codi", 0, 9, None, 2, 2)
     texts = [len(way._text(case.problems, i)[0]) - 1 for i in range(4)]
-    slots = way.suffix_slots(case.problems, phase, (min(texts), 1000))
+    slots = way.slots(case.problems, phase, (min(texts), 1000))
     assert slots.teacher == (min(texts), -(-max(texts) // 4) * 4)
     for step in range(4):
-        batch = way.make_batch(case.problems, phase, step, 0, 1, (24,), slots)
+        batch = way.batch(case.problems, phase, step, 0, 1, (24,), slots)
         sizes.add((int(batch.index[0]), batch.text.tokens.shape[1]))
         assert batch.student.latents.tolist() == [2]
     assert sizes == {
@@ -68,19 +68,18 @@ def test_texts_come_in_the_smallest_bucket(case):
     suffixes = [len(case.problems.answers[i]) + 1 for i in range(4)]  # the end marker is fed, eos is not
     needed = way.positions(case.problems, phase)
     assert needed == [max(t, p + s + 2) for t, p, s in zip(texts, prompts, suffixes, strict=True)]
-    assert way.positions(case.problems, imitate.Phase("cot", 0, 9, 0, 0, 0)) == texts
+    assert way.positions(case.problems, Phase("cot", 0, 9, 0, 0, 0)) == texts
 
 
 def test_phases():
     def plan(**changes):
         settings = dict(
             cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
-            max_latents=8,
         )  # fmt: skip
-        return WAY.phases(**(settings | changes))
+        return WAY(ImitateSettings(**settings | changes)).phases(None, 8)
 
-    assert plan() == [imitate.Phase("cot", 0, 10, 0, 0, 0), imitate.Phase("codi", 10, 30, None, 6, 6)]
-    assert plan(cot_steps=0, final_latents="random") == [imitate.Phase("codi", 0, 20, None, None, 8)]
+    assert plan() == [Phase("cot", 0, 10, 0, 0, 0), Phase("codi", 10, 30, None, 6, 6)]
+    assert plan(cot_steps=0, final_latents="random") == [Phase("codi", 0, 20, None, None, 8)]
     assert plan(cot_steps=0, final_steps=0) == []
 
 
@@ -94,11 +93,11 @@ def test_usable_problems(case):
         + len(tokenizer(f"The answer is: {answer}")["input_ids"])
         for question, steps, answer in ROWS
     ]
-    assert WAY.usable(problems, 0) == [0, 1, 2, 3]
-    assert imitate.usable(problems, 0) == [0, 1, 2, 3, 4]
+    assert distil.usable(problems, 0) == [0, 1, 2, 3]
+    assert curriculum.usable(problems, 0) == [0, 1, 2, 3, 4]
     for most in (min(sizes), min(sizes) - 1, max(sizes), max(sizes) - 1):
-        assert WAY.usable(problems, most) == [i for i, size in enumerate(sizes) if size <= most]
-        assert [i for i in imitate.usable(problems, most) if i < 4] == WAY.usable(problems, most)
+        assert distil.usable(problems, most) == [i for i, size in enumerate(sizes) if size <= most]
+        assert [i for i in curriculum.usable(problems, most) if i < 4] == distil.usable(problems, most)
     chosen = problems.subset([2, 0])
     assert (chosen.problems, chosen.prompts) == ((PROBLEMS[2], PROBLEMS[0]), [problems.prompts[2], problems.prompts[0]])
     assert chosen.suffix(1) == problems.suffix(0)

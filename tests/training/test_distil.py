@@ -10,7 +10,7 @@ import optax
 import pytest
 import tiny
 import tiny_llama
-from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
+from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
 from plain_gpt2 import dropout_factors, plain_hidden
 from small_steps import difference
 from tiny import FAST, compiled, load_hf, policy_of
@@ -22,8 +22,8 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.templates import codi_template
-from slpo_jax.training import imitate
-from slpo_jax.training.distil import distillation
+from slpo_jax.training.recipes import Phase
+from slpo_jax.training.recipes.distil import distillation
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
@@ -45,7 +45,7 @@ def case(request, tmp_path_factory):
     reasoner = codi(config, HIDDEN)
     params = {"reasoner": random_tree(reasoner), "gate": tiny.random_gate()}
     problems = encode_problems(template, PROBLEMS)
-    batch = WAY.make_batch(problems, PHASE, 0, 1, 4, (24,), WAY.suffix_slots(problems, PHASE))
+    batch = WAY.batch(problems, PHASE, 0, 1, 4, (24,), WAY.slots(problems, PHASE))
     assert len(set(batch.student.latents)) > 1
     digits = request.param == "llama"
     return SimpleNamespace(
@@ -114,7 +114,7 @@ class _Oracle:
 @pytest.fixture(scope="module")
 def ours(case):
     """Our loss and gradient."""
-    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
+    loss_fn = RECIPE.loss_of(policy_of(_rollout(case.template, 3), case.reasoner))
 
     def loss(params):
         total, sums = loss_fn(params, case.batch, jax.random.key(0))
@@ -175,14 +175,14 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(ours):
 @pytest.mark.slow
 def test_padding_changes_nothing(case, ours):
     """Nor do pads' tokens, nor that the last step is written when there is none."""
-    longer = WAY.make_batch(
-        case.problems, PHASE, 0, 1, 4, (31,), type(WAY.suffix_slots(case.problems, PHASE))((17,), (61,))
+    longer = WAY.batch(
+        case.problems, PHASE, 0, 1, 4, (31,), type(WAY.slots(case.problems, PHASE))((17,), (61,))
     )
     assert longer.text.tokens.shape == (4, 61)
     assert longer.student.suffix.tokens.shape == (4, 17)
     spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)
     longer = longer.replace(text=longer.text._replace(tokens=spoilt))
-    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
+    loss_fn = RECIPE.loss_of(policy_of(_rollout(case.template, 3), case.reasoner))
     _, sums = compiled(loss_fn)(case.params, longer, jax.random.key(0))
     for name, (total, count) in sums.items():
         assert float(total / count) == pytest.approx(float(ours[0][name]), rel=2e-5, abs=1e-6), name
@@ -193,7 +193,7 @@ def test_padding_changes_nothing(case, ours):
 def test_steps_do_not_know_devices_and_micro_batches(case, ours):
     if case.digits:
         pytest.skip("one kind of model is enough")
-    loss_fn = WAY.make_loss(policy_of(_rollout(case.template, 3), case.reasoner))
+    loss_fn = RECIPE.loss_of(policy_of(_rollout(case.template, 3), case.reasoner))
     optimizer = optax.chain(optax.trace(0.0), optax.sgd(0.1))
     for devices, micro_batches in ((1, 2), (4, 1)):
         mesh = device_mesh(jax.devices("cpu")[:devices])
@@ -236,15 +236,15 @@ def test_the_teacher_alone_under_dropout(case):
     """The first phase: no latents, and noise on every position of the text, which isn't the student's noise."""
     if case.digits:
         pytest.skip("the oracle is a GPT-2")
-    phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
-    batch = WAY.make_batch(case.problems, phase, 0, 1, 4, (24,), WAY.suffix_slots(case.problems, phase))
+    phase = Phase("cot", 0, 9, 0, 0, 0)
+    batch = WAY.batch(case.problems, phase, 0, 1, 4, (24,), WAY.slots(case.problems, phase))
     assert batch.student is None
     assert jax.tree.all(jax.tree.map(np.array_equal, batch.text, case.batch.text))
     key, layout = jax.random.key(3), dataclasses.replace(_rollout(case.template, 0), dropout_rate=0.3)
     config = case.reasoner.config
 
     def both(params):
-        total, sums = WAY.make_loss(policy_of(layout, case.reasoner))(params, batch, key)
+        total, sums = RECIPE.loss_of(policy_of(layout, case.reasoner))(params, batch, key)
         slow = []
         for row, index in enumerate(batch.index):
             used = int(batch.valid[row].sum())

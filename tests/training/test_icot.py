@@ -8,7 +8,6 @@ import pytest
 from scipy import special, stats
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
-from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.reasoner import coconut
@@ -18,16 +17,17 @@ from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
-from slpo_jax.training import imitate
-from slpo_jax.training.icot import Internalization, internalization
+from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
+from slpo_jax.training.recipes.icot import Internalization
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, str(n + 4)) for n, steps in enumerate(STEPS))
 CHAINS = tuple("".join(f"{step} | " for step in steps).split() for steps in STEPS)  # "|" for a line break
 LONGEST, BATCH, SEED = 18, 8, 5
 NEVER = 1e6  # lambda, at which o is 0
-WAY = Internalization(rise=3, gone=LONGEST, offset_decay=4.0)
-PHASE = imitate.Phase("icot", 10, 10 + 3 * LONGEST, 0, 0, 0, 3)
+WAY = Internalization()
+SETTINGS = ImitateSettings(c_thought=0, cot_steps=10, final_steps=60, batch_size=BATCH)
+PHASE = Phase("icot", 10, 10 + 3 * LONGEST, 0, 0, 0, 3)
 
 
 def _encoded(problems=PROBLEMS):
@@ -40,7 +40,7 @@ def problems():
 
 
 def _batch(way, problems, phase, step, slots=(32,)):
-    return way.make_batch(problems, phase, step, SEED, BATCH, (12,), slots)
+    return way.batch(problems, phase, step, SEED, BATCH, (12,), slots)
 
 
 def _words(problems, ids):
@@ -72,9 +72,8 @@ def _published(batches, per_token, all_from):
 def test_the_schedule_is_the_published_counter_s(problems, all_from, gone):
     """150 problems of a batch of 8 are 19 steps, and at 8 tokens an epoch round(19 / 8) = 2 of them a token."""
     many = problems.subset(np.arange(150) % 4)
-    icot = {"tokens_per_epoch": 8, "all_from": all_from, "offset_decay": NEVER}
-    way = internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, many)
-    plan = way.phases(10, 5, 60, 0, 3, "published", 0)
+    way = Internalization(all_from=all_from, offset_decay=NEVER)
+    plan = way(SETTINGS).phases(many, 0)
     assert [dataclasses.astuple(phase) for phase in plan] == [
         ("cot", 0, 10, 0, 0, 0, 0),
         ("icot", 10, 10 + 2 * gone, 0, 0, 0, 2),
@@ -92,18 +91,17 @@ def test_the_schedule_is_the_published_counter_s(problems, all_from, gone):
 
 
 def test_a_token_a_step_at_least(problems):
-    icot = {"tokens_per_epoch": 8, "all_from": 39, "offset_decay": 4.0}
-    assert internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, problems).rise == 1
+    assert WAY.pace(SETTINGS, problems)[0] == 1
     # 161 are 21 batches of 8, the last with one in it.
     many = problems.subset(np.arange(161) % 4)
-    assert internalization({"max_tokens": 0, "batch_size": 8, "icot": icot}, many).rise == round(21 / 8)
+    assert WAY.pace(SETTINGS, many)[0] == round(21 / 8)
     # "Tom has 0 pens . |", "<start>", six tokens a step and "### 4"; of those of at most two steps the longest is 12.
-    assert internalization({"max_tokens": 21, "batch_size": 8, "icot": icot}, problems).gone == 12
+    assert WAY.pace(dataclasses.replace(SETTINGS, max_tokens=21), problems)[1] == 12
 
 
 def test_the_optimizer_s_stretches():
-    assert imitate.Phase("icot", 10, 18, 0, 0, 0, 3).stretches == [(10, 13), (13, 16), (16, 18)]
-    assert imitate.Phase("cot", 10, 18, 0, 0, 0).stretches == [(10, 18)]
+    assert Phase("icot", 10, 18, 0, 0, 0, 3).stretches == [(10, 13), (13, 16), (16, 18)]
+    assert Phase("cot", 10, 18, 0, 0, 0).stretches == [(10, 18)]
 
 
 @pytest.mark.parametrize("decay", [4.0, 0.5])
@@ -157,14 +155,14 @@ def test_the_limits_are_cot_sft_and_sft_on_answers_alone(problems):
     """At s = o = 0 all is written; where all is gone, the text is that of problems which never had steps."""
     plain, cot = (
         _encoded([dataclasses.replace(each, steps=()) for each in PROBLEMS]),
-        imitate.Phase("cot", 0, 9, 0, 0, 0),
+        Phase("cot", 0, 9, 0, 0, 0),
     )
     never = dataclasses.replace(WAY, offset_decay=NEVER)
-    sft = [imitate.make_batch(each, cot, PHASE.start, SEED, BATCH, (12,), (4, 32)) for each in (problems, plain)]
+    sft = [curriculum.make_batch(each, cot, PHASE.start, SEED, BATCH, (12,), (4, 32)) for each in (problems, plain)]
     _assert_same_batch(_batch(never, problems, PHASE, PHASE.start), sft[0])
     at_once = dataclasses.replace(PHASE, start=PHASE.start - 3 * LONGEST)
     _assert_same_batch(_batch(WAY, problems, at_once, PHASE.start), sft[1])
-    final = imitate.Phase("final", 10, 99, None, 0, 0)
+    final = Phase("final", 10, 99, None, 0, 0)
     _assert_same_batch(_batch(WAY, problems, final, PHASE.start, (4,)), sft[1])
 
 
@@ -193,7 +191,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
     )
     template = problems.template
     rollout = RolloutConfig(0, 4, template.end_id, template.eos_id, template.pad_id, dropout_rate=0.0)
-    loss_fn = compiled(WAY.make_loss(policy_of(rollout, reasoner)))
+    loss_fn = compiled(WAY(SETTINGS).loss_of(policy_of(rollout, reasoner)))
     never, slow = dataclasses.replace(WAY, offset_decay=NEVER), SlowReasoner(params, config)
     for start, drops in ((PHASE.start, False), (PHASE.start - 3 * LONGEST, True)):
         batch = _batch(never, problems, dataclasses.replace(PHASE, start=start), PHASE.start)
@@ -216,6 +214,8 @@ def test_one_line_for_what_can_not_be():
     with pytest.raises(
         UserError, match=r"^config\.imitate\.final_steps: 54, but iCoT drops the last token after 54 steps"
     ):
-        WAY.phases(10, 0, 54, 0, 0, "published", 0)
-    with pytest.raises(FieldError, match=r"c_thought: 1 is not valid; iCoT .*: set it to 0"):
-        imitate.ImitateConfig(recipe="icot", c_thought=1)
+        WAY(dataclasses.replace(SETTINGS, final_steps=54)).phases(_encoded().subset(np.arange(24 * BATCH) % 4), 0)
+    with pytest.raises(UserError, match=r"^config\.imitate\.c_thought: 1, but iCoT .*: set it to 0"):
+        WAY(ImitateSettings(c_thought=1))
+    with pytest.raises(UserError, match=r"^config\.max_latents: 2, but iCoT .*; set it to 0"):
+        WAY(SETTINGS).phases(_encoded(), 2)

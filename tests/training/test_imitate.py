@@ -23,7 +23,7 @@ from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
-from slpo_jax.training import imitate
+from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
@@ -37,9 +37,8 @@ def problems():
 def _phases(**changes):
     settings = dict(
         cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
-        max_latents=8,
     )  # fmt: skip
-    plan = [dataclasses.astuple(phase) for phase in imitate.phases(**(settings | changes))]
+    plan = [dataclasses.astuple(each) for each in curriculum.phases(ImitateSettings(**settings | changes), 8)]
     assert {rise for *_, rise in plan} <= {0}
     return [each[:-1] for each in plan]
 
@@ -92,12 +91,12 @@ SUFFIXES = {
 
 @pytest.mark.parametrize(("dropped", "latents"), [(0, 0), (1, 2), (2, 4), (None, 6)])
 def test_batch_by_hand(problems, dropped, latents):
-    phase = imitate.Phase("x", 0, 9, dropped, latents, latents)
-    (slots,) = imitate.suffix_slots(problems, phase)
+    phase = Phase("x", 0, 9, dropped, latents, latents)
+    (slots,) = curriculum.suffix_slots(problems, phase)
     longest = max(len(suffix.split()) for suffix in SUFFIXES[dropped]) + 1  # eos; the end marker is an input alone
     assert longest <= slots < longest + 4
     assert slots % 4 == 0
-    batch = imitate.make_batch(problems, phase, 7, 3, 5, (12, 9), (slots,))
+    batch = curriculum.make_batch(problems, phase, 7, 3, 5, (12, 9), (slots,))
     np.testing.assert_array_equal(batch.index % 3, batch_indices(3, 7, 3, 5))
     assert len(set(batch.index.tolist())) == 5  # an example that comes again has noise of its own
     np.testing.assert_array_equal(batch.latents, np.full(5, latents))
@@ -113,9 +112,9 @@ def test_batch_by_hand(problems, dropped, latents):
 
 
 def test_drawn_latents_lie_between_the_steps_and_t(problems):
-    phase, seen = imitate.Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
+    phase, seen = Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
     for step in range(100):
-        batch = imitate.make_batch(problems, phase, step, 0, 6, (12,), (4,))
+        batch = curriculum.make_batch(problems, phase, step, 0, 6, (12,), (4,))
         for example, latents in zip(batch.index % 3, batch.latents, strict=True):
             seen[int(example)].append(int(latents))
     for example, drawn in seen.items():
@@ -125,39 +124,39 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
         for latents in range(least, 5):
             spread = 5 * (share * (1 - share) / 200) ** 0.5
             assert np.mean(np.array(drawn) == latents) == pytest.approx(share, abs=spread)
-    again = imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,))
-    np.testing.assert_array_equal(imitate.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
+    again = curriculum.make_batch(problems, phase, 17, 0, 6, (12,), (4,))
+    np.testing.assert_array_equal(curriculum.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
 
 
 def test_a_problem_without_steps_has_a_latent_at_least(problems):
     """And a place for each that it can have, where their number is drawn."""
     bare = encode_problems(problems.template, [Problem("Tom has 3 pens .", (), "3")])
-    phase = imitate.Phase("final", 0, 9, None, None, 3)
-    drawn = {int(imitate.make_batch(bare, phase, step, 0, 1, (12,), (4,)).latents[0]) for step in range(60)}
+    phase = Phase("final", 0, 9, None, None, 3)
+    drawn = {int(curriculum.make_batch(bare, phase, step, 0, 1, (12,), (4,)).latents[0]) for step in range(60)}
     assert drawn == {1, 2, 3}
     # Prompt, latents, and what is fed after them: the end marker, ### and 3.
-    assert imitate.positions(bare, phase) == [len(bare.prompts[0]) + 3 + 3]
+    assert curriculum.positions(bare, phase) == [len(bare.prompts[0]) + 3 + 3]
 
 
 def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
-    phase = imitate.Phase("cot", 0, 9, 0, 0, 0)
-    (longest,) = imitate.suffix_slots(problems, phase)
+    phase = Phase("cot", 0, 9, 0, 0, 0)
+    (longest,) = curriculum.suffix_slots(problems, phase)
     needed = {index: len(problems.suffix(index, 0)) - 1 for index in range(len(problems))}
     small = min(needed.values())
     assert small < max(needed.values()) <= longest
-    buckets = imitate.suffix_slots(problems, phase, (longest + 1, small))
+    buckets = curriculum.suffix_slots(problems, phase, (longest + 1, small))
     assert buckets == (small, longest)
     sizes = set()
     for step in range(6):
-        batch = imitate.make_batch(problems, phase, step, 0, 1, (12,), buckets)
+        batch = curriculum.make_batch(problems, phase, step, 0, 1, (12,), buckets)
         sizes.add(batch.suffix.tokens.shape[1])
         assert batch.suffix.tokens.shape[1] == (small if needed[int(batch.index[0])] <= small else longest)
     assert sizes == {small, longest}
 
 
 def test_more_steps_than_slots_takes_all_slots(problems):
-    phase = imitate.Phase("final", 0, 9, None, None, 2)
-    batch = imitate.make_batch(problems, phase, 0, 0, 3, (12,), (4,))
+    phase = Phase("final", 0, 9, None, None, 2)
+    batch = curriculum.make_batch(problems, phase, 0, 0, 3, (12,), (4,))
     assert batch.latents[list(batch.index).index(2)] == 2
 
 
@@ -221,7 +220,7 @@ def test_loss_and_gradient_are_the_slow_loop_s(step_key):
 def test_loss_without_latents_is_the_slow_loop_s(step_key):
     """Stage 0: every step written out, no latent slots at all."""
     batch = imitation_batch()
-    loss_fn = imitate.make_loss(IMITATION.having(max_latents=0))
+    loss_fn = curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION.having(max_latents=0))
     none = np.zeros(len(batch.index), np.int32)
     total, sums = compiled(loss_fn)(small_params(), batch.replace(latents=none), step_key)
     factors = _factors(batch, step_key, none)
@@ -240,6 +239,6 @@ def test_accuracy_counts_rows_of_which_every_token_is_right(step_key):
     targets = batch.suffix.targets.copy()
     targets[2], targets[0, 0] = token, token  # row 2 is right; row 0 in its first token only
     batch = batch.replace(suffix=batch.suffix._replace(targets=targets), latents=np.zeros(4, np.int32))
-    loss_fn = imitate.make_loss(IMITATION.having(max_latents=0))
+    loss_fn = curriculum.Curriculum()(ImitateSettings()).loss_of(IMITATION.having(max_latents=0))
     _, sums = compiled(loss_fn)(params, batch, step_key)
     assert [float(x) for x in sums["accuracy"]] == [1, 4]

@@ -10,7 +10,7 @@ both its loss and its states, where that has two, which differ in their dropout.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,16 @@ import numpy as np
 import optax
 from flax import struct
 
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
-from slpo_jax.training import imitate
-from slpo_jax.training.imitate import ImitationBatch, Phase
-from slpo_jax.training.state import LossFn
+from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.curriculum import ImitationBatch
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
 
 class Slots(NamedTuple):
@@ -74,53 +75,47 @@ def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """CODI's way of imitating (see `imitate.Imitation`).
+    """The section `config.imitate.distil`.
 
     Attributes:
         teacher_factor, distil_factor: of the teacher's loss and of the distillation, beside the student's 1.
         last_step: whether the teacher writes its last step too, which has the answer in it.
     """
 
-    teacher_factor: float = 1.0
-    distil_factor: float = 20.0
+    teacher_factor: float = setting(1.0, least=0)
+    distil_factor: float = setting(20.0, least=0)
     last_step: bool = False
 
-    def phases(
-        self,
-        cot_steps: int,
-        stage_steps: int,
-        final_steps: int,
-        c_thought: int,
-        max_latent_stage: int,
-        final_latents: Literal["published", "random"],
-        max_latents: int,
-    ) -> list[Phase]:
-        """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between.
+    def __post_init__(self) -> None:
+        check_fields(self)
 
-        Arguments as in `imitate.phases`: c_thought * max_latent_stage is the published number of latents.
-        """
-        plan = imitate.phases(cot_steps, 0, final_steps, c_thought, max_latent_stage, final_latents, max_latents)
-        return [dataclasses.replace(phase, name="codi") if phase.name == "final" else phase for phase in plan]
-
-    def usable(self, problems: EncodedProblems, max_tokens: int) -> list[int]:
-        """`imitate.usable`, without negative answers: published CODI is not trained on them."""
-        kept = imitate.usable(problems, max_tokens)
-        return [i for i in kept if not problems.problems[i].answer.startswith("-")]
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between."""
+        return Recipe(
+            name="distil",
+            phases=lambda problems, max_latents: _phases(settings, max_latents),
+            usable=usable,
+            fewest_steps=lambda plan: 1 if self.last_step else 2,
+            positions=self.positions,
+            slots=self.slots,
+            batch=self.batch,
+            loss=self.loss,
+        )
 
     def positions(self, problems: EncodedProblems, phase: Phase) -> list[int]:
         """The positions that each problem takes in a phase, of the teacher or the student, whoever takes more."""
         texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
         if _teacher_alone(phase):
             return texts
-        return list(map(max, texts, imitate.positions(problems, phase)))
+        return list(map(max, texts, curriculum.positions(problems, phase)))
 
-    def suffix_slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
+    def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
         """Slots of a phase's batches: `buckets` are of the teacher's texts; all answers have one."""
         longest = max(len(self._text(problems, i)[0]) for i in range(len(problems))) - 1
-        student = () if _teacher_alone(phase) else imitate.suffix_slots(problems, phase)
-        return Slots(student, imitate.buckets_up_to(longest, buckets))
+        student = () if _teacher_alone(phase) else curriculum.suffix_slots(problems, phase)
+        return Slots(student, curriculum.buckets_up_to(longest, buckets))
 
-    def make_batch(
+    def batch(
         self,
         problems: EncodedProblems,
         phase: Phase,
@@ -146,33 +141,29 @@ class Distillation:
         batch = DistilBatch(draw_numbers(indices, len(problems)), text, valid, at)
         if _teacher_alone(phase):
             return batch
-        student = imitate.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots.student)
+        student = curriculum.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots.student)
         student = dataclasses.replace(student, suffix=_scaled(student.suffix))
         after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
 
-    def make_loss(self, policy: Policy) -> LossFn:
+    def loss(self, policy: Policy, params, batch: DistilBatch, key):
         """Sum over examples of student + teacher_factor * teacher + distil_factor * distillation.
 
         The gradient of the student and the distillation goes back through the latents.
 
         Args:
-            policy: as in `imitate.make_loss`; dropout, if any, is on for the teacher too.
+            policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
         """
-        reasoner, dropout_rate = policy.reasoner, policy.config.dropout_rate
-
-        def loss_fn(params, batch: DistilBatch, key):
-            rows = jnp.float32(batch.index.shape[0])
-            teacher, teacher_BMD = _teacher(reasoner, params, batch, key, dropout_rate)
-            if batch.student is None:
-                return teacher, {"loss": (teacher, rows)}
-            student, right_B, student_BMD = _student(policy, params, batch, key)
-            distance = distillation(student_BMD, teacher_BMD).sum()
-            loss = student + self.teacher_factor * teacher + self.distil_factor * distance
-            parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-            return loss, {name: (part, rows) for name, part in parts.items()} | {"accuracy": (right_B.sum(), rows)}
-
-        return loss_fn
+        rows = jnp.float32(batch.index.shape[0])
+        teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
+        if batch.student is None:
+            return teacher, {"loss": (teacher, rows)}, None
+        student, right_B, student_BMD, thought = _student(policy, params, batch, key)
+        distance = distillation(student_BMD, teacher_BMD).sum()
+        loss = student + self.teacher_factor * teacher + self.distil_factor * distance
+        parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
+        metrics = {name: (part, rows) for name, part in parts.items()} | {"accuracy": (right_B.sum(), rows)}
+        return loss, metrics, thought
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """What the teacher writes of a problem, eos included, and the length of the question in it."""
@@ -180,6 +171,18 @@ class Distillation:
         steps = problems.steps[index] if self.last_step else problems.steps[index][:-1]
         written = [token for step in steps for token in step]
         return [*question, *written, *problems.answers[index], problems.template.eos_id], len(question)
+
+
+def _phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
+    """c_thought * max_latent_stage is the published number of latents."""
+    plan = curriculum.phases(dataclasses.replace(settings, stage_steps=0), max_latents)
+    return [dataclasses.replace(phase, name="codi") if phase.name == "final" else phase for phase in plan]
+
+
+def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
+    """`curriculum.usable`, without negative answers: published CODI is not trained on them."""
+    kept = curriculum.usable(problems, max_tokens)
+    return [i for i in kept if not problems.problems[i].answer.startswith("-")]
 
 
 def _teacher_alone(phase: Phase) -> bool:
@@ -215,9 +218,9 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
 
 
 def _student(policy: Policy, params, batch: DistilBatch, key):
-    """The cross-entropy of the answers after the latents, the rows that are right, and the levels [B, M, D]."""
+    """The cross-entropy of the answers after the latents, which rows are right, levels [B, M, D], and the thought."""
     student, keys_B = batch.student, noise.row_keys(key, batch.index)
     assert student is not None
-    inputs = imitate.after_latents(policy, params, student, keys_B)
+    inputs, thought = curriculum.after_latents(policy, params, student, keys_B)
     hidden_BAD, _, levels_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-    return *_cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD
+    return *_cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD, thought

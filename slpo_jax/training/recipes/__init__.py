@@ -1,0 +1,48 @@
+"""The recipes of the stage `imitate`. A new one is a file here, a line in `RECIPES`, and its name in a config."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from slpo_jax.errors import UserError
+from slpo_jax.training.recipes.curriculum import Curriculum
+from slpo_jax.training.recipes.distil import Distillation
+from slpo_jax.training.recipes.icot import Internalization
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
+
+RECIPES: dict[str, Any] = {
+    "curriculum": Curriculum,
+    "distil": Distillation,
+    "icot": Internalization,
+}
+"""By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
+
+if TYPE_CHECKING:
+    ImitateConfig = ImitateSettings
+else:
+    ImitateConfig = dataclasses.make_dataclass(
+        "ImitateConfig",
+        [("recipe", Literal["", *RECIPES], ""), *((name, kind, kind()) for name, kind in RECIPES.items())],
+        bases=(ImitateSettings,),
+        frozen=True,
+    )
+"""The section `config.imitate`: what all recipes share, and the settings of each."""
+
+
+def recipe_of(settings: ImitateConfig, default: str) -> Recipe:
+    """What `config.imitate` describes.
+
+    Args:
+        settings: an `ImitateConfig`.
+        default: the name of the reasoner's own recipe.
+    Raises:
+        UserError: unknown, or not to be used with these settings.
+    """
+    name = settings.recipe or default
+    if name not in RECIPES:
+        raise UserError(f"config.imitate.recipe: {name!r} is unknown; use one of {', '.join(RECIPES)}")
+    own = getattr(settings, default)(settings)
+    recipe = getattr(settings, name)(settings, own)
+    return with_lora(recipe, settings.lora.rank, settings.lora.alpha) if settings.lora.rank else recipe
+
+
+__all__ = ["RECIPES", "ImitateConfig", "ImitateSettings", "Phase", "Recipe", "recipe_of", "with_lora"]

@@ -1,0 +1,175 @@
+"""Imitation: CoT-SFT, then the COCONUT curriculum, in which latents replace written steps (Hao et al., 2024).
+
+Stage 0 writes every step out. Stage s feeds s * c_thought latents in place of the first s steps. In the last stage all
+steps are gone. With c_thought = 0 nothing replaces the steps, their ablation without thought.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.policy import noise
+from slpo_jax.policy.answer_score import token_log_probs
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import think
+from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_suffixes
+from slpo_jax.text.templates import Ids
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+
+
+@struct.dataclass
+class ImitationBatch:
+    """Prompts, the number of latents int [B] after each, a `SuffixBatch`, and int [B] what randomness is drawn by."""
+
+    prompts: Prompts
+    latents: Any
+    suffix: Any
+    index: Any
+
+
+def phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
+    """The curriculum as consecutive phases; those of no steps are left out.
+
+    Args:
+        max_latents: T.
+    """
+    c_thought, last = settings.c_thought, settings.max_latent_stage
+    plans: list[tuple[str, int, int | None, int | None]] = [("cot", settings.cot_steps, 0, 0)]
+    plans += [(f"stage_{s}", settings.stage_steps, s, s * c_thought) for s in range(1, last + 1)]
+    random = settings.final_latents == "random" and c_thought > 0
+    plans.append(("final", settings.final_steps, None, None if random else c_thought * last))
+    out, start = [], 0
+    for name, steps, dropped, latents in plans:
+        if steps:
+            slots = max_latents if latents is None else latents
+            out.append(Phase(name, start, start + steps, dropped, latents, slots))
+            start += steps
+    return out
+
+
+def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
+    """The problems whose question, steps and answer together have at most `max_tokens` tokens; 0 is no limit."""
+    sizes = map(_written, problems.prompts, problems.steps, problems.answers)
+    return [i for i, size in enumerate(sizes) if size <= max_tokens or not max_tokens]
+
+
+def _written(prompt: Ids, steps: list[Ids], answer: Ids) -> int:
+    return len(prompt) - 1 + sum(map(len, steps)) + len(answer)
+
+
+def positions(problems: EncodedProblems, phase: Phase) -> list[int]:
+    """The positions that each problem takes in a phase, at most."""
+    written = [len(problems.prompts[i]) + len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
+    return [size + phase.latent_slots for size in written]
+
+
+def suffix_slots(
+    problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = (), multiple: int = 4
+) -> tuple[int, ...]:
+    """Answer slots of a phase's batches: those of `buckets` that are of use, and the first that holds every suffix."""
+    longest = max(len(problems.suffix(i, phase.dropped)) for i in range(len(problems))) - 1
+    return buckets_up_to(longest, buckets, multiple)
+
+
+def buckets_up_to(longest: int, buckets: Sequence[int], multiple: int = 4) -> tuple[int, ...]:
+    """The smaller ones of `buckets`, and the first multiple that holds the longest row."""
+    most = -(-longest // multiple) * multiple
+    return (*sorted(size for size in buckets if size < most), most)
+
+
+def make_batch(
+    problems: EncodedProblems,
+    phase: Phase,
+    step: int,
+    seed: int,
+    batch_size: int,
+    prompt_slots,
+    slots: tuple[int, ...],
+    removed_B: Sequence[int] | np.ndarray | None = None,
+) -> ImitationBatch:
+    """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments.
+
+    Args:
+        removed_B: tokens that are left out at the beginning of each row's steps; None leaves out none.
+    """
+    indices = batch_indices(seed, step, len(problems), batch_size)
+    prompts = Prompts(*problems.before_suffix(indices, prompt_slots))
+    if phase.latents is None:
+        fewest = np.array([max(1, len(problems.steps[i])) for i in indices])
+        draw = np.random.default_rng([seed, step, 1]).random(batch_size)
+        most = np.maximum(fewest, phase.latent_slots)
+        latents = np.minimum(fewest + np.floor(draw * (most - fewest + 1)), phase.latent_slots).astype(np.int32)
+    else:
+        latents = np.full(batch_size, phase.latents, np.int32)
+    removed_B = np.zeros(batch_size, np.int64) if removed_B is None else removed_B
+    suffixes = [problems.suffix(i, phase.dropped, n) for i, n in zip(indices, removed_B, strict=True)]
+    longest = max(map(len, suffixes)) - 1
+    suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
+    index = draw_numbers(indices, len(problems))
+    return ImitationBatch(prompts, latents, suffix, index)
+
+
+def fewest_steps(plan: list[Phase]) -> int:
+    """1 where a phase writes steps."""
+    return int(any(phase.dropped is not None for phase in plan))
+
+
+def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> tuple[dict[str, Any], Any]:
+    """Think, differentiably; then what `Reasoner.forward` or `trace` over the suffixes is called with, and the thought.
+
+    Args:
+        policy: as in `Recipe.loss`.
+        keys_B: the rows' keys.
+    """
+    slots_A, config = jnp.arange(batch.suffix.tokens.shape[1]), policy.config
+    layout = policy.having(stopping="length", dropout_where="all", thinker_noise=False, answer_slots=len(slots_A))
+    thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True)
+    before_B = batch.prompts.lengths + thought.lengths_N
+    inputs = dict(
+        inputs_BLD=policy.reasoner.embed(params, batch.suffix.tokens),
+        positions_BL=before_B[:, None] + slots_A[None],
+        valid_BL=batch.suffix.weights > 0,
+        prefix=prefix,
+        cache=thought.cache,
+        start=config.max_latents,
+        dropout=noise.answer_dropout(keys_B, slots_A, config.dropout_rate, "all"),
+    )
+    return inputs, thought
+
+
+def loss(policy: Policy, params, batch: ImitationBatch, key):
+    """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
+
+    Args:
+        policy: as in `Recipe.loss`; the thinker's own noise is nowhere.
+    """
+    reasoner, weights_BA = policy.reasoner, batch.suffix.weights
+    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index))
+    hidden_BAD, _ = reasoner.forward(params, **inputs)
+    logits_BAV = reasoner.logits(params, hidden_BAD)
+    loss = -jnp.sum(token_log_probs(logits_BAV, batch.suffix.targets) * weights_BA)
+    right_B = jnp.all((jnp.argmax(logits_BAV, axis=-1) == batch.suffix.targets) | (weights_BA == 0), axis=1)
+    metrics = {"loss": (loss, weights_BA.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+    return loss, metrics, thought
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """COCONUT's, and without latents CoT-SFT; its schedule is `config.imitate`'s own."""
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        return Recipe(
+            name="curriculum",
+            phases=lambda problems, max_latents: phases(settings, max_latents),
+            usable=usable,
+            fewest_steps=fewest_steps,
+            positions=positions,
+            slots=suffix_slots,
+            batch=make_batch,
+            loss=loss,
+        )

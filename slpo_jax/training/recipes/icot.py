@@ -1,0 +1,112 @@
+"""iCoT: the written steps are internalised token by token (Deng et al., 2024).
+
+After every `rise` steps one token more is dropped at the beginning of the steps, s of them by then, and of each problem
+o further ones, P(o) ~ exp(-lambda o), so that no rise comes all at once. The loss is that of all tokens after the
+question, and the optimizer is reset at each rise. In the end the answer alone is left.
+
+Apart from the published program: texts are the reasoner's own, in which no eos stands between steps and answer, and the
+line break that ends a step is one of its tokens; and there are no more resets from the s on that no problem has tokens
+for, where that one looks at the batch before.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.errors import UserError
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Internalization:
+    """The section `config.imitate.icot`: how fast the steps' tokens are dropped.
+
+    Attributes:
+        tokens_per_epoch: how often, in an epoch, s rises by one: the tokens that are dropped of every problem.
+        all_from: from this s on all are dropped, however many there are.
+        offset_decay: lambda of P(o) ~ exp(-lambda o), o the further tokens that are dropped of one problem.
+    """
+
+    tokens_per_epoch: int = setting(8, least=1)
+    all_from: int = setting(39, least=1)
+    offset_decay: float = setting(4.0, above=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        """The loss, and what is left out, are the curriculum's.
+
+        Raises:
+            UserError: latents are asked for.
+        """
+        if settings.c_thought:
+            raise UserError(
+                f"config.imitate.c_thought: {settings.c_thought}, but iCoT puts no latents in place of steps: set it "
+                "to 0"
+            )
+        return dataclasses.replace(
+            Curriculum()(settings),
+            name="icot",
+            phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
+            fewest_steps=lambda plan: 1,
+            batch=self.batch,
+        )
+
+    def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:
+        """(optimizer steps at each s, the s from which on no token of the steps is left).
+
+        Args:
+            problems: some may be too long, and are not counted.
+        """
+        kept = curriculum.usable(problems, settings.max_tokens)
+        epoch = -(-len(kept) // settings.batch_size)
+        longest = max((sum(map(len, problems.steps[i])) for i in kept), default=0)
+        return max(1, round(epoch / self.tokens_per_epoch)), min(self.all_from, longest)
+
+    def phases(self, settings: ImitateSettings, problems: EncodedProblems, max_latents: int) -> list[Phase]:
+        """CoT-SFT, if any; s from 0 to the last that leaves something; and the answer alone, `final_steps` with these.
+
+        Raises:
+            UserError: they are too few for the answer alone, or there are latents.
+        """
+        if max_latents:
+            raise UserError(f"config.max_latents: {max_latents}, but iCoT trains without latents; set it to 0")
+        (rise, gone), cot_steps = self.pace(settings, problems), settings.cot_steps
+        begin, total = cot_steps + gone * rise, cot_steps + settings.final_steps
+        if begin >= total:
+            raise UserError(
+                f"config.imitate.final_steps: {settings.final_steps}, but iCoT drops the last token after "
+                f"{gone * rise} steps ({gone} tokens, {rise} steps each); give more, or raise "
+                "config.imitate.icot.tokens_per_epoch"
+            )
+        plan = [
+            Phase("cot", 0, cot_steps, 0, 0, 0),
+            Phase("icot", cot_steps, begin, 0, 0, 0, rise),
+            Phase("final", begin, total, None, 0, 0),
+        ]
+        return [phase for phase in plan if phase.end > phase.start]
+
+    def removed(self, phase: Phase, step: int, seed: int, batch_size: int) -> np.ndarray:
+        """s + o of a batch's rows, int [B]; a pure function of its arguments."""
+        offsets = np.random.default_rng([seed, step, 2]).geometric(-np.expm1(-self.offset_decay), batch_size) - 1
+        return (step - phase.start) // phase.rise + offsets
+
+    def batch(
+        self,
+        problems: EncodedProblems,
+        phase: Phase,
+        step: int,
+        seed: int,
+        batch_size: int,
+        prompt_slots: Sequence[int],
+        slots: tuple[int, ...],
+    ) -> ImitationBatch:
+        """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
+        removed_B = self.removed(phase, step, seed, batch_size) if phase.rise else None
+        return curriculum.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots, removed_B)

@@ -1,0 +1,150 @@
+"""What a recipe is: a way of imitating written solutions, as the stage imitate sees it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.models import lora, parts
+from slpo_jax.models.lora import LoraConfig
+from slpo_jax.models.parts import Params
+from slpo_jax.policy.policy import Policy
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.state import LossFn
+
+
+@dataclasses.dataclass(frozen=True)
+class ImitateSettings:
+    """What every recipe has of the section `config.imitate`; further keys are the recipes' own sections, by name.
+
+    Attributes:
+        recipe: a name in `recipes.RECIPES`; "" is the reasoner's own: COCONUT's curriculum or CODI's distillation.
+        batch_size: problems a step, over all devices.
+        micro_batches: gradient accumulation.
+        max_tokens: leaves out problems whose question, steps and answer are longer; 0 keeps all.
+        c_thought: latents that replace one step; with 0, steps are dropped and nothing replaces them.
+        max_latent_stage: the last stage in which steps are replaced one by one. CODI has no stages, but as many latents
+            as COCONUT's last.
+        cot_steps: optimizer steps of CoT-SFT; for CODI, of the teacher alone.
+        stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT.
+        final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
+        final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
+            steps to T.
+        dropout: at every position, while imitating.
+        suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
+            each is compiled.
+        reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
+        control: also imitate on for as many steps as reinforcement learning takes, as its control.
+        lora: adapters instead of the whole reasoner.
+        optimizer: of every stage.
+    """
+
+    recipe: str = ""
+    batch_size: int = setting(128, least=1)
+    micro_batches: int = setting(1, least=1)
+    max_tokens: int = setting(0, least=0, note="0 keeps all problems")
+    c_thought: int = setting(2, least=0)
+    max_latent_stage: int = setting(3, least=0)
+    cot_steps: int = setting(10_000, least=0)
+    stage_steps: int = setting(5_000, least=0)
+    final_steps: int = setting(10_000, least=0)
+    final_latents: Literal["published", "random"] = "published"
+    dropout: float = setting(0.0, least=0, below=1)
+    suffix_slots: tuple[int, ...] = setting((), least=1)
+    reset_optimizer: bool = True
+    control: bool = False
+    lora: LoraConfig = LoraConfig()
+    optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of imitation steps with one input format.
+
+    Attributes:
+        name: for logs.
+        start, end: steps [start, end) of the imitate stage.
+        dropped: leading steps of a problem that are not written; None drops all.
+        latents: number of latents, or None to draw it for each example between its number of steps and T.
+        latent_slots: T of this phase's layout.
+        rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
+    """
+
+    name: str
+    start: int
+    end: int
+    dropped: int | None
+    latents: int | None
+    latent_slots: int
+    rise: int = 0
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """The steps [start, end) from one reset of the optimizer to the next: all, or those between two rises."""
+        every = self.rise or self.end - self.start
+        return [(at, min(at + every, self.end)) for at in range(self.start, self.end, every)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One way of imitating: pure functions, made of the section `config.imitate.NAME`.
+
+    Attributes:
+        name: in `RECIPES`.
+        phases: (problems, T) -> list[Phase], one after the other.
+        usable: (problems, max_tokens) -> indices of those that are imitated.
+        fewest_steps: (phases) -> how many steps a problem has to have for one to be written; 0 where none has to be.
+        positions: (problems, phase) -> the positions that each problem takes, at most.
+        slots: (problems, phase, buckets) -> the shapes of a phase's batches, for `batch`.
+        batch: (problems, phase, step, seed, batch_size, prompt_slots, slots) -> one step's rows, in numpy; a pure
+            function of its arguments.
+        loss: (policy, params, batch, key) -> (sum of the loss, `state.Sums`, what is known of the thought, or None).
+            The policy's `max_latents` is the phase's latent slots; dropout, if any, is on at every position.
+        init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
+        alone: whether these are all that it trains.
+        finish: all parts, trained -> those that later stages get.
+    """
+
+    name: str
+    phases: Callable[[EncodedProblems, int], list[Phase]]
+    usable: Callable[[EncodedProblems, int], list[int]]
+    fewest_steps: Callable[[list[Phase]], int]
+    positions: Callable[[EncodedProblems, Phase], list[int]]
+    slots: Callable[..., Any]
+    batch: Callable[..., Any]
+    loss: Callable[[Policy, Params, Any, jax.Array], tuple]
+    init: Callable[[jax.Array, Policy, Params], Params] | None = None
+    alone: bool = False
+    finish: Callable[[Params], Params] = dict
+
+    def loss_of(self, policy: Policy) -> LossFn:
+        """The loss with a phase's policy, for `state.make_train_step`."""
+        return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
+
+
+def with_lora(recipe: Recipe, rank: int, alpha: float) -> Recipe:
+    """The recipe, of the reasoner of which low-rank adapters are trained instead, and what it has beside its backbone.
+
+    Args:
+        rank: of the adapters.
+        alpha: their scale times the rank.
+    """
+    scale = alpha / rank
+
+    def init(key, policy, params):
+        own = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
+        return own | {parts.ADAPTER: lora.adapter(key, params, rank)}
+
+    def loss(policy, params, batch, key):
+        return recipe.loss(policy, lora.without_adapter(params, scale), batch, key)
+
+    def finish(params):
+        return recipe.finish(lora.without_adapter(params, scale))
+
+    return dataclasses.replace(recipe, init=init, alone=True, loss=loss, finish=finish)
