@@ -101,12 +101,10 @@ def latent_log_likelihood(h_NTD, z_KNTD, lengths_N, config: Slpo) -> torch.Tenso
     return torch.where(seen_NT, log_probs_NT, 0.0).sum(1)
 
 
-def stop_log_likelihood(logits_NT, lengths_N, steps: int, forced: bool) -> torch.Tensor:
-    """float32 [N]: log P(tau); `steps` is T, at which the stop is certain if `forced`."""
+def stop_log_likelihood(logits_NT, lengths_N, steps: int) -> torch.Tensor:
+    """float32 [N]: log P(tau); `steps` is T, at which the stop is certain."""
     last_N1 = lengths_N[:, None] - 1
     before_NT = torch.arange(logits_NT.shape[1], device=logits_NT.device) < last_N1
     survive_N = torch.where(before_NT, F.logsigmoid(-logits_NT), 0.0).sum(1)
     stop_N = F.logsigmoid(logits_NT.gather(1, last_N1)[:, 0])
-    if forced:
-        stop_N = torch.where(lengths_N == steps, 0.0, stop_N)
-    return survive_N + stop_N
+    return survive_N + torch.where(lengths_N == steps, 0.0, stop_N)

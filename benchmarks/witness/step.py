@@ -89,8 +89,8 @@ class Witness:
         rollout_config = policy.config
         if rollout_config.temperature or rollout_config.dropout_where != "thought" or rollout_config.max_latents < 1:
             raise ValueError('the torch reference has greedy answers and dropout_where="thought" only')
-        if objective.answer_passes != "mean" or objective.advantage not in ("rloo", "grpo"):
-            raise ValueError('the torch reference has answer_passes="mean", rloo and grpo only')
+        if objective.advantage not in ("rloo", "grpo"):
+            raise ValueError("the torch reference has rloo and grpo only")
         if policy.thinker.log_prob is not None:
             raise ValueError("the torch reference has latents without noise of their own only")
         self.rollout_config, self.objective, self.group = rollout_config, objective, group
@@ -165,7 +165,7 @@ class Witness:
             terms.append(objective.answer_weight * answer_N)
         if objective.stop_weight:
             logits_NT = self.sampler.stop_logits(h_NTD)
-            stop_N = stop_log_likelihood(logits_NT, lengths_N, steps, objective.forced_stop)
+            stop_N = stop_log_likelihood(logits_NT, lengths_N, steps)
             terms.append(objective.stop_weight * stop_N)
         rewards = torch.as_tensor(np.array(rewards_BG, np.float32), device=self.device)
         advantages_BG = advantages(rewards, objective.advantage)

@@ -99,17 +99,16 @@ def first_stop_log_probs(logits_T: jax.Array, forced: bool) -> jax.Array:
     return before_T + stop_T
 
 
-def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array, forced: bool = False) -> jax.Array:
+def stop_set_loss(logits_T: jax.Array, in_set_T: jax.Array) -> jax.Array:
     """-log sum over t in V of P(tau = t): the cold start's loss for one trajectory (paper section 4.1, L_stop).
 
     Args:
         logits_T: the logits of rho_1 .. rho_T.
         in_set_T: bool, the answer-valid stopping set V. An empty set gives 0 and must be left out of the mean.
-        forced: see `first_stop_log_probs`.
     Returns:
         scalar float32.
     """
-    log_probs_T = first_stop_log_probs(logits_T, forced)
+    log_probs_T = first_stop_log_probs(logits_T, forced=False)
     any_valid = in_set_T.any()
     # where() on both sides keeps the gradient finite when the set is empty.
     safe_T = jnp.where(in_set_T | ~any_valid, log_probs_T, -jnp.inf)

@@ -27,7 +27,6 @@ class ColdStartConfig:
         steps: optimizer steps, at most.
         trajectories: N, sampled full-length trajectories a problem.
         train_backbone: send the gate's gradient on, through the latents, into the reasoner.
-        forced_stop: the law of a stop at T, see `first_stop_log_probs`; False is as printed.
         evaluate_every: steps between validations; the gate with the best validation accuracy is kept.
         patience: validations without a better one before it stops.
         optimizer: of what is trained.
@@ -40,7 +39,6 @@ class ColdStartConfig:
     steps: int = setting(20_000, least=1)
     trajectories: int = setting(4, least=1)
     train_backbone: bool = False
-    forced_stop: bool = False
     evaluate_every: int = setting(500, least=1)
     patience: int = setting(20, least=1)
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-4)
@@ -76,7 +74,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
             actions = replay(policy, params, prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
         logits_NT = policy.thinker.stop_logits(params, actions, gate_noise)
-        loss_N = jax.vmap(stop_set_loss, in_axes=(0, 0, None))(logits_NT, in_set_NT, config.forced_stop)
+        loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
         valid_N = in_set_NT.any(axis=1)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)
         count = jnp.float32(rows)

@@ -139,12 +139,11 @@ def test_latent_term_is_ours(trajectories, changes):
     np.testing.assert_allclose(given.grad, jax.grad(lambda z: term(z).sum())(z), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("forced", [True, False])
-def test_stop_term_is_ours(forced):
+def test_stop_term_is_ours():
     logits = np.random.default_rng(0).normal(size=(STEPS, STEPS)).astype(np.float32)
     lengths = np.arange(1, STEPS + 1)
-    wanted = [stop_log_likelihood(row, length, forced) for row, length in zip(logits, lengths, strict=True)]
-    made = torch_objective.stop_log_likelihood(torch.tensor(logits), torch.tensor(lengths), STEPS, forced)
+    wanted = [stop_log_likelihood(row, length) for row, length in zip(logits, lengths, strict=True)]
+    made = torch_objective.stop_log_likelihood(torch.tensor(logits), torch.tensor(lengths), STEPS)
     np.testing.assert_allclose(made, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -294,7 +293,6 @@ def test_no_compiler_is_one_clear_error(monkeypatch):
     [
         {"config": dataclasses.replace(CLEAN, temperature=1.0)},
         {"config": dataclasses.replace(CLEAN, dropout_where="all")},
-        {"objective": dataclasses.replace(OBJECTIVE, answer_passes="clean")},
         {"objective": dataclasses.replace(OBJECTIVE, advantage="pkpo")},
         {"policy": policy_of(CLEAN, thinker="additive", sigma=0.1)},
     ],

@@ -67,8 +67,7 @@ def test_answers_have_the_plain_model_s_likelihood(made):
 
 EVERY = {
     "slpo": OBJECTIVES["slpo"](passes=2),
-    "slpo, clean answers": OBJECTIVES["slpo"](passes=1, answer_passes="clean"),
-    "answer_only": OBJECTIVES["answer_only"](answer_pass="clean"),
+    "answer_only": OBJECTIVES["answer_only"](),
     "pathwise": OBJECTIVES["pathwise"](),
     "pathwise reward": OBJECTIVES["pathwise"](estimator="reward"),
 }

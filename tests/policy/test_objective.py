@@ -159,13 +159,12 @@ def test_realised_latents_are_constants_and_later_samples_do_not_count():
     assert (jnp.abs(to_z[:, :2]).max(axis=(0, 2)) > 0.1).all()
 
 
-@pytest.mark.parametrize("forced", [True, False])
-def test_stop_term(forced):
+def test_stop_term():
     logits = jnp.array([0.5, -1.0, 2.0, -0.3, 0.1])
     rho = special.expit(np.asarray(logits))
     for length in range(1, T + 1):
-        probability = np.prod(1 - rho[: length - 1]) * (1 if forced and length == T else rho[length - 1])
-        assert stop_log_likelihood(logits, length, forced) == pytest.approx(np.log(probability), rel=1e-4)
+        probability = np.prod(1 - rho[: length - 1]) * (1 if length == T else rho[length - 1])
+        assert stop_log_likelihood(logits, length) == pytest.approx(np.log(probability), rel=1e-4)
 
 
 def _terms() -> list[jnp.ndarray]:
@@ -207,7 +206,7 @@ def test_stop_term_reaches_the_gate_alone():
     gate = random_gate()
 
     def stop(gate, h):
-        return stop_log_likelihood(GATE.logits(gate, h[None])[0], 3, True)
+        return stop_log_likelihood(GATE.logits(gate, h[None])[0], 3)
 
     to_gate, to_h = jax.grad(stop, argnums=(0, 1))(gate, h)
     rho = special.expit(np.asarray(GATE.logits(gate, h[None])[0]))

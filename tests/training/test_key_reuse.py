@@ -15,7 +15,7 @@ POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced
 ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True), REASONER, "additive")
 EVERY = {
     "slpo": (POLICY, OBJECTIVES["slpo"](passes=2)),
-    "answer_only": (POLICY, OBJECTIVES["answer_only"](answer_pass="noisy")),
+    "answer_only": (POLICY, OBJECTIVES["answer_only"]()),
     "pathwise": (POLICY, OBJECTIVES["pathwise"](estimator="reward", temperature=1.0)),
     "exact": (ADDITIVE, OBJECTIVES["exact"]()),
     "slpo, additive": (ADDITIVE, OBJECTIVES["slpo"](passes=2)),

@@ -209,16 +209,12 @@ def _greedy(reasoner, row, factors) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer_pass", ["noisy", "clean"])
-def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen, answer_pass):
-    objective = OBJECTIVES["answer_only"](answer_pass=answer_pass, answer_weight=0.7, stop_weight=1.3)
+def test_answer_only_is_slpo_s_loss_without_the_latent_term(frozen):
+    objective = OBJECTIVES["answer_only"](answer_weight=0.7, stop_weight=1.3)
     loss, gradient, metrics = frozen.loss_and_gradient(objective)
-    factors = [{}] * len(frozen.rollouts)
-    if answer_pass == "noisy":
-        keys = jax.tree.map(
-            lambda x: x.squeeze(0), pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.index), GROUP, 1)
-        )
-        factors = factors_of(frozen.rollouts, jnp.repeat(keys.prompts, GROUP), keys.trajectories, ROLLOUT)
+    keys_1 = pass_keys(jax.random.fold_in(KEY, 1), jnp.asarray(BATCH.index), GROUP, 1)
+    keys = jax.tree.map(lambda x: x.squeeze(0), keys_1)
+    factors = factors_of(frozen.rollouts, jnp.repeat(keys.prompts, GROUP), keys.trajectories, ROLLOUT)
 
     def value(params):
         reasoner = SlowReasoner(params["reasoner"])
@@ -239,12 +235,11 @@ def _work(function, *arguments) -> float:
     return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("answer_pass", [pytest.param("noisy", marks=pytest.mark.slow), "clean"])
-def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypatch):
+@pytest.mark.slow
+def test_answer_only_has_one_pass_and_no_surrogate(frozen, monkeypatch):
     calls = []
     monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
     keys = jax.tree.map(lambda x: x.squeeze(0), pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
-    keys = keys if answer_pass == "noisy" else None
 
     def of(objective):
         return lambda params: objective(POLICY, params, BATCH, frozen.trajectories, frozen.rewards, KEY)[0]
@@ -253,7 +248,7 @@ def test_answer_only_has_one_pass_and_no_surrogate(frozen, answer_pass, monkeypa
         return score(POLICY, params, BATCH.prompts, frozen.trajectories, keys).answer_log_prob
 
     once = _work(one_pass, frozen.params)
-    assert _work(of(OBJECTIVES["answer_only"](answer_pass=answer_pass)), frozen.params) < 1.1 * once
+    assert _work(of(OBJECTIVES["answer_only"]()), frozen.params) < 1.1 * once
     assert len(calls) == 1
     assert _work(of(OBJECTIVES["slpo"](passes=4)), frozen.params) > 2 * once  # or the measure says nothing
 

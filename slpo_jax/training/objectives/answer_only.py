@@ -1,7 +1,6 @@
 """RLOO, GRPO or PKPO on the answer's likelihood and the stop alone: SLPO without the latent term or any surrogate."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +14,12 @@ from slpo_jax.training.objectives.objective import Objective, at_capacity, means
 
 @dataclass(frozen=True)
 class AnswerOnly(Objective):
-    """One pass, in which the thought is a constant.
+    """One pass with fresh dropout, in which the thought is a constant.
 
     Attributes:
-        answer_pass: "noisy" (fresh dropout where rollouts have it) or "clean".
         answer_weight: factor of the answer's log-likelihood beside the stop term.
     """
 
-    answer_pass: Literal["noisy", "clean"] = "noisy"
     answer_weight: float = setting(1.0, least=0)
 
     def check(self, key, policy, group):
@@ -36,10 +33,8 @@ class AnswerOnly(Objective):
         return loss, means(rewards_BG.size, answer_log_likelihood=answer_N, **stop)
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
-        keys = None
-        if self.answer_pass == "noisy":
-            keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], 1)
-            keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
+        keys_1 = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], 1)
+        keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_1)
         answer_N = score(policy, params, batch.prompts, trajectories, keys, capacity).answer_log_prob
         stop = self.stop_term(policy, params, trajectories)
         loss = policy_gradient_loss(((self.answer_weight, answer_N), stop), self.advantages(rewards_BG))

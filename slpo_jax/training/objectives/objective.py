@@ -38,7 +38,6 @@ class Objective(abc.ABC):
         advantage: "rloo", "grpo", "pkpo" or "pkpo_sloo", see `policy.advantage`.
         pass_k: k of "pkpo", at most G, and of "pkpo_sloo", below G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
-        forced_stop: the law of a stop at T, see `first_stop_log_probs`; True is the law that made the samples.
     """
 
     label: ClassVar[str] = ""
@@ -55,7 +54,6 @@ class Objective(abc.ABC):
     advantage: AdvantageName = "rloo"
     pass_k: int = setting(4, least=1)
     stop_weight: float = setting(1.0, least=0)
-    forced_stop: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -139,13 +137,12 @@ class Objective(abc.ABC):
         if not policy.stops_itself:
             return None
         logits_NT = policy.thinker.stop_logits(params, trajectories.actions)
-        likelihood = jax.vmap(stop_log_likelihood, in_axes=(0, 0, None))
-        return self.stop_weight, likelihood(logits_NT, trajectories.lengths, self.forced_stop)
+        return self.stop_weight, jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
 
 
-def stop_log_likelihood(gate_logits_T: jax.Array, length, forced: bool) -> jax.Array:
-    """log P(tau = length) of one trajectory under the gate's logits (paper section 4.1)."""
-    return first_stop_log_probs(gate_logits_T, forced)[length - 1]
+def stop_log_likelihood(gate_logits_T: jax.Array, length) -> jax.Array:
+    """log P(tau = length) of one trajectory under the gate's logits, by the law that made it (paper section 4.1)."""
+    return first_stop_log_probs(gate_logits_T, forced=True)[length - 1]
 
 
 def policy_gradient_loss(terms: Sequence[tuple[float, jax.Array] | None], advantages_BG: jax.Array) -> jax.Array:

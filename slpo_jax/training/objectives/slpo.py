@@ -31,7 +31,6 @@ class Slpo(Objective):
 
     Attributes:
         passes: K.
-        answer_passes: the answer's log-likelihood, "mean" over the K passes or one "clean" pass.
         latent_reduction: over D, "sum" as printed in the paper or "mean".
         scored_latents: so many of the first latents have a likelihood (8 or 16 of 32 soft tokens in the paper); 0: all.
         latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
@@ -42,7 +41,6 @@ class Slpo(Objective):
     label: ClassVar[str] = "SLPO"
 
     passes: int = setting(4, least=1)
-    answer_passes: Literal["mean", "clean"] = "mean"
     latent_reduction: Literal["sum", "mean"] = "sum"
     scored_latents: int = setting(0, least=0, note="0 is all")
     latent_weight: float = setting(1.0, least=0)
@@ -90,10 +88,7 @@ class Slpo(Objective):
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
         keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], self.passes)
         scores_K = jax.vmap(lambda keys: score(policy, params, batch.prompts, trajectories, keys, capacity))(keys_K)
-        if self.answer_passes == "clean":
-            answer_N = score(policy, params, batch.prompts, trajectories, None, capacity).answer_log_prob
-        else:
-            answer_N = scores_K.answer_log_prob.mean(axis=0)
+        answer_N = scores_K.answer_log_prob.mean(axis=0)
         latent_N = variance_N = latent = None
         if policy.config.max_latents:
             latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
