@@ -17,7 +17,7 @@ from slpo_jax.text.batches import pad_suffixes
 from slpo_jax.training import cold_start, rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum
-from slpo_jax.training.sharding import Layout, ShardingConfig
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
 PROMPTS = (4, 7, 2, 6)  # lengths
@@ -82,7 +82,7 @@ def batch_of(stage: str):
 def sharded_step(stage: str, devices: int, micro_batches: int, fsdp: int):
     """(layout, the compiled step)."""
     loss, trained = STAGES[stage]
-    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp), ShardingConfig().rules)
+    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
     step = make_train_step(loss(), OPTIMIZER, trained, layout, stage, micro_batches)
     state = init_state(small_params(), trained, OPTIMIZER, jax.random.key(0), layout)
     return layout, step.lower(state, shard_rows(batch_of(stage), layout.mesh)).compile(compiler_options=FAST)

@@ -39,7 +39,7 @@ from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.sharding import Layout, ShardingConfig
+from slpo_jax.training.sharding import Layout
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -168,7 +168,7 @@ class Setup:
     @functools.cached_property
     def layout(self) -> Layout:
         """How the states of the stages lie on the mesh."""
-        return Layout(self.mesh, fill(ShardingConfig, self.config.sharding, "config.sharding").rules)
+        return Layout(self.mesh)
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:

@@ -85,7 +85,7 @@ def _check_starts(experiment: Experiment) -> None:
     """Make sure that the parameters that are going to be read are of the model that the config describes.
 
     Raises:
-        UserError: they are of another model, or the mesh can't hold it.
+        UserError: they are of another model.
     """
     config, workdir = experiment.config, experiment.workdir
     wanted = {"imitate", "cold_start"}.intersection(config.stages)
@@ -95,8 +95,6 @@ def _check_starts(experiment: Experiment) -> None:
     asked = rows(experiment, planned=True) if "evaluate" in config.stages else []
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
-    if starts:
-        experiment.layout.specs(experiment.abstract_params())
 
 
 def _open_data(experiment: Experiment) -> None:

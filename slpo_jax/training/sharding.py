@@ -1,10 +1,9 @@
-"""Fully sharded data parallelism: rules by which parameters, and all that a step makes of them, are cut into parts.
+"""Fully sharded data parallelism: how parameters, and all that a step makes of them, are cut into parts.
 
 Between steps a device holds its part of every parameter and of the optimizer's state. A step gathers the parameters
 before the rollout, so that no loop waits for other devices, and scatters the gradients' sum back into parts.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slpo_jax.checked import FieldError, check_fields, setting
-from slpo_jax.errors import UserError
+from slpo_jax.checked import check_fields, setting
 from slpo_jax.io.mesh import AXES, DATA, EVERYWHERE, FSDP
-
-LARGEST = "largest"
 
 
 @dataclass(frozen=True)
@@ -25,24 +21,12 @@ class ShardingConfig:
 
     Attributes:
         fsdp: devices that share one copy of parameters, gradients and optimizer state; 1 gives each its own.
-        rules: (pattern, axes); the first pattern that is found in a parameter's name, such as
-            `reasoner/layers_0/mlp/up/kernel`, says how it is cut: "fsdp" for an axis that is, "" for one that is not,
-            in the array's order. ("largest",) cuts the longest axis that has equal parts, () none. What no pattern is
-            found in stays whole.
     """
 
     fsdp: int = setting(1, least=1)
-    rules: tuple[tuple[str, tuple[str, ...]], ...] = ((r"(bias|scale)$", ()), ("", (LARGEST,)))
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for pattern, axes in self.rules:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise FieldError(self, "rules", f"{pattern!r} is no regular expression ({error})") from None
-            if axes != (LARGEST,) and (set(axes) - {"", FSDP} or axes.count(FSDP) > 1):
-                raise FieldError(self, "rules", f'{axes} is not ("{LARGEST}",), nor "{FSDP}" once at most among ""')
 
 
 @dataclass(frozen=True)
@@ -51,11 +35,9 @@ class Layout:
 
     Attributes:
         mesh: from `device_mesh`; its axis `fsdp` has as many devices as the config says.
-        rules: see `ShardingConfig`.
     """
 
     mesh: Mesh
-    rules: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def is_sharded(self) -> bool:
@@ -65,27 +47,17 @@ class Layout:
     def specs(self, params: Any) -> Any:
         """A `PartitionSpec` for each parameter.
 
-        Raises:
-            UserError: a rule has more axes than the array, or cuts one into unequal parts.
+        The longest axis with equal parts is cut; biases, norms' scales and what has no such axis stay whole.
         """
         return jax.tree_util.tree_map_with_path(self._spec, params)
 
     def _spec(self, path: Any, param: Any) -> PartitionSpec:
         parts = self.mesh.shape[FSDP]
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        axes = next((axes for pattern, axes in self.rules if re.search(pattern, name)), ())
-        if axes == (LARGEST,):
-            sizes = [size if size % parts == 0 else 0 for size in param.shape]
-            longest = max(sizes, default=0)
-            axes = tuple(FSDP if at == sizes.index(longest) else "" for at in range(len(sizes))) if longest else ()
-        if len(axes) > len(param.shape) or any(
-            size % parts for size, axis in zip(param.shape, axes, strict=False) if axis
-        ):
-            raise UserError(
-                f"config.sharding.rules: {axes} does not cut {name} of shape {param.shape} into {parts} equal parts; "
-                f"give others, or {LARGEST!r}"
-            )
-        return PartitionSpec(*(axis or None for axis in axes)) if FSDP in axes and parts > 1 else EVERYWHERE
+        sizes = [size if size % parts == 0 else 0 for size in param.shape]
+        longest = max(sizes, default=0)
+        if parts == 1 or not longest or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale")):
+            return EVERYWHERE
+        return PartitionSpec(*(FSDP if at == sizes.index(longest) else None for at in range(len(sizes))))
 
     def state_specs(self, optimizer: optax.GradientTransformation, trained: Any, opt_state: Any) -> Any:
         """The same for an optimizer's state: what has a parameter's shape is cut as that is, all else stays whole."""

@@ -289,7 +289,6 @@ def test_a_refused_command_leaves_the_config_of_the_one_before(run):
         assert workdir.config.read_text() == "before"
 
     refused("model.n_positions", **{"data.train": str(run.folder / "wordy.jsonl")})
-    refused("sharding.rules", **{"sharding.fsdp": 4, "sharding.rules": (("scale", ("fsdp", "fsdp")),)})
     run.train("imitate", **_text(), stages=("imitate",))
     for stages in (("rl",), ("evaluate",)):
         refused("thinker.name", **_text("hybrid"), stages=stages)

@@ -1,7 +1,5 @@
 """Parameters in parts: cut as the rules say, the same steps, and no loop that waits for other devices."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +7,18 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from benchmarks.measure.compiled import collectives
-from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
-from slpo_jax.training.sharding import LARGEST, Layout, ShardingConfig
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_optimizer, init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 SHAPES = {"reasoner": {"wte": {"embedding": (12, 8)}, "h_0": {"kernel": (4, 6), "bias": (8,)}}, "gate": {"odd": (3, 5)}}
-RULES = ShardingConfig().rules
 
 
-def _layout(fsdp: int, rules=RULES) -> Layout:
-    return Layout(device_mesh(jax.devices("cpu")[:4], fsdp), rules)
+def _layout(fsdp: int) -> Layout:
+    return Layout(device_mesh(jax.devices("cpu")[:4], fsdp))
 
 
 def _zeros(shapes):
@@ -30,21 +26,14 @@ def _zeros(shapes):
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "rules", "embedding", "kernel", "bias"),
-    [
-        (1, RULES, (), (), ()),
-        (2, RULES, ("fsdp",), (None, "fsdp"), ()),
-        (4, RULES, ("fsdp",), ("fsdp",), ()),  # 6 has no 4 equal parts
-        (2, (("h_0/kernel", ("fsdp", "")), ("wte", ())), (), ("fsdp", None), ()),
-        (2, (("", (LARGEST,)),), ("fsdp",), (None, "fsdp"), ("fsdp",)),
-        (2, (), (), (), ()),
-    ],
+    ("fsdp", "embedding", "kernel"),
+    [(1, (), ()), (2, ("fsdp",), (None, "fsdp")), (4, ("fsdp",), ("fsdp",))],  # 6 has no 4 equal parts
 )
-def test_the_first_rule_that_is_found_decides(fsdp, rules, embedding, kernel, bias):
-    specs = _layout(fsdp, rules).specs(_zeros(SHAPES))
+def test_the_longest_axis_with_equal_parts_is_cut(fsdp, embedding, kernel):
+    specs = _layout(fsdp).specs(_zeros(SHAPES))
     reasoner = specs["reasoner"]
     found = [reasoner["wte"]["embedding"], reasoner["h_0"]["kernel"], reasoner["h_0"]["bias"]]
-    for spec, expected in zip(found, (embedding, kernel, bias), strict=True):
+    for spec, expected in zip(found, (embedding, kernel, ()), strict=True):
         trimmed = [*spec]
         while trimmed and trimmed[-1] is None:
             trimmed.pop()
@@ -53,26 +42,6 @@ def test_the_first_rule_that_is_found_decides(fsdp, rules, embedding, kernel, bi
             expected.pop()
         assert trimmed == expected
     assert specs["gate"]["odd"] == PartitionSpec()
-
-
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        ((("wte", ("", "", "fsdp")),), "reasoner/wte/embedding of shape (12, 8)"),
-        ((("odd", ("fsdp",)),), "gate/odd of shape (3, 5)"),
-    ],
-)
-def test_what_cannot_be_cut_so_is_named(rules, said):
-    with pytest.raises(UserError, match=rf"config\.sharding\.rules: .*{re.escape(said)}.* 2 equal parts"):
-        _layout(2, rules).specs(_zeros(SHAPES))
-
-
-@pytest.mark.parametrize(
-    "rules", [(("(", ()),), (("", ("data",)),), (("", ("fsdp", "fsdp")),), (("", ("largest", "")),)]
-)
-def test_rules_that_say_nothing_are_refused(rules):
-    with pytest.raises(FieldError, match="rules"):
-        ShardingConfig(rules=rules)
 
 
 def test_parts_must_divide_the_devices():

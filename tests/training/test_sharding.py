@@ -26,7 +26,7 @@ from benchmarks.measure.compiled import collectives
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, device_mesh, replicate, shard_rows
 from slpo_jax.policy import noise
 from slpo_jax.training.rl import roll_out
-from slpo_jax.training.sharding import Layout, ShardingConfig, total
+from slpo_jax.training.sharding import Layout, total
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -162,7 +162,7 @@ def test_step_by_hand(toy_batch, devices, micro_batches, caplog):
 @pytest.mark.parametrize("placed", [False, True])
 def test_init_state_leaves_the_caller_its_params(toy_batch, devices, fsdp, placed):
     """Steps give away their state's buffers, of which none is the caller's, who may have placed them already."""
-    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp), ShardingConfig().rules)
+    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
     first = {"reasoner": {"w": jnp.ones(2)}, "gate": {"w": jnp.array([0.5, -1.0, 2.0])}}
     first = replicate(first, layout.mesh) if placed else first
     state = init_state(first, ("gate",), optax.adam(0.1), jax.random.key(4), layout)

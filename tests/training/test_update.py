@@ -9,7 +9,7 @@ import pytest
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.sharding import Layout, ShardingConfig
+from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -26,7 +26,7 @@ def _loss(params, batch, key):
 
 def _step(config, params, loss=_loss, batch=None, **how):
     optimizer = make_optimizer(config)
-    layout = Layout(device_mesh(jax.devices("cpu")[:1]), ShardingConfig().rules)
+    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
     state = init_state({"reasoner": params}, ("reasoner",), optimizer, jax.random.key(0), layout)
     step = make_train_step(loss, optimizer, ("reasoner",), layout, "rl", **how)
     return state, step.lower(state, params if batch is None else batch).compile()
