@@ -47,14 +47,14 @@ def _gelu(x):
     return 0.5 * x * (1 + xp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
-def plain_hidden(params, inputs_LD, factors, heads: int = 2, sites: tuple[str, ...] = ("attention", "mlp")):
-    """Hidden states [L, D] of one row after the final norm, with the factors multiplied in at these sites."""
+def plain_hidden(params, inputs_LD, factors, heads: int = 2):
+    """Hidden states [L, D] of one row after the final norm, with the factors multiplied in at its sites."""
     backbone, length = params["backbone"], len(inputs_LD)
 
     def noise(layer, site):
-        return factors[site_number(layer, site)][:length] if factors and site in sites else 1.0
+        return factors[site_number(layer, site)][:length] if factors else 1.0
 
-    x = noise(0, "embedding") * (inputs_LD + backbone["wpe"][:length])
+    x = inputs_LD + backbone["wpe"][:length]
     layer = 0
     while (block := backbone.get(f"h_{layer}")) is not None:
         x = x + noise(layer, "attention") * _attention(block["attn"], _norm(block["ln_1"], x), heads)

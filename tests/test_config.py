@@ -102,7 +102,6 @@ def test_every_key_has_a_range(key):
         ("config.model.n_head", 0, "a whole number, 1 or more"),
         ("config.model.n_layer", 0, "a whole number, 1 or more"),
         ("config.model.n_embd", 0, "1 or more"),
-        ("config.model.dropout_sites", ("atention",), "attention, mlp, embedding"),
         ("config.model.dtype", "float16", "auto, float32, bfloat16"),
         ("config.prompt_slots", (), "at least one"),
         ("config.prompt_slots", (0,), "1 or more"),

@@ -5,7 +5,6 @@ nothing with the package but the keys of the positions and the map from a key to
 where noise is on is said here again.
 """
 
-import dataclasses
 import functools
 from importlib.metadata import version
 
@@ -27,7 +26,6 @@ from slpo_jax.policy.thinkers import THINKERS
 
 END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
-NOISY = dataclasses.replace(CONFIG, dropout_sites=("attention", "mlp", "embedding"))
 REASONER = coconut(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
 ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_ids=(EOS,), pad_id=PAD)
@@ -171,7 +169,7 @@ class SlowReasoner:
 
     def hidden(self, inputs_LD) -> np.ndarray:
         """Hidden states [L, D] after the final norm of a fresh full forward."""
-        return plain_hidden(self.params, inputs_LD, self.factors, self.config.n_head, self.config.dropout_sites)
+        return plain_hidden(self.params, inputs_LD, self.factors, self.config.n_head)
 
     def logits(self, hidden_LD) -> np.ndarray:
         return hidden_LD @ self.params["backbone"]["wte"].T

@@ -12,7 +12,7 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
 from slpo_jax.models.dense import head_logits
-from slpo_jax.models.dropout import SITES, Dropout, drop, site_number
+from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.packing import Packing
 
 
@@ -53,7 +53,7 @@ class Context:
         def own(cache: KVCache | None) -> KVCache | None:
             return cache and KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
 
-        first = layer * len(SITES)
+        first = layer * SITE_NUMBERS
         return dataclasses.replace(self, prefix=own(self.prefix), cache=own(self.cache), first_site=first)
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
@@ -225,8 +225,6 @@ class Backbone(nn.Module):
         assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
         c = self.config
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
-        if "embedding" in c.dropout_sites:
-            x_BLD = drop(x_BLD, dropout, site_number(0, "embedding"))
         valid_BS = valid_BL
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
@@ -265,7 +263,7 @@ class Backbone(nn.Module):
 
         def body(x_BLD, layer):
             number, params, before = layer
-            here = dataclasses.replace(context, first_site=number * len(SITES))
+            here = dataclasses.replace(context, first_site=number * SITE_NUMBERS)
             if prefix is not None:
                 here = dataclasses.replace(here, prefix=KVCache((before[0],), (before[1],), prefix.valid))
             return block.apply({"params": params}, x_BLD, here)

@@ -4,14 +4,14 @@ The mask of one position at one site is a function of that position's key and th
 batched, padded, bucketed or sharded in any way without changing a single mask.
 """
 
-from typing import Literal, get_args
-
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-Site = Literal["attention", "mlp", "embedding"]
-SITES: tuple[Site, ...] = get_args(Site)
+SITES = ("attention", "mlp")
+"""Where in a block dropout can be; a backbone's config says where it is."""
+SITE_NUMBERS = 3
+"""Of a layer. One is to spare: numbers decide masks, so they stay what they are."""
 
 
 @struct.dataclass
@@ -31,7 +31,7 @@ class Dropout:
 
 def site_number(layer: int, name: str) -> int:
     """The number that keeps the masks of different sites of one position apart."""
-    return len(SITES) * layer + SITES.index(name)
+    return SITE_NUMBERS * layer + SITES.index(name)
 
 
 def _bits(keys_BL: jax.Array, site: int | jax.Array, width: int) -> jax.Array:

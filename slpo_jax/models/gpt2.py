@@ -1,7 +1,7 @@
 """GPT-2 in Linen: the backbone of Radford et al. (2019), with an explicit cache and per-position MC-dropout."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ class GPT2Config:
     Attributes:
         n_inner: width of the feed-forward layer; 0 is 4 * n_embd.
         tied: the head is the token embedding; else it is a parameter of its own.
-        dropout_sites: which of `dropout.SITES` exist; the default is GPT-2's residual dropout.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
         scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
     """
+
+    dropout_sites: ClassVar = ("attention", "mlp")  # GPT-2's residual dropout
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -32,7 +33,6 @@ class GPT2Config:
     n_inner: int = 0
     norm_epsilon: float = 1e-5
     tied: bool = True
-    dropout_sites: tuple[str, ...] = ("attention", "mlp")
     dtype: Any = jnp.float32
     remat: bool = False
     scan_layers: bool = False

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -44,11 +44,12 @@ class LlamaConfig:
         rope_theta: base of the rotary frequencies.
         rope_scaling: None for the plain ones.
         tied: the head is the token embedding; else it is a parameter of its own.
-        dropout_sites: which of `dropout.SITES` exist; the default is the output of the MLP's down projection.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
         scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
     """
+
+    dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
 
     vocab_size: int = 128256
     n_positions: int = 131072
@@ -62,7 +63,6 @@ class LlamaConfig:
     rope_theta: float = 500000.0
     rope_scaling: RopeScaling | None = RopeScaling()
     tied: bool = True
-    dropout_sites: tuple[str, ...] = ("mlp",)
     dtype: Any = jnp.float32
     remat: bool = False
     scan_layers: bool = False

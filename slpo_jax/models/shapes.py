@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, Literal
 
 from slpo_jax.checked import check_fields, setting
-from slpo_jax.models.dropout import Site
 
 
 def activation_type(name: str) -> Any:
@@ -30,7 +29,6 @@ class ModelConfig:
         rope_theta: base of Llama's rotary frequencies.
         tied: the head is the token embedding.
         projector: width of CODI's projector; 0 is n_embd.
-        dropout_sites: where in a block dropout is; None is attention and mlp for GPT-2, mlp for Llama.
         dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
         scan_layers: compile one block for all layers.
@@ -45,7 +43,6 @@ class ModelConfig:
     rope_theta: float = setting(10_000.0, above=0)
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
-    dropout_sites: tuple[Site, ...] | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     remat: bool = False
     scan_layers: bool = False

@@ -33,7 +33,7 @@ from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_RUNTIME = ("dropout_sites", "dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
+_RUNTIME = ("dtype", "remat", "scan_layers")  # of a backbone's config; not of its shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +110,8 @@ def _prompt(config: ConfigDict) -> PromptConfig:
 
 def _at_run_time(config: ConfigDict, recipe: Recipe, model: BackboneConfig) -> BackboneConfig:
     """The shapes with what the config says of running them."""
-    sites = config.model.dropout_sites
-    sites = recipe.model_config.dropout_sites if sites is None else tuple(sites)
     return dataclasses.replace(
         model,
-        dropout_sites=sites,
         dtype=activation_type(config.model.dtype),
         remat=config.model.remat,
         scan_layers=config.model.scan_layers,

@@ -21,7 +21,6 @@ from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin.identify import Identity
-from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.thinkers import THINKERS
 
@@ -31,7 +30,7 @@ _NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tok
 # Keys and sections that decide what a checkpoint answers: of every use of it, and of its evaluation alone.
 _USED_WITH = ("max_latents", "max_answer_tokens", "prompt", "thinker")
 _EVALUATED_WITH = (
-    "min_latents", "dropout", "gate.enabled", "model.dropout_sites", "evaluate.max_answer_tokens", "evaluate.dropout",
+    "min_latents", "dropout", "gate.enabled", "evaluate.max_answer_tokens", "evaluate.dropout",
     "evaluate.temperature", "evaluate.top_k", "evaluate.top_p",
 )  # fmt: skip
 RULE = "rule"  # beside them: the threshold, or without a gate the number of latents
@@ -181,11 +180,7 @@ def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
 def _decisive(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Of a config's sections, what decides what a checkpoint answers, by key."""
     every = flatten(plain(facts))
-    found = {key: value for key, value in every.items() if _among(key, (*_USED_WITH, *_EVALUATED_WITH))}
-    sites, recipe = found.get("model.dropout_sites"), REASONERS.get(facts.get("reasoner", ""))
-    if sites is not None and recipe and tuple(sites) == recipe.model_config.dropout_sites:
-        found["model.dropout_sites"] = None  # which are those, and written out by the run
-    return found
+    return {key: value for key, value in every.items() if _among(key, (*_USED_WITH, *_EVALUATED_WITH))}
 
 
 def _among(key: str, keys: tuple[str, ...]) -> bool:

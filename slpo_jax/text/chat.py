@@ -24,7 +24,7 @@ class PromptConfig:
     Attributes:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.
-        chat: whether in the tokenizer's chat template: where it has one ("auto"), "always" or "never".
+        chat: whether in the tokenizer's chat template: where it has one ("auto"), or "never".
         answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
             number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX.
         stop: texts of which the first ends the completion, as an end token does: the token with which it is written
@@ -33,7 +33,7 @@ class PromptConfig:
 
     system: str = ""
     instruction: str = ""
-    chat: Literal["auto", "always", "never"] = "auto"
+    chat: Literal["auto", "never"] = "auto"
     answers: Literal["auto", "last_number", "boxed"] = "auto"
     stop: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
         tokenizer: gets no tokens but, a word-level one, the answer's mark.
         prompt: what the question is asked with.
     Raises:
-        UserError: a chat template is asked for that the tokenizer lacks or can't use, or it has no eos token.
+        UserError: the tokenizer's chat template can't be used, or it has no eos token.
     """
     if tokenizer.eos_token is None:
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
@@ -61,7 +61,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     style = TEXT_STYLES[prompt.answers]
     before, after = (r"\boxed{", "}") if style == "boxed" else (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, f"{before} {after}", apart=style != "boxed")
-    chat = prompt.chat == "always" or (prompt.chat == "auto" and tokenizer.chat_template is not None)
+    chat = prompt.chat == "auto" and tokenizer.chat_template is not None
     if chat:
         _check_chat(tokenizer, prompt)
     return Template(
@@ -92,11 +92,6 @@ def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: 
 
 
 def _check_chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) -> None:
-    if tokenizer.chat_template is None:
-        raise UserError(
-            'config.prompt.chat: is "always", but the tokenizer has no chat template, as a base model\'s; set it to '
-            '"never", or give the instruct model\'s tokenizer'
-        )
     try:
         _chat(tokenizer, prompt, "?")
     except Exception as error:  # templates are programs, which raise what they like

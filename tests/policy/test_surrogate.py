@@ -12,7 +12,6 @@ from tiny import (
     CONFIG,
     END,
     EOS,
-    NOISY,
     PAD,
     REASONER,
     ROLLOUT,
@@ -29,7 +28,6 @@ from tiny import (
     take_rows,
 )
 
-from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.sampling import LARGE
@@ -106,20 +104,13 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 
 
 @pytest.mark.parametrize(
-    ("where", "sites"),
-    [
-        ("thought", CONFIG.dropout_sites),
-        pytest.param("latents", CONFIG.dropout_sites, marks=pytest.mark.slow),
-        pytest.param("all", NOISY.dropout_sites, marks=pytest.mark.slow),
-    ],
+    "where", ["thought", *(pytest.param(where, marks=pytest.mark.slow) for where in ("latents", "all"))]
 )
-def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where, sites):
-    gpt2 = dataclasses.replace(CONFIG, dropout_sites=sites)
-    slow, config = SlowReasoner(params, gpt2), dataclasses.replace(ROLLOUT, dropout_where=where)
-    fast = one_pass if gpt2 == CONFIG else compiled(_pass, coconut(gpt2), static=("config",))
+def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where):
+    slow, config = SlowReasoner(params, CONFIG), dataclasses.replace(ROLLOUT, dropout_where=where)
     for k in range(2):
         prompt_keys, keys = _keys(k)
-        scores = fast(params, prompts, trajectories, prompt_keys, keys, config=config)
+        scores = one_pass(params, prompts, trajectories, prompt_keys, keys, config=config)
         for row in range(ROWS):
             z, log_prob = _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row)
             np.testing.assert_allclose(scores.actions[row, : len(z)], z, rtol=0, atol=1e-4)

@@ -388,7 +388,6 @@ def test_lost_latents_are_made_again(finished, monkeypatch):
     [
         {"seed": 1}, {"dropout.rate": 0.2}, {"max_latents": 2}, {"evaluate.samples": 3}, {"evaluate.samples": 0},
         {"evaluate.seeds": 1}, {"evaluate.limit": 5}, {"evaluate.max_answer_tokens": 3}, {"model.dtype": "bfloat16"},
-        {"model.dropout_sites": ("mlp",)},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip

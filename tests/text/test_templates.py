@@ -172,12 +172,11 @@ def test_text_in_a_chat():
 @pytest.mark.parametrize(
     ("chat_template", "fault"),
     [
-        (None, 'config.prompt.chat: is "always", but the tokenizer has no chat template'),
         ("{{ raise_exception('no user here') }}", "config.prompt: .*chat template can't take it .no user here."),
         ("{% if %}", "config.prompt: .*chat template can't take it"),
     ],
 )
 def test_a_chat_that_can_not_be_is_one_line(chat_template, fault):
     with pytest.raises(UserError, match=fault) as error:
-        text_template(_with_chat(chat_template), PromptConfig(chat="always"))
+        text_template(_with_chat(chat_template), PromptConfig())
     assert "\n" not in str(error.value)
