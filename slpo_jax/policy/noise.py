@@ -14,8 +14,6 @@ from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout
 
 DropoutWhere = Literal["thought", "latents", "all"]
-"""Where dropout is on: every forward up to the one that produces the last latent ("thought", the default), the same
-without the prompt ("latents"), or every position ("all")."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,8 @@ class DropoutConfig:
 
     Attributes:
         rate: p, the probability of dropping a unit.
-        where: see `DropoutWhere`.
+        where: "thought" is every forward up to the one that makes the last latent, "latents" the same without the
+            prompt, "all" every position.
     """
 
     rate: float = setting(0.1, least=0, below=1)

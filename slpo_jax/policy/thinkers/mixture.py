@@ -16,10 +16,11 @@ class Kept:
 
     Attributes:
         temperature: of the softmax.
-        top_k, top_p: see `sampling.most_likely`.
+        top_k: likeliest tokens that are kept; 0 keeps all.
+        top_p: then the likeliest of these that have this probability together; 1 keeps all.
         min_p: then those at least this share as likely as the likeliest; 0 keeps all.
         most: then at most so many; 0 keeps all.
-        end_text: one token; where it is the likeliest, the thought ends (`ending.ending_at`). "" is none: T steps.
+        end_text: one token; where it is the likeliest, the thought ends; "" is none: T steps.
         cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
         cold_steps: the last of so many certain steps in a row is `end_text` instead.
         end_id: of `end_text`. No key of the section.
@@ -74,6 +75,6 @@ def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Arra
 
 
 def log_softmax_of_kept(kept: jax.Array) -> jax.Array:
-    """log of the renormalised law [.., M], -inf where cut, with finite gradients."""
+    """log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
     whole = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
     return jnp.where(jnp.isfinite(kept), jnp.where(jnp.isfinite(kept), kept, 0.0) - whole, -jnp.inf)
