@@ -35,7 +35,10 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.io.workdir import BEST
+from slpo_jax.kinds import REASONERS, kind_of
 from slpo_jax.models.gate import GateConfig
+from slpo_jax.models.llama import LlamaConfig
+from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
@@ -67,7 +70,7 @@ class Config:
             config.model's shapes are the checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
-        reasoner: a name in `slpo_jax.origin.recipes.REASONERS`.
+        reasoner: a name in `slpo_jax.kinds.REASONERS`.
         tokenizer: "synthetic:LARGEST_NUMBER", "bytes", a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a text reasoner is asked with.
@@ -141,7 +144,7 @@ def default_config() -> ConfigDict:
 
 def own_latents(config: ConfigDict) -> int:
     """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0."""
-    if config.reasoner.startswith("text"):
+    if not kind_of(config.reasoner).has_latents:
         return 0
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
@@ -200,7 +203,7 @@ def check(config: ConfigDict) -> None:
     )
     own = settings.imitate.c_thought * settings.imitate.max_latent_stage
     need(
-        "imitate" not in settings.stages or settings.imitate.c_thought == 0 or not settings.reasoner.startswith("text"),
+        "imitate" not in settings.stages or settings.imitate.c_thought == 0 or kind_of(settings.reasoner).has_latents,
         f"imitate.c_thought: {settings.imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; "
         "set it to 0",
     )
@@ -228,9 +231,10 @@ def check(config: ConfigDict) -> None:
 
 def _check_model(settings: Config, need: Any) -> None:
     """What only random weights need: a checkpoint brings shapes of its own."""
-    model, llama = settings.model, settings.reasoner.endswith("llama")
     if settings.init:
         return
+    kind_of(settings.reasoner)
+    model, llama = settings.model, BACKBONES[REASONERS[settings.reasoner][1]] is LlamaConfig
     need(
         model.n_embd % model.n_head == 0,
         f"model.n_embd: {model.n_embd} is not a multiple of model.n_head ({model.n_head}); change one of them",

@@ -60,11 +60,11 @@ def _missing(solver: "Solver", solution: "Solution") -> str:
     style = solver.setup.template.answer_style
     if solution.cut:
         return "none: the text has no end, so what it says last may be cut off"
-    what = {"boxed": r"nothing in a \boxed{}", "coconut": "no number after its last #"}.get(style)
+    what = {"boxed": r"nothing in a \boxed{}", "after_mark": "no number after its last #"}.get(style)
     what = what or "no number, or its last is a part of something else"
-    if style == "coconut" and "#" not in solution.text:
+    if style == "after_mark" and "#" not in solution.text:
         what = "no # before a number"
-        if solver.setup.origin.recipe.kind == "text":
+        if not solver.setup.origin.kind.has_latents:
             what += "; --answers=last_number reads one without"
     return f"none: the text has {what}"
 
@@ -72,7 +72,7 @@ def _missing(solver: "Solver", solution: "Solution") -> str:
 def _ending(solver: "Solver", solution: "Solution") -> str:
     steps, thinker = len(solution.latents), solver.setup.policy.thinker
     if not steps:
-        return "in words alone" if solver.setup.origin.recipe.kind == "text" else "none, a fixed number"
+        return "in words alone" if not solver.setup.origin.kind.has_latents else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = solver.setup.config.thinker[solver.setup.config.thinker.name].get("end_text")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from plain_gpt2 import dropout_factors, plain_hidden
 
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
@@ -26,7 +26,7 @@ from slpo_jax.policy.thinkers import THINKERS
 
 END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
-REASONER = coconut(CONFIG)
+REASONER = Coconut().on(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
 ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_ids=(EOS,), pad_id=PAD)
 

@@ -11,6 +11,8 @@ from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 
+EMBEDDING = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
+
 Path = tuple[str, ...]
 Tree = dict[str, Any]
 
@@ -54,17 +56,16 @@ def _gpt2(c: GPT2Config) -> list[Weight]:
         ("mlp", "c_fc"): (width, inner),
         ("mlp", "c_proj"): (inner, width),
     }
-    norms: list[tuple[Path, str]] = [(("ln_f",), "transformer.ln_f")]
+    norms = norm(("ln_f",), "transformer.ln_f", width)
     for layer in range(c.n_layer):
         prefix = f"transformer.h.{layer}"
-        norms += [((f"h_{layer}", name), f"{prefix}.{name}") for name in ("ln_1", "ln_2")]
+        for name in ("ln_1", "ln_2"):
+            norms += norm((f"h_{layer}", name), f"{prefix}.{name}", width)
         for (part, name), shape in shapes.items():
             path: Path = (f"h_{layer}", part, name)
             found.append(Weight((*path, "kernel"), f"{prefix}.{part}.{name}.weight", shape))
             found.append(Weight((*path, "bias"), f"{prefix}.{part}.{name}.bias", shape[1:]))
-    for path, name in norms:
-        found.append(Weight((*path, "scale"), f"{name}.weight", (width,)))
-        found.append(Weight((*path, "bias"), f"{name}.bias", (width,)))
+    found += norms
     return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
 
 
@@ -90,24 +91,33 @@ def _llama(c: LlamaConfig) -> list[Weight]:
     return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
 
 
-def projector_weights(width: int, hidden: int, prefix: str = "projector", norm: str = "4") -> list[Weight]:
-    """CODI's projector: `projector.{1,3,4}` in Hugging Face's layout, `prj.{1,3,ln}` in the original."""
-    found = []
-    for ours, theirs, shape in (("fc_in", "1", (hidden, width)), ("fc_out", "3", (width, hidden))):
-        found.append(Weight((ours, "kernel"), f"{prefix}.{theirs}.weight", shape, True))
-        found.append(Weight((ours, "bias"), f"{prefix}.{theirs}.bias", shape[:1]))
-    found.append(Weight(("norm", "scale"), f"{prefix}.{norm}.weight", (width,)))
-    return [*found, Weight(("norm", "bias"), f"{prefix}.{norm}.bias", (width,))]
+def linear(path: Path, name: str, shape: tuple[int, int]) -> list[Weight]:
+    """torch's Linear of this name, whose weight has this shape, [out, in]."""
+    return [
+        Weight((*path, "kernel"), f"{name}.weight", shape, True),
+        Weight((*path, "bias"), f"{name}.bias", shape[:1]),
+    ]
+
+
+def norm(path: Path, name: str, width: int) -> list[Weight]:
+    """torch's LayerNorm of this name."""
+    return [Weight((*path, "scale"), f"{name}.weight", (width,)), Weight((*path, "bias"), f"{name}.bias", (width,))]
 
 
 def gate_weights(width: int, hidden: int) -> list[Weight]:
     """The stopping gate, `gate.out` and, for an MLP, `gate.hidden`."""
-    layers = {"out": (1, hidden or width)} | ({"hidden": (hidden, width)} if hidden else {})
-    found = []
-    for name, shape in layers.items():
-        found.append(Weight((name, "kernel"), f"gate.{name}.weight", shape, True))
-        found.append(Weight((name, "bias"), f"gate.{name}.bias", shape[:1]))
-    return found
+    out = linear(("out",), "gate.out", (1, hidden or width))
+    return out + (linear(("hidden",), "gate.hidden", (hidden, width)) if hidden else [])
+
+
+def with_prefix(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]:
+    """Those whose names begin so, under what comes after it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def strip_all(tensors: dict[str, Stored], prefix: str) -> dict[str, Stored]:
+    """Without the prefix, if all have it."""
+    return with_prefix(tensors, prefix) if tensors and all(name.startswith(prefix) for name in tensors) else tensors
 
 
 def check_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) -> None:

@@ -1,10 +1,8 @@
 """A reasoner: a backbone and a transition from hidden state to next input (paper section 3).
 
 The modules are Linen; the rest of the project sees only `Reasoner`, a bundle of pure functions of a parameter tree.
-A new reasoner is one subclass of `LatentReasoner`.
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -23,16 +21,17 @@ from slpo_jax.models.parts import REASONER, reads, writes
 
 Params = Any
 BackboneConfig = GPT2Config | LlamaConfig
+BACKBONES: dict[str, type[BackboneConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 
 
 class LatentReasoner(nn.Module):
-    """A language model that can feed its own hidden states back to itself."""
+    """A language model that feeds its own hidden states back to itself, as they are."""
 
     backbone: Backbone
 
-    @abc.abstractmethod
     def transition(self, hidden_BLD: jax.Array) -> jax.Array:
         """The latent fed at the next slot, from the hidden state (after the final norm) at this one."""
+        return hidden_BLD
 
     def __call__(self, *args, **kwargs):
         return self.backbone(*args, **kwargs)
@@ -50,44 +49,6 @@ class LatentReasoner(nn.Module):
         """Touch every parameter once."""
         hidden_BLD, _ = self(self.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
         return self.transition(hidden_BLD), self.logits(hidden_BLD)
-
-
-class Coconut(LatentReasoner):
-    """COCONUT (Hao et al., 2024): the last hidden state itself is the next input embedding."""
-
-    def transition(self, hidden_BLD):
-        return hidden_BLD
-
-
-class Projector(nn.Module):
-    """CODI's projector, without the dropout of probability 0 that it is published with."""
-
-    hidden: int
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, h_BLD):
-        x_BLD = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="fc_in")(h_BLD), approximate=False)
-        x_BLD = nn.Dense(self.width, dtype=self.dtype, name="fc_out")(x_BLD)
-        return nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, name="norm")(x_BLD)
-
-
-class Codi(LatentReasoner):
-    """CODI (Shen et al., 2025): a projector of the last hidden state is the next input embedding.
-
-    Attributes:
-        hidden: width of the projector's hidden layer.
-    """
-
-    hidden: int
-
-    def setup(self):
-        config = self.backbone.config
-        self.projector = Projector(self.hidden, config.n_embd, config.dtype)
-
-    def transition(self, hidden_BLD):
-        return self.projector(hidden_BLD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,17 +127,3 @@ def as_functions(module: LatentReasoner) -> Reasoner:
 def backbone(config: BackboneConfig) -> Backbone:
     """The backbone that the config's class stands for."""
     return {GPT2Config: GPT2, LlamaConfig: Llama}[type(config)](config)
-
-
-def coconut(config: BackboneConfig) -> Reasoner:
-    """COCONUT on the backbone of these shapes."""
-    return as_functions(Coconut(backbone(config)))
-
-
-def codi(config: BackboneConfig, hidden: int) -> Reasoner:
-    """CODI on the backbone of these shapes.
-
-    Args:
-        hidden: D', width of the projector's hidden layer.
-    """
-    return as_functions(Codi(backbone(config), hidden))

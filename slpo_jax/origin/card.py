@@ -27,13 +27,12 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in _TITLES
-    backbone = "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
-    kind = {"coconut": "COCONUT on ", "codi": "CODI on ", "text": "in words or soft tokens, "}[description.kind]
+    kind, backbone = description.kind, "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
     parts = [
-        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {description.kind}, slpo]\n---",
+        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {kind.name}, slpo]\n---",
         f"# {name}",
         (
-            f"A latent reasoner: {kind}{backbone} ({description.model.n_layer} layers, width "
+            f"A latent reasoner: {kind.title} on {backbone} ({description.model.n_layer} layers, width "
             f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",
@@ -151,13 +150,10 @@ def _files(description: Description) -> str:
             "`transformers.AutoModelForCausalLM.from_pretrained`."
         ),
     ]
-    if description.kind != "text":
+    if description.kind.has_latents:
         lines[0] += " `latent_start_id` and `latent_end_id` in config.json enclose the latents, which are not tokens."
-    if description.kind == "codi":
-        lines.append(
-            "- `reasoner.safetensors`, `projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden "
-            "state to the next latent."
-        )
+    if description.kind.about_head:
+        lines.append(f"- `reasoner.safetensors`, {description.kind.about_head}.")
     if description.gate is not None:
         state = "trained" if description.gate_trained else "random"
         lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")

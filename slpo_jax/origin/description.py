@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json
 from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,7 +24,7 @@ FILE = "reasoner.json"
 MODEL_FILE = "config.json"
 FORMAT = 1
 REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
-_FACTS = ("kind", "projector", "tidy", "gate", "gate_trained", "source", "settings")
+_FACTS = ("gate", "gate_trained", "source", "settings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +32,17 @@ class Description:
     """A reasoner's kind and shapes.
 
     Attributes:
-        kind: "coconut", "codi" or "text".
+        kind: with what is to be known beside the backbone's shapes.
         model: the backbone's shapes.
-        projector: width of CODI's projector; 0 for others.
-        tidy: CODI's own protocol (questions are tidied, the end marker can't be generated) and not Hugging Face's.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
         gate_trained: False for a gate that is still random.
         source: what the weights were converted from; "" for a run's.
-        eos_ids: of the tokens that end what a text reasoner writes, which lie in config.json; () for the tokenizer's.
+        eos_ids: of the tokens that end what it writes, which lie in config.json; () for the tokenizer's.
         settings: what else decides what it answers, see `origin.settings.made_with`; {} where nothing is known.
     """
 
-    kind: str
+    kind: Kind
     model: BackboneConfig
-    projector: int = 0
-    tidy: bool = True
     gate: int | None = None
     gate_trained: bool = False
     source: str = ""
@@ -70,7 +68,8 @@ def write_description(
     config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
     config["bos_token_id"] = tokenizer.bos_token_id
     _write_json(folder / MODEL_FILE, config)
-    facts = {name: getattr(description, name) for name in _FACTS}
+    facts = {"kind": description.kind.name} | dataclasses.asdict(description.kind)
+    facts |= {name: getattr(description, name) for name in _FACTS}
     _write_json(folder / FILE, {"format": FORMAT} | facts)
     save_tokenizer(tokenizer, folder)
 
@@ -88,15 +87,19 @@ def read_description(folder: Path) -> Description | None:
     try:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
-        model = from_hugging_face(read_json(folder / MODEL_FILE, REMEDY), str(folder / MODEL_FILE))
-        found = Description(model=model, **{name: values[name] for name in _FACTS})
+        kind = KINDS.get(str(values["kind"]))
+        if kind is None:
+            raise UserError(f"{path}: kind {values['kind']!r} is not known here; upgrade slpo_jax")
+        of_kind = {field.name: values[field.name] for field in dataclasses.fields(kind)}
+        facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
-    if not isinstance(found.settings, dict):
+    if not isinstance(facts["settings"], dict):
         raise UserError(f"{path}: 'settings' is no object; mend the file")
-    if found.kind != "text":
-        return found
-    return dataclasses.replace(found, eos_ids=end_tokens(str(folder), read_json(folder / MODEL_FILE, REMEDY)))
+    config = read_json(folder / MODEL_FILE, REMEDY)
+    model = from_hugging_face(config, str(folder / MODEL_FILE))
+    made = fill(kind, of_kind, f"{path}: key")
+    return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)
 
 
 def end_tokens(source: str, *settings: dict[str, Any]) -> tuple[int, ...]:

@@ -13,15 +13,15 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER
-from slpo_jax.models.parts import REASONER, THINKER
+from slpo_jax.kinds import KINDS, PLAIN
+from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.export import export_reasoner
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
-from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.origin.settings import made_with
 from slpo_jax.text.chat import PromptConfig
-from slpo_jax.text.tokenizer import END_LATENT, START_LATENT, load_tokenizer
+from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
 
 def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> Origin:
@@ -42,8 +42,9 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = origin.read()
-    if origin.recipe.has_projector and "projector" not in params[REASONER]:
-        raise UserError(f"{source}: has no projector yet, so is no CODI reasoner; train one with the imitate stage")
+    if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
+        what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
+        raise UserError(f"{source}: {what}; train one with the imitate stage")
     described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
     origin = dataclasses.replace(origin, description=described)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,15 +76,15 @@ def export_checkpoint(source: Path, target: Path) -> None:
     if not is_checkpoint(source):
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
     identity = identify(str(source))
-    description, recipe = identity.description, REASONERS[identity.reasoner or ""]
+    description = identity.description
     assert description is not None
     assert identity.tokenizer is not None
     description = dataclasses.replace(description, settings=made_with(identity))
-    template = recipe.template(identity.tokenizer(), None, description.tidy, PromptConfig(chat="never"))
+    template = description.kind.template(identity.tokenizer(), prompt=PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
-    origin = Origin(recipe, description, template)
+    origin = Origin(description, template)
     card = model_card(source, description, target.name)
     export_reasoner(target, params, description, template.tokenizer, origin.tokens, card)
 
@@ -98,14 +99,11 @@ def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
     """
     if identity.reasoner:
         return identity.reasoner
-    # A language model whose tokenizer has the latent tokens is COCONUT in Hugging Face's layout: it has no more.
     texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
-    if texts and {START_LATENT, END_LATENT} <= texts.get_vocab().keys():
-        return f"coconut_{identity.backbone}"
-    raise UserError(
-        f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, "
-        f"coconut_{identity.backbone} or codi_{identity.backbone}"
-    )
+    if texts and has_latent_tokens(texts):
+        return f"{PLAIN.name}_{identity.backbone}"
+    known = " or ".join(f"{name}_{identity.backbone}" for name, kind in KINDS.items() if kind.has_latents)
+    raise UserError(f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, {known}")
 
 
 def check_free(target: Path) -> None:

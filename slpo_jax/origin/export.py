@@ -5,12 +5,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.weights import backbone_weights, gate_weights, projector_weights, write_tree
+from slpo_jax.interop.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.origin.description import Description, write_description
 from slpo_jax.origin.opening import SIDE_FILE
@@ -65,9 +64,7 @@ def _write(folder: Path, params, description: Description, tokenizer, tokens) ->
     write_description(folder, description, tokenizer, tokens)
     tensors = write_tree(backbone_weights(model), reasoner["backbone"])
     save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})  # transformers wants to know
-    side: dict[str, np.ndarray] = {}
-    if description.projector:
-        side |= write_tree(projector_weights(model.n_embd, description.projector), reasoner["projector"])
+    side = write_tree(description.kind.heads(model.n_embd), reasoner)
     if description.gate is not None:
         side |= write_tree(gate_weights(model.n_embd, description.gate), params[GATE])
     if side:

@@ -5,22 +5,21 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
+from slpo_jax.kinds import Kind, backbone_of
 from slpo_jax.models.parts import GATE
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.opening import Opened, open_checkpoint
-from slpo_jax.origin.recipes import name_of
 from slpo_jax.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Kind = Literal["coconut", "codi", "text", "plain"]
 _TRAIN_THE_GATE = {"cold_start", "rl"}  # sections of a stage's config.json
 
 
@@ -30,7 +29,7 @@ class Identity:
 
     Attributes:
         source: as it was given.
-        kind: "plain" has a language model's tensors alone, which are a base model's or COCONUT's.
+        kind: None where it has a language model's tensors alone, which are a base model's or `kinds.PLAIN`'s.
         backbone: "gpt2" or "llama".
         description: what it says of itself, its gate included; None for what this project did not write.
         tokenizer: loads the tokenizer that comes with it; None if there is none.
@@ -41,7 +40,7 @@ class Identity:
     """
 
     source: str
-    kind: Kind
+    kind: type[Kind] | None
     backbone: str
     description: Description | None
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
@@ -52,8 +51,8 @@ class Identity:
 
     @property
     def reasoner(self) -> str | None:
-        """Its name in `REASONER_FOLDERS`, None for a plain one."""
-        return None if self.kind == "plain" else f"{self.kind}_{self.backbone}"
+        """Its name in `REASONERS`, None for a language model's tensors alone."""
+        return f"{self.kind.name}_{self.backbone}" if self.kind else None
 
     @property
     def gate(self) -> int:
@@ -116,7 +115,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
         return _ours(source, path.absolute())
     opened = open_checkpoint(source, base, lora_alpha, load_tokenizer)
     described = opened.description
-    kind: Any = described.kind if described else opened.layout.kind.removesuffix("_hugging_face")
+    kind = type(described.kind) if described else opened.layout.kind
     return Identity(
         source, kind, opened.layout.backbone, described, opened.tokenizer, opened=opened, base=base,
         lora_alpha=lora_alpha,
@@ -132,9 +131,8 @@ def _ours(source: str, path: Path) -> Identity:
     described = read_description(folder)
     if described is None:
         raise UserError(f"{folder}: has no reasoner.json, which says what {source} is; keep that folder whole")
-    description, kind = _with_gate(described, path), described.kind
-    backbone = name_of(kind, described.model).removeprefix(f"{kind}_")
-    return Identity(source, kind, backbone, description, partial(load_tokenizer, str(folder)), orbax=path)  # type: ignore[arg-type]
+    kind, backbone, load = type(described.kind), backbone_of(described.model), partial(load_tokenizer, str(folder))
+    return Identity(source, kind, backbone, _with_gate(described, path), load, orbax=path)
 
 
 def _with_gate(description: Description, path: Path) -> Description:

@@ -21,17 +21,17 @@ from slpo_jax.interop.adapters import (
 )
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
 from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
-from slpo_jax.interop.weights import Stored, check_tree, gate_weights, projector_weights
+from slpo_jax.interop.weights import EMBEDDING, Stored, check_tree, gate_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.origin import description as descriptions
 from slpo_jax.origin.description import Description, read_description
-from slpo_jax.origin.layouts import EMBEDDING, Layout, recognise
+from slpo_jax.origin.layouts import Layout, recognise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SIDE_FILE = "reasoner.safetensors"  # gate and projector of an export
+SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its kind has beside the language model
 GENERATION_FILE = "generation_config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -142,7 +142,7 @@ def open_checkpoint(
         )
     layout = recognise(_stored(open_tensors(path)), str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
-    original = layout.kind in ("coconut", "codi")
+    original = layout.tensors.original
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
     model_folder = folder if own and folder else _base(base, path)
     with_tokenizer = _tokenizer_folder(folder, model_folder, base)
@@ -168,7 +168,7 @@ def open_checkpoint(
 
 
 def _with_side_file(folder: Path, layout: Layout, described: Description | None) -> Layout:
-    """The layout of an export with the gate and projector that its description names; others are as they were.
+    """The layout of an export with the gate and head that its description names; others are as they were.
 
     Raises:
         UserError: a part of an export is missing, or lies where an export has none.
@@ -180,19 +180,18 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
                 f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
             )
         return layout
-    for tensor in (layout.gate | layout.projector).values():
+    for tensor in (layout.gate | layout.tensors.head).values():
         raise UserError(
             f"{folder}: tensor {tensor.name} lies among the language model's, but {descriptions.FILE} is of an export, "
             f"which has it in {SIDE_FILE}; give the export as it was written, or remove {descriptions.FILE}"
         )
     side = _stored(open_tensors(path)) if path.is_file() else {}
-    width, hidden = described.model.n_embd, described.projector
-    wanted = projector_weights(width, hidden) if hidden else []
-    wanted += gate_weights(width, described.gate) if described.gate is not None else []
-    check_tree(wanted, side, str(path))
+    width = described.model.n_embd
+    of_gate = gate_weights(width, described.gate) if described.gate is not None else []
+    check_tree(described.kind.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
-    projector = {name: tensor for name, tensor in side.items() if name not in gate}
-    return dataclasses.replace(layout, gate=gate, projector=projector)
+    head = {name: tensor for name, tensor in side.items() if name not in gate}
+    return dataclasses.replace(layout, gate=gate, tensors=layout.tensors._replace(head=head))
 
 
 def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
@@ -228,10 +227,11 @@ def _open_adapters(
     below = open_checkpoint(base, base, lora_alpha, load_tokenizer, "config.base")
     file = adapter_file(folder)
     assert file is not None
+    tensors = below.layout.tensors
     with fitting(base):
-        model = adapted(below.layout.model, _stored(open_tensors(file)), lora, str(file))
-    refuse_half_tied(below.layout.model, model, EMBEDDING[below.layout.backbone], folder)
-    layout = dataclasses.replace(below.layout, model=model, source=str(folder))
+        model = adapted(tensors.model, _stored(open_tensors(file)), lora, str(file))
+    refuse_half_tied(tensors.model, model, EMBEDDING[below.layout.backbone], folder)
+    layout = dataclasses.replace(below.layout, tensors=tensors._replace(model=model), source=str(folder))
     own = _has_tokenizer(folder)
     return dataclasses.replace(
         below,

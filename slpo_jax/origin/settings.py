@@ -20,11 +20,11 @@ from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
 from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.kinds import PLAIN, kind_of
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.thinkers import THINKERS
 
-PUBLISHED_LATENTS = 6  # of COCONUT and CODI, which have no gate
 # What a run's config says of its start and its machine, which is not true of its checkpoint.
 _NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices", "sharding")
 # Keys and sections that decide what a checkpoint answers: of every use of it, and of its evaluation alone.
@@ -53,15 +53,13 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     if identity.lora_alpha is not None:
         config.lora_alpha = identity.lora_alpha
     of_a_run = _take_settings(config, identity)
+    config.reasoner = reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
+    kind = kind_of(config.reasoner)
     if not of_a_run:
-        config.max_latents = PUBLISHED_LATENTS
+        config.max_latents = kind.latents
         config.model.dtype = "float32"  # in which it gives the tokens of the program that wrote it
-    # A language model's tensors alone are COCONUT's, which has no others.
-    config.reasoner = reasoner or identity.reasoner or f"coconut_{identity.backbone}"
-    if config.reasoner.startswith("text"):
-        config.max_latents, config.gate.enabled = config.max_latents if of_a_run else 0, False
+    config.gate.enabled = bool(config.gate.enabled and kind.has_gate and identity.gate_trained)
     config.min_latents = min(config.min_latents, max(config.max_latents, 1))
-    config.gate.enabled = bool(config.gate.enabled and identity.gate_trained)
     config.gate.hidden = identity.gate
     return config
 

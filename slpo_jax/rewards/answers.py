@@ -14,7 +14,7 @@ from slpo_jax.rewards.equivalence import are_equivalent
 from slpo_jax.rewards.latex import comparisons
 from slpo_jax.rewards.numerals import NUMBER, last_number
 
-AnswerStyle = Literal["coconut", "codi", "boxed"]
+AnswerStyle = Literal["after_mark", "last_number", "boxed"]
 
 _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
@@ -69,9 +69,9 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
 
     Args:
         text: the completion, without the end-of-text token.
-        style: "coconut": what follows the last `#` (all of it, if there is none), stripped of ASCII whitespace, has to
-            be `-?NUMBER` from end to end. "codi": the last number, which is never read in part: where the last digits
-            of the text are a part of something else, there is none. Before a NUMBER, or a point and digits:
+        style: "after_mark": what follows the last `#` (all of it, if there is none), stripped of ASCII whitespace, has
+            to be `-?NUMBER` from end to end. "last_number": the last number, which is never read in part: where the
+            last digits of the text are a part of something else, there is none. Before a NUMBER, or a point and digits:
             - a minus (`-`, U+2212, a hyphen or a dash but U+2014) is its sign, also with blanks, currency signs or
               backslashes between; unless a number, or blanks after one, or a letter, a closing bracket, a percent sign
               or another minus is before it: then what follows is no number ("5-3", "10 - 3", "x-3", "--3");
@@ -90,14 +90,14 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
     """
     if style == "boxed":
         return last_boxed(text) or None
-    if style == "coconut":
+    if style == "after_mark":
         written = text.rpartition("#")[2].strip(_WHITESPACE)
         number = written.removeprefix("-")
         found = (number != written, number) if NUMBER.fullmatch(number) else None
-    elif style == "codi":
+    elif style == "last_number":
         found = last_number(text)
     else:
-        raise UserError(f"answer style {style!r} is unknown; use 'coconut', 'codi' or 'boxed'")
+        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number' or 'boxed'")
     if found is None:
         return None
     negative, number = found

@@ -92,8 +92,8 @@ def verify(
     Raises:
         UserError: unknown style (when traced).
     """
-    if style not in ("coconut", "codi"):
-        raise UserError(f"answer style {style!r} is unknown; use 'coconut' or 'codi'")
+    if style not in ("after_mark", "last_number"):
+        raise UserError(f"answer style {style!r} is unknown; use 'after_mark' or 'last_number'")
 
     def verify_row(tokens_A, reference_R):
         is_eos_A = tokens_A == eos_id
@@ -102,7 +102,7 @@ def verify(
         bytes_N = jnp.where(ended_A[:, None], 0, bytes_AL).reshape(-1)
         start, is_number = _last_number(bytes_N)
         correct = is_eos_A.any() & is_number & _equals(bytes_N, start, reference_R)
-        return correct & _stands_alone(bytes_N, start) if style == "coconut" else correct
+        return correct & _stands_alone(bytes_N, start) if style == "after_mark" else correct
 
     return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
 

@@ -17,6 +17,7 @@ from slpo_jax.evaluation.trained import flatten
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import StageFolder
+from slpo_jax.kinds import kind_of
 from slpo_jax.origin.settings import plain
 from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.run.digests import SPEED, initial_files
@@ -207,7 +208,7 @@ def _settings(config: ConfigDict, stage: str) -> dict[str, Any]:
     """A stage's part of the config; the thinker's settings where it thinks, or saves parameters of the thinker's."""
     facts: dict[str, Any] = {key: config[key] for key in SHARED_KEYS}
     section = {"imitate_control": "imitate", ADAPTER: "imitate"}.get(stage, stage)
-    thinks = config.max_latents and not (section == "imitate" and config.reasoner.startswith("text"))
+    thinks = config.max_latents and not (section == "imitate" and not kind_of(config.reasoner).has_latents)
     if thinks or config.thinker.name in WITH_PARAMETERS:
         facts["thinker"] = thinker_of(config)
     if section in ("imitate", "cold_start"):

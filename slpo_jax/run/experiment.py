@@ -235,7 +235,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     if jax.default_backend() != "cpu":
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
-    reasoner = origin.recipe.functions(model, origin.description.projector)
+    reasoner = origin.kind.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     thinker = make_thinker(config, template.token)(reasoner.in_tree(), gate.in_tree())
     prompt_slots = fitting_slots(config, model.n_positions)
@@ -280,7 +280,6 @@ def _parts(config: ConfigDict, key: jax.Array, reasoner: Reasoner, gate: Gate, t
 def _resolve(config: ConfigDict, model, origin: Origin) -> None:
     """Write the loaded shapes into config.model, so that config.json says what was run."""
     for name in config.model:
-        if hasattr(model, name):
-            value = getattr(model, name)
+        value = getattr(model, name, getattr(origin.kind, name, None))
+        if value is not None:
             config.model[name] = jnp.dtype(value).name if name == "dtype" else value
-    config.model.projector = origin.description.projector

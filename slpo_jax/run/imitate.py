@@ -63,7 +63,7 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
             trained.
     """
     config = fill(ImitateConfig, experiment.config.imitate, "config.imitate")
-    recipe = recipe_of(config, experiment.origin.recipe.default_recipe)
+    recipe = recipe_of(config, experiment.origin.kind.default_recipe)
     if recipe.init and config.control:
         what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
         raise UserError(

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.kinds import IN_WORDS
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
@@ -21,15 +22,16 @@ from slpo_jax.text.chat import PromptConfig
 def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     name = config.thinker.name
-    if origin.recipe.kind == "text" and config.max_latents and name in OF_LATENTS:
+    kind = origin.kind
+    if not kind.has_latents and config.max_latents and name in OF_LATENTS:
         raise UserError(
-            f"config.max_latents: {config.max_latents}, but a text reasoner has no latents for config.thinker.name="
+            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
         )
-    if origin.recipe.kind != "text" and (name in OF_TEXT or config.thinker.get(name, {}).get("end_text")):
+    if kind.has_latents and (name in OF_TEXT or config.thinker.get(name, {}).get("end_text")):
         raise UserError(
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
-            "latents; use text_gpt2, text_llama, or another thinker"
+            f"latents; use {IN_WORDS}, or another thinker"
         )
     if name in OF_TEXT and not config.max_latents:
         raise UserError(
@@ -48,19 +50,19 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
             f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
         )
     asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
-    if origin.recipe.kind != "text" and asked:
+    if kind.has_latents and asked:
         raise UserError(
             f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
-            "text_gpt2, text_llama"
+            f"{IN_WORDS}"
         )
-    if origin.recipe.kind == "text" and config.gate.enabled:
-        raise UserError("config.gate.enabled: True, but a text reasoner has no gate; set it to False")
+    if not kind.has_gate and config.gate.enabled:
+        raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
     if origin.is_base and "imitate" not in {*config.stages, *finished}:
-        lacking = "it has no projector" if origin.recipe.has_projector else "its vocabulary lacks the special tokens"
         raise UserError(
-            f"config.init: {config.init} is a base model and no {config.reasoner} yet ({lacking}); put imitate into "
-            "config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner=text_gpt2, text_llama"
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {origin.lacks}); "
+            "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
+            f"{IN_WORDS}"
         )
     trains = set(config.stages) != {"evaluate"} or bool(finished)
     if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 # By `PromptConfig.answers`.
-TEXT_STYLES: dict[str, AnswerStyle] = {"auto": "coconut", "last_number": "codi", "boxed": "boxed"}
+TEXT_STYLES: dict[str, AnswerStyle] = {"auto": "after_mark", "last_number": "last_number", "boxed": "boxed"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a reasoner writes its prompt and its answer: one constructor a reasoner; no `if` elsewhere."""
+"""How a reasoner writes its prompt and its answer; each kind of reasoner makes its own (`slpo_jax.kinds`)."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle
-from slpo_jax.text.tokenizer import (
-    ANSWER_MARK,
-    COCONUT_TOKENS,
-    CODI_ANSWER,
-    CODI_TOKENS,
-    ReasonerTokens,
-    add_reasoner_tokens,
-    add_words,
-    token_bytes,
-)
+from slpo_jax.text.tokenizer import ReasonerTokens, token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -152,51 +143,8 @@ class Template:
         return [list(by_text[text]) for text in texts]
 
 
-def coconut_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None) -> Template:
-    """COCONUT: question + line break + start | latents | end + steps, a line each + "### 72" + eos.
-
-    Args:
-        tokenizer: gets the latent tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
-        first_id: where they go.
-    Returns:
-        the template.
-    """
-    tokens = add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id)
-    return _template(
-        tokenizer,
-        tokens,
-        answer_style="coconut",
-        question_text=line,
-        step_text=lambda step, first: step + "\n",
-        answer_text=lambda answer: f"{ANSWER_MARK} {answer}",
-    )
-
-
-def codi_template(tokenizer: "PreTrainedTokenizerFast", first_id: int | None = None, tidy: bool = True) -> Template:
-    """CODI: question + start (bot) | latents | end (eot) + steps, a space between them + "The answer is: 72" + eos.
-
-    Args:
-        tokenizer: gets the latent tokens that it lacks, in place.
-        first_id: where they go.
-        tidy: as in CODI's own program, questions are stripped and two spaces become one, and the end marker can't be
-            generated; False is the protocol of CODI checkpoints in Hugging Face's layout.
-    Returns:
-        the template.
-    """
-    add_words(tokenizer, CODI_ANSWER)
-    tokens = add_reasoner_tokens(tokenizer, CODI_TOKENS, first_id)
-    return _template(
-        tokenizer,
-        tokens,
-        answer_style="codi",
-        question_text=_tidied if tidy else str,
-        step_text=lambda step, first: step if first else " " + step,
-        answer_text=lambda answer: f"{CODI_ANSWER} {answer}",
-        banned_ids=(tokens.end,) if tidy else (),
-    )
-
-
-def _template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:
+def marked_template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens, **texts: Any) -> Template:
+    """One with markers around the latents; `texts` are `Template`'s other fields."""
     return Template(
         start_id=tokens.start,
         end_id=tokens.end,
@@ -219,7 +167,3 @@ def _is_unicode(text: str) -> bool:
 
 def line(text: str) -> str:
     return text + "\n"
-
-
-def _tidied(question: str) -> str:
-    return question.strip().replace("  ", " ")

@@ -23,9 +23,7 @@ END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
 PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
-CODI_TOKENS = (PAD_LATENT, START_LATENT, END_LATENT)
 ANSWER_MARK = "###"
-CODI_ANSWER = "The answer is:"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
 
@@ -105,6 +103,11 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     return read_tokenizer(snapshot(source, "config.tokenizer"))
 
 
+def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether it knows, by name, the tokens that start and end a thought."""
+    return {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+
+
 def add_reasoner_tokens(
     tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
 ) -> ReasonerTokens:
@@ -116,7 +119,7 @@ def add_reasoner_tokens(
 
     Args:
         tokenizer: the base model's or the reasoner's tokenizer.
-        names: in the order of their ids, `COCONUT_TOKENS` or `CODI_TOKENS`.
+        names: in the order of their ids.
         first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
             has are filled); None for the first id that is free.
     Returns:
@@ -126,7 +129,7 @@ def add_reasoner_tokens(
     """
     if tokenizer.eos_token is None:
         raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
-    named = {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+    named = has_latent_tokens(tokenizer)
     if not named and first_id is not None:
         if len(tokenizer) > first_id:
             raise UserError(

@@ -7,6 +7,8 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.text import Text
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description, write_description
 from slpo_jax.text.tokenizer import add_reasoner_tokens, load_tokenizer
@@ -78,7 +80,7 @@ def test_tokenizer_json_decides_in_what_is_saved(tmp_path, name):
     read = load_tokenizer(str(tmp_path / "read"))
     tokens = add_reasoner_tokens(read)
     model = GPT2Config(vocab_size=len(read), n_positions=8, n_embd=4, n_layer=1, n_head=1)
-    write_description(tmp_path / "saved", Description("coconut", model), read, tokens._asdict())
+    write_description(tmp_path / "saved", Description(Coconut(), model), read, tokens._asdict())
     saved = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     assert [saved.encode(text).ids for text in TEXTS] == ids
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
@@ -103,7 +105,7 @@ def test_tokenizer_json_with_a_prefix_space_is_saved_with_it(tmp_path):
     read = load_tokenizer(str(tmp_path))
     tokens = {"pad": 0, "eos": 0}
     model = GPT2Config(vocab_size=len(read), n_positions=8, n_embd=4, n_layer=1, n_head=1)
-    write_description(tmp_path / "saved", Description("text", model), read, tokens)
+    write_description(tmp_path / "saved", Description(Text(), model), read, tokens)
     assert json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())["add_prefix_space"] is True
 
 

@@ -12,10 +12,11 @@ import pytest
 from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
 from tiny_llama import LLAMA, SCALED, load_hf_llama, random_tree
 
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.attention import join
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.packing import pack
-from slpo_jax.models.reasoner import Reasoner, coconut
+from slpo_jax.models.reasoner import Reasoner
 
 LENGTHS, SLOTS, D = (7, 10, 3), 10, CONFIG.n_embd
 TIGHT = {"rtol": 0, "atol": 1e-4}
@@ -78,7 +79,7 @@ class Case:
 
 
 def _case(config, load, first) -> Case:
-    reasoner = coconut(config)
+    reasoner = Coconut().on(config)
     params = random_tree(reasoner)
     return Case(config, reasoner, params, compiled(reasoner.forward), load, first)
 
@@ -194,7 +195,7 @@ def test_invalid_positions_are_seen_by_nobody(case):
 
 
 def test_bfloat16_is_close(case):
-    half = coconut(dataclasses.replace(case.config, dtype=jnp.bfloat16))
+    half = Coconut().on(dataclasses.replace(case.config, dtype=jnp.bfloat16))
     tokens = _tokens()
     hidden, cache = compiled(half.forward)(case.params, half.embed(case.params, tokens), *case.count(tokens))
     logits, expected = half.logits(case.params, hidden), case.expected(tokens, case.count(tokens)[0])
@@ -249,7 +250,7 @@ def test_remat_changes_nothing(config):
     def loss(reasoner):
         return lambda params: jnp.sum(reasoner.forward(params, inputs, *count)[0] * weights)
 
-    plain, remat = (coconut(dataclasses.replace(config, n_layer=1, remat=remat)) for remat in (False, True))
+    plain, remat = (Coconut().on(dataclasses.replace(config, n_layer=1, remat=remat)) for remat in (False, True))
     params = random_tree(plain)
     assert "remat" in str(jax.make_jaxpr(loss(remat))(params)), "the option must do something"
     plain, again = (compiled(jax.value_and_grad(loss(reasoner)))(params) for reasoner in (plain, remat))
@@ -277,7 +278,7 @@ def test_scanned_layers_change_nothing(config, remat):
         return run
 
     plain, scanned = (
-        coconut(dataclasses.replace(config, n_layer=3, scan_layers=scan, remat=remat and scan))
+        Coconut().on(dataclasses.replace(config, n_layer=3, scan_layers=scan, remat=remat and scan))
         for scan in (False, True)
     )
     params = random_tree(plain)

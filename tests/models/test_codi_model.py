@@ -9,7 +9,8 @@ import pytest
 from tiny import CONFIG, compiled
 from tiny_llama import LLAMA, random_tree
 
-from slpo_jax.models.reasoner import coconut, codi
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
 
 HIDDEN = 24
 BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}
@@ -17,7 +18,7 @@ BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}
 
 @pytest.fixture(scope="module")
 def codi_params():
-    return random_tree(codi(LLAMA, HIDDEN))
+    return random_tree(Codi(HIDDEN).on(LLAMA))
 
 
 def _torch_projector(params):
@@ -44,12 +45,12 @@ def test_transition_is_torch_s_projector(codi_params, scale):
         without = {name: params["projector"][name] | {"bias": jnp.zeros(size)} for name, size in BIASES.items()}
         params = params | {"projector": params["projector"] | without}
     hidden = scale * np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
-    latents = compiled(codi(LLAMA, HIDDEN).transition)(params, hidden)
+    latents = compiled(Codi(HIDDEN).on(LLAMA).transition)(params, hidden)
     np.testing.assert_allclose(latents, _torch_projector(params)(hidden), rtol=0, atol=2e-6)
 
 
 def test_transition_in_bfloat16_is_close(codi_params):
-    reasoner = codi(dataclasses.replace(LLAMA, dtype=jnp.bfloat16), HIDDEN)
+    reasoner = Codi(HIDDEN).on(dataclasses.replace(LLAMA, dtype=jnp.bfloat16))
     hidden = np.random.default_rng(0).normal(size=(3, 5, LLAMA.n_embd)).astype(np.float32)
     latents = reasoner.transition(codi_params, hidden)
     assert latents.dtype == jnp.bfloat16
@@ -61,7 +62,9 @@ def test_transition_in_bfloat16_is_close(codi_params):
 def test_codi_is_coconut_and_a_projector(config):
     """The same backbone under the same names; the projector's parameters are float32 and in a tree of their own."""
     dtyped = dataclasses.replace(config, dtype=jnp.bfloat16)
-    theirs, ours = (jax.eval_shape(reasoner.init, jax.random.key(0)) for reasoner in (coconut(config), codi(dtyped, 7)))
+    theirs, ours = (
+        jax.eval_shape(reasoner.init, jax.random.key(0)) for reasoner in (Coconut().on(config), Codi(7).on(dtyped))
+    )
     assert ours["backbone"] == theirs["backbone"]
     assert set(theirs) == {"backbone"}
     assert set(ours) == {"backbone", "projector"}
@@ -73,7 +76,7 @@ def test_codi_is_coconut_and_a_projector(config):
 
 
 def test_a_reasoner_knows_its_shapes():
-    for reasoner, config in ((coconut(CONFIG), CONFIG), (codi(LLAMA, HIDDEN), LLAMA)):
+    for reasoner, config in ((Coconut().on(CONFIG), CONFIG), (Codi(HIDDEN).on(LLAMA), LLAMA)):
         assert reasoner.config == config
         assert reasoner.width == config.n_embd
         cache = reasoner.empty_cache(2, 3)
@@ -82,4 +85,4 @@ def test_a_reasoner_knows_its_shapes():
 
 def test_coconut_feeds_the_hidden_state_itself():
     hidden = np.random.default_rng(0).normal(size=(1, 2, CONFIG.n_embd))
-    np.testing.assert_array_equal(coconut(CONFIG).transition({"backbone": {}}, hidden), hidden)
+    np.testing.assert_array_equal(Coconut().on(CONFIG).transition({"backbone": {}}, hidden), hidden)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny import CONFIG, SlowReasoner, load_hf, random_params
 
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import coconut
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ from slpo_jax.models.reasoner import coconut
 )
 def test_real_shapes(config, parameters):
     """The published models' numbers of parameters, without allocating one of them."""
-    tree = jax.eval_shape(coconut(config).init, jax.random.key(0))["backbone"]
+    tree = jax.eval_shape(Coconut().on(config).init, jax.random.key(0))["backbone"]
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == parameters
     assert ("lm_head" in tree) == (not config.tied)
 
 
 def test_an_option_of_the_pass_is_no_parameter():
-    plain = jax.eval_shape(coconut(GPT2Config()).init, jax.random.key(0))
+    plain = jax.eval_shape(Coconut().on(GPT2Config()).init, jax.random.key(0))
     changed = dataclasses.replace(GPT2Config(), remat=True, scan_layers=True)
-    assert jax.eval_shape(coconut(changed).init, jax.random.key(0)) == plain
+    assert jax.eval_shape(Coconut().on(changed).init, jax.random.key(0)) == plain
 
 
 def test_the_plain_one_is_transformers():

@@ -10,9 +10,9 @@ from tiny import compiled
 from tiny_llama import LLAMA, SCALED, hf_llama_config, random_tree
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.attention import attend
 from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, cos_sin, rope_frequencies, rotate
-from slpo_jax.models.reasoner import coconut
 
 LLAMA_1B = LlamaConfig()
 FREQUENCIES = {
@@ -48,8 +48,8 @@ def test_scaling_matters_far_out():
     inputs = np.random.default_rng(0).normal(size=(1, 10, LLAMA.n_embd)).astype(np.float32)
     positions, valid = 60_000 + 3 * np.arange(10)[None], np.ones((1, 10), bool)
     configs = [dataclasses.replace(LLAMA, n_layer=1, rope_scaling=scaling) for scaling in (None, SCALED.rope_scaling)]
-    params = random_tree(coconut(configs[0]))
-    plain, scaled = (compiled(coconut(c).forward)(params, inputs, positions, valid)[0] for c in configs)
+    params = random_tree(Coconut().on(configs[0]))
+    plain, scaled = (compiled(Coconut().on(c).forward)(params, inputs, positions, valid)[0] for c in configs)
     assert np.abs(plain - scaled).max() > 0.3
 
 
@@ -67,7 +67,7 @@ def test_grouped_queries_never_copy_their_keys():
 
 def test_real_shapes():
     """Llama 3.2 1B has 1,235,814,400 parameters, without allocating one of them."""
-    tree = jax.eval_shape(coconut(LLAMA_1B).init, jax.random.key(0))["backbone"]
+    tree = jax.eval_shape(Coconut().on(LLAMA_1B).init, jax.random.key(0))["backbone"]
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == 1_235_814_400
     assert set(tree) == {"embed_tokens", "norm"} | {f"layers_{i}" for i in range(16)}
     shapes = jax.tree.map(lambda leaf: leaf.shape, tree["layers_15"])
@@ -86,7 +86,7 @@ def test_real_shapes():
             "down_proj": {"kernel": (8192, 2048)},
         },
     }
-    untied = jax.eval_shape(coconut(dataclasses.replace(LLAMA_1B, tied=False)).init, jax.random.key(0))["backbone"]
+    untied = jax.eval_shape(Coconut().on(dataclasses.replace(LLAMA_1B, tied=False)).init, jax.random.key(0))["backbone"]
     assert untied["lm_head"].shape == (128256, 2048)
     assert {leaf.dtype for leaf in jax.tree.leaves(untied)} == {jnp.dtype("float32")}
 

@@ -8,9 +8,10 @@ import tiny
 from tiny import compiled, load_hf
 from tiny_llama import LLAMA, load_hf_llama, random_tree
 
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER
-from slpo_jax.models.reasoner import coconut, codi
 
 RANK, ALPHA = 3, 5.0
 TARGETS = {
@@ -38,7 +39,7 @@ def case(request):
     peft = pytest.importorskip("peft")
     torch = pytest.importorskip("torch")
     config, load, prefix = MODELS[request.param]
-    reasoner = coconut(config)
+    reasoner = Coconut().on(config)
     params = random_tree(reasoner)
     adapters = lora.init(jax.random.key(1), params["backbone"], RANK)
     rng = np.random.default_rng(2)
@@ -84,7 +85,7 @@ def test_merged_is_peft_s_forward_and_gradient(case):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_fresh_adapters_change_nothing_and_are_uniform(name):
-    params = random_tree(coconut(MODELS[name][0]))
+    params = random_tree(Coconut().on(MODELS[name][0]))
     fresh = lora.init(jax.random.key(7), params["backbone"], RANK)
     merged = lora.merge(params["backbone"], fresh, ALPHA / RANK)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), merged, params["backbone"]))
@@ -115,7 +116,7 @@ def _prefix(model) -> str:
 
 
 def test_adapter_of_a_reasoner_has_its_projector_whole():
-    reasoner = codi(LLAMA, 9)
+    reasoner = Codi(9).on(LLAMA)
     params = random_tree(reasoner)
     tree = {REASONER: params, "thinker": {"decay": 0}}
     adapter = lora.adapter(jax.random.key(0), tree, 2)

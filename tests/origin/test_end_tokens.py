@@ -32,7 +32,7 @@ def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("end_tokens")
     origin = open_origin(_config())
     shapes = jax.eval_shape(
-        origin.recipe.functions(origin.description.model, 0).init,
+        origin.kind.on(origin.description.model).init,
         jax.random.key(0),
     )
     checkpoint = folder / "ours"

@@ -9,6 +9,7 @@ from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.kinds import REASONERS
 from slpo_jax.origin import exchange
 from slpo_jax.origin import identify as identifying
 from slpo_jax.origin.identify import identify, newest_checkpoint
@@ -41,7 +42,7 @@ def opened(monkeypatch):
 def test_ours_and_the_run_around_it(case):
     reasoner, work, _ = case
     found = identify(newest_checkpoint(str(work)))
-    assert (found.reasoner, f"{found.kind}_{found.backbone}") == (reasoner, reasoner)
+    assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.kind, found.backbone))
     assert (found.workdir, found.stage) == (Workdir(work), Workdir(work).stage("cold_start"))
     assert found.opened is None
     assert (found.gate, found.gate_trained) == (0, True)
@@ -61,7 +62,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
         if not file.name.startswith("reasoner."):
             (plain / file.name).write_bytes(file.read_bytes())
     found = identify(str(plain))
-    assert (found.kind, found.reasoner, found.description) == ("plain", None, None)
+    assert (found.kind, found.reasoner, found.description) == (None, None, None)
     assert found.backbone == reasoner.partition("_")[2]
     assert exchange.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special, stats
 from tiny import CONFIG, GATE, PAD, ROLLOUT, compiled, keys_of, policy_of, random_gate, random_params, random_prompts
 
-from slpo_jax.models.reasoner import coconut
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import PassKeys, score
@@ -17,7 +17,7 @@ from slpo_jax.policy.surrogate import gaussian_log_prob, latent_log_likelihood, 
 from slpo_jax.training.objectives.objective import policy_gradient_loss, stop_log_likelihood
 
 K, T, D = 3, ROLLOUT.max_latents, CONFIG.n_embd
-SHALLOW = coconut(dataclasses.replace(CONFIG, n_layer=1))
+SHALLOW = Coconut().on(dataclasses.replace(CONFIG, n_layer=1))
 
 log_likelihood = compiled(latent_log_likelihood, static=("reduction",))
 

@@ -10,11 +10,11 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 
-from slpo_jax.models.reasoner import coconut
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.policy.rollout import sample
 
-REASONER = coconut(dataclasses.replace(tiny.CONFIG, dtype=jnp.bfloat16))
+REASONER = Coconut().on(dataclasses.replace(tiny.CONFIG, dtype=jnp.bfloat16))
 UNCAST = dataclasses.replace(REASONER, cast=lambda params: params)
 LENGTHS = (4, 7, 2)
 BY_LENGTH = dataclasses.replace(ROLLOUT, stopping="length")

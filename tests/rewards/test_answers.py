@@ -146,7 +146,7 @@ COMPLETIONS = {
 
 @pytest.mark.parametrize("text", COMPLETIONS)
 def test_parse_completion_by_hand(text):
-    assert (parse_completion(text, "coconut"), parse_completion(text, "codi")) == COMPLETIONS[text]
+    assert (parse_completion(text, "after_mark"), parse_completion(text, "last_number")) == COMPLETIONS[text]
 
 
 # The last number of a text; None where its last digits are a part of something else. The coconut style reads none.
@@ -177,20 +177,20 @@ LAST_NUMBERS = {
 
 @pytest.mark.parametrize("text", LAST_NUMBERS)
 def test_signs_are_read_and_nothing_is_half_read(text):
-    assert (parse_completion(text, "codi"), parse_completion(text, "coconut")) == (LAST_NUMBERS[text], None)
+    assert (parse_completion(text, "last_number"), parse_completion(text, "after_mark")) == (LAST_NUMBERS[text], None)
     number = LAST_NUMBERS[text]
-    assert is_correct(text, "3", "codi") is (number == "3")
+    assert is_correct(text, "3", "last_number") is (number == "3")
 
 
 def test_long_texts_are_read_in_linear_time():
     begun = time.process_time()
     for texture in ("-", "- ", "-*", "(", "^", "$ ", " ", ".", ",", "5-", "1,", "a*", ")$", "½^"):
-        parse_completion(texture * 30_000 + ",5", "codi")
-        parse_completion("5" + texture * 30_000 + "5", "codi")
+        parse_completion(texture * 30_000 + ",5", "last_number")
+        parse_completion("5" + texture * 30_000 + "5", "last_number")
     assert time.process_time() - begun < 3
 
 
-@pytest.mark.parametrize("style", ["coconut", "codi"])
+@pytest.mark.parametrize("style", ["after_mark", "last_number"])
 def test_is_correct_compares_decimals_not_texts_or_floats(style):
     assert is_correct("# 0072.00", "72", style)
     assert not is_correct("# 72.01", "72", style)
@@ -207,7 +207,7 @@ def test_parse_completion_keeps_the_value(whole, fraction, negative, zeros):
     text = "-" * negative + whole + (f".{fraction}" if fraction else "")
     grouped = "-" * negative + f"{int(whole):,}" + (f".{fraction}{'0' * zeros}" if fraction else "")
     for written in (text, grouped):
-        for style in ("coconut", "codi"):
+        for style in ("after_mark", "last_number"):
             answer = parse_completion(f"so # {written}", style)
             assert Fraction(answer) == Fraction(text)
             assert answer == canonical_decimal(written)

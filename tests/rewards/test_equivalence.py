@@ -158,7 +158,7 @@ def test_pairs_by_hand():
     assert not is_correct(None, "0.5", "boxed")
 
 
-@pytest.mark.parametrize("style", ["coconut", "codi"])
+@pytest.mark.parametrize("style", ["after_mark", "last_number"])
 def test_numbers_are_never_a_matter_of_latex(style, monkeypatch):
     """Nor are whole numbers, which all agree on, in a box."""
     monkeypatch.setattr(answers, "are_equivalent", lambda pairs: [pytest.fail("asked") for _ in pairs])

@@ -16,7 +16,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_decimal, is_correct, parse_completion, read_completion
 from slpo_jax.rewards.verifier import ByteTable, byte_table, encode_references, reference_width, verify
 
-STYLES = ("coconut", "codi")
+STYLES = ("after_mark", "last_number")
 EOS = 256
 
 jitted_verify = jax.jit(verify, static_argnames="style")
@@ -104,7 +104,7 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("column", "style"), [(2, "coconut"), (3, "codi")])
+@pytest.mark.parametrize(("column", "style"), [(2, "after_mark"), (3, "last_number")])
 def test_verdicts_by_hand(column, style):
     found = verdicts([row[0] for row in VERDICTS], [row[1] for row in VERDICTS], style, slots=32)
     assert dict(zip(VERDICTS, found, strict=True)) == {row: row[column] for row in VERDICTS}
@@ -285,7 +285,7 @@ def test_a_sign_in_several_tokens_is_one_and_bytes_that_are_no_utf8_are_junk():
     tokens = pad_tokens([[*row, 0] for row in rows], 8, 0)
     for reference in ("3", "-3", "-30"):
         encoded = encode_references([reference] * len(rows), 3)
-        found = jitted_verify(table, tokens, encoded, 0, "codi").tolist()
+        found = jitted_verify(table, tokens, encoded, 0, "last_number").tolist()
         assert dict(zip(rows, found, strict=True)) == {row: number == reference for row, number in rows.items()}
 
 
@@ -319,7 +319,7 @@ def test_verifies_under_vmap_and_shard_map(style, cpu_devices):
 
 def test_verifies_in_64_bit_mode():
     with jax.enable_x64(True):
-        assert verdicts(["### 72", "### 73"], ["72", "72"], "coconut", slots=9) == [True, False]
+        assert verdicts(["### 72", "### 73"], ["72", "72"], "after_mark", slots=9) == [True, False]
 
 
 def real_answers(data):
@@ -354,7 +354,7 @@ def test_every_real_answer_is_right_under_its_own_reference_alone(shared_data):
     neighbours = references[1:] + references[:1]
     same, width = [a == b for a, b in zip(references, neighbours, strict=True)], reference_width(references)
     assert sum(same) < 200
-    for style, form in (("coconut", "### {}"), ("codi", "The answer is: {}")):
+    for style, form in (("after_mark", "### {}"), ("last_number", "The answer is: {}")):
         rows = [[*tokenizer.encode(form.format(reference)).ids, eos] for reference in references]
         assert all(b"".join(token_bytes[i] for i in row).decode() == form.format(reference)
                    for row, reference in zip(rows, references, strict=True))  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from slpo_jax.checked import fill
 from slpo_jax.config import check, default_config
 from slpo_jax.errors import UserError
-from slpo_jax.origin.recipes import REASONERS
+from slpo_jax.kinds import REASONERS
 from slpo_jax.run.presets import SOFT_METHODS
 from slpo_jax.training.optimizer import OptimizerConfig
 

@@ -15,11 +15,11 @@ from tiny_llama import random_tree
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
+from slpo_jax.kinds import REASONERS, backbone_of
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.open import open_origin
-from slpo_jax.origin.recipes import REASONERS
 from slpo_jax.run.experiment import build
 
 
@@ -34,6 +34,10 @@ def _config(reasoner: str, **changes):
         config.max_latents, config.gate.enabled = 0, False
     config.update(changes)
     return config
+
+
+def _name(origin) -> str:
+    return f"{origin.kind.name}_{backbone_of(origin.description.model)}"
 
 
 def _bits(tree):
@@ -55,7 +59,7 @@ def there(request, tmp_path_factory):
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
     origin = open_origin(config)
-    reasoner = origin.recipe.functions(origin.description.model, origin.description.projector)
+    reasoner = origin.kind.on(origin.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
     gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
@@ -96,7 +100,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     config = default_config()
     identity = identify(str(exported))
     name = exchange.guess_reasoner(identity)
-    assert name == f"{origin.recipe.kind}_{origin.recipe.backbone}"
+    assert name == _name(origin)
     config.reasoner = name
     config.gate.hidden = 5 if name == "codi_llama" else 0
     back = exchange.import_checkpoint(identity, tmp_path / "back", config)
@@ -120,7 +124,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
 def test_a_run_starts_from_the_export(there, tmp_path):
     origin, _, params, checkpoint, exported = there
     for init in (exported, checkpoint):
-        config = _config(f"{origin.recipe.kind}_{origin.recipe.backbone}", init=str(init), tokenizer="")
+        config = _config(_name(origin), init=str(init), tokenizer="")
         config.model.update(n_layer=7, n_embd=4)  # the checkpoint's shapes hold
         config.stages = ("evaluate",)
         config.data.eval.made = "synthetic:test"
@@ -136,7 +140,7 @@ def test_side_file_is_as_documented(there):
     expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
     if "hidden" in params["gate"]:
         expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
-    if origin.recipe.has_projector:
+    if origin.kind.heads(16):
         expected |= {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12)}
         expected |= {"projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)}
     assert {name: tensor.shape for name, tensor in side.items()} == expected

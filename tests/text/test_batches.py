@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from small_steps import POLICY
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.text.batches import (
     batch_indices,
@@ -19,7 +20,6 @@ from slpo_jax.text.batches import (
     padded_chunks,
 )
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training import rl
 from slpo_jax.training.batches import make_batch
@@ -103,7 +103,7 @@ def test_chunks_hold_every_example_once(n, batch_size):
 
 
 def test_encoded_problems_equal_the_template_one_by_one():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     encoded = encode_problems(template, PROBLEMS)
     assert len(encoded) == 3
     assert encoded.problems == PROBLEMS
@@ -115,7 +115,7 @@ def test_encoded_problems_equal_the_template_one_by_one():
 
 
 def test_prompt_batch_of_encoded_problems():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     tokens, valid = encode_problems(template, PROBLEMS).prompt_batch(np.array([1, 0]), slots=(7, 16))
     # "Mia has 7 ." and "Tom has 5 apples ." with line break and start marker: 6 and 7 tokens.
     np.testing.assert_array_equal(tokens[0], [template.pad_id, *template.prompt(PROBLEMS[1].question)])
@@ -142,7 +142,7 @@ def test_prompts_of_a_run_are_end_to_end_in_as_many_slots_as_its_steps_need(part
     """Long and short ones: in 24 slots, that is much padding."""
     long, short = "Tom has 5 apples .", "5 ."
     problems = encode_problems(
-        coconut_template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
+        Coconut().template(arithmetic_tokenizer(30)), [Problem(long, (), "5"), Problem(short, (), "5")] * 20
     )
     most = problems.most_tokens(3, 60, 8, parts)
     batches = [make_batch(problems, step, 3, 8, (24,), 4, most, parts).prompts for step in range(60)]
@@ -158,7 +158,7 @@ def _set_of(count):
     """Problems of different lengths."""
     questions = [f"Tom has {n} apples ." + " He buys 3 ." * (n % 2) for n in range(count)]
     return encode_problems(
-        coconut_template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
+        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
     )
 
 
@@ -183,7 +183,7 @@ def test_the_part_that_has_the_most_tokens_has_to_fit(long, most, parts, capacit
     """Six prompts of 4 tokens, or of 7 at the places `long`, in 3 parts or as one."""
     questions = ["Tom has 5 apples ." if place in long else "5 ." for place in range(6)]
     problems = encode_problems(
-        coconut_template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
+        Coconut().template(arithmetic_tokenizer(30)), [Problem(question, (), "5") for question in questions]
     )
     assert {len(prompt) for prompt in problems.prompts} == ({4, 7} if long else {4})
     monkeypatch.setattr("slpo_jax.training.batches.batch_indices", lambda *_: np.arange(6))

@@ -9,9 +9,9 @@ from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf import bundled_gguf, open_gguf
+from slpo_jax.kinds.codi import Codi
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import codi_template
 from slpo_jax.text.tokenizer import load_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, distil
 
@@ -19,7 +19,7 @@ from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, distil
 @pytest.fixture(scope="module", params=[False, True], ids=["numbers", "digits"])
 def case(request, tmp_path_factory):
     """The problems in tokens of either kind."""
-    template = codi_template(new_tokenizer(tmp_path_factory, request.param))
+    template = Codi(1).template(new_tokenizer(tmp_path_factory, request.param))
     return SimpleNamespace(template=template, problems=encode_problems(template, PROBLEMS), digits=request.param)
 
 
@@ -117,7 +117,7 @@ def _check_positions(template, digits: bool):
 
 @pytest.mark.parametrize("digits", [False, True])
 def test_distilled_position(tmp_path_factory, digits):
-    template = codi_template(new_tokenizer(tmp_path_factory, digits))
+    template = Codi(1).template(new_tokenizer(tmp_path_factory, digits))
     for answer, ids in zip(ANSWERS, template.answer_ids(ANSWERS), strict=True):
         at = template.distilled_position(ids, answer)
         ends = [len(template.tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]
@@ -125,7 +125,7 @@ def test_distilled_position(tmp_path_factory, digits):
 
 
 def test_distilled_position_of_gpt2(shared_data):
-    _check_positions(codi_template(load_tokenizer(str(shared_data / "gpt2_tokenizer"))), digits=False)
+    _check_positions(Codi(1).template(load_tokenizer(str(shared_data / "gpt2_tokenizer"))), digits=False)
 
 
 def test_distilled_position_of_smollm2():
@@ -134,4 +134,4 @@ def test_distilled_position_of_smollm2():
         tokenizer = open_gguf(bundled_gguf()).tokenizer()
     except UserError as error:
         pytest.skip(str(error))
-    _check_positions(codi_template(tokenizer), digits=True)
+    _check_positions(Codi(1).template(tokenizer), digits=True)

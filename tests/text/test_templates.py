@@ -4,11 +4,12 @@ import pytest
 from tokenizers import processors
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
 from slpo_jax.rewards.answers import parse_completion, read_completion
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import coconut_template, codi_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer, token_bytes
 
 QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
@@ -19,7 +20,7 @@ def _tokens(template, ids):
 
 
 def test_coconut_prompt_and_suffix():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
     first, second = "5 + 3 = 8", "8 x 2 = 16"
     expected = ["<|end-latent|>", *first.split(), "\n", *second.split(), "\n", "###", "16", "<eos>"]
@@ -29,28 +30,28 @@ def test_coconut_prompt_and_suffix():
 
 def test_ids_and_style():
     tokenizer = arithmetic_tokenizer(30)
-    template = coconut_template(tokenizer)
+    template = Coconut().template(tokenizer)
     names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
     expected = tokenizer.convert_tokens_to_ids(names)
     assert [template.start_id, template.end_id, template.latent_id, template.eos_id, template.pad_id] == expected
-    assert template.answer_style == "coconut"
+    assert template.answer_style == "after_mark"
     assert template.answer_text("72") == "### 72"
 
 
 def test_question_is_not_stripped():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     assert template.question_text(" Two  spaces ") == " Two  spaces \n"
 
 
 def test_many_at_once_equal_one_by_one():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     questions = [QUESTION, "Mia has 7 pens .", QUESTION]
     together = template.prompts(questions)
     assert together == [template.prompt(question) for question in questions]
 
 
 def test_equal_texts_share_no_list():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     first, second = template.answer_ids(["7", "7"])
     first.append(0)
     assert second == template.answer_ids(["7"])[0]
@@ -61,13 +62,13 @@ def test_begin_of_text_goes_before_the_prompt_alone():
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<pad> $A", special_tokens=[("<pad>", 0)]
     )  # <pad> plays Llama's begin-of-text
-    template = coconut_template(tokenizer)
+    template = Coconut().template(tokenizer)
     assert _tokens(template, template.prompt("He buys")) == ["<pad>", "He", "buys", "\n", "<|start-latent|>"]
     assert _tokens(template, template.suffix(["5"], "6")) == ["<|end-latent|>", "5", "\n", "###", "6", "<eos>"]
 
 
 def test_words_that_have_no_token_are_an_error():
-    template = coconut_template(arithmetic_tokenizer(30))
+    template = Coconut().template(arithmetic_tokenizer(30))
     with pytest.raises(UserError, match="'Tom has 31 apples': has a word or number that the tokenizer doesn't know"):
         template.prompt("Tom has 31 apples")
     with pytest.raises(UserError, match="### 72"):
@@ -77,7 +78,7 @@ def test_words_that_have_no_token_are_an_error():
 def test_codi_on_a_word_level_tokenizer():
     tokenizer = arithmetic_tokenizer(30)
     known = len(tokenizer)
-    template = codi_template(tokenizer)
+    template = Codi(1).template(tokenizer)
     prompt = template.prompt("  Tom has  5 apples . ")
     assert _tokens(template, prompt) == ["Tom", "has", "5", "apples", ".", "<|start-latent|>"]
     expected = ["<|end-latent|>", "5", "+", "3", "=", "8", "The", "answer", "is:", "8", "<eos>"]
@@ -86,7 +87,7 @@ def test_codi_on_a_word_level_tokenizer():
     pieces = token_bytes(tokenizer)
     assert b"".join(pieces[index] for index in suffix) == b" 5 + 3 = 8 The answer is: 8"
     assert len(tokenizer) == known + 3  # three words; the latent tokens were there
-    codi_template(tokenizer)
+    Codi(1).template(tokenizer)
     assert len(tokenizer) == known + 3
 
 
@@ -121,7 +122,7 @@ def test_text_is_the_question_and_what_is_written_after_it():
         "<eos>",
     ]
     assert (template.start_id, template.end_id, template.latent_id) == (None, None, None)
-    assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "coconut")
+    assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
     problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])
     prompt = problems.prompts[0]
     assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
@@ -130,7 +131,7 @@ def test_text_is_the_question_and_what_is_written_after_it():
     assert tokens[0, valid[0]].tolist() == prompt[:-1]
 
 
-@pytest.mark.parametrize(("answers", "style"), [("last_number", "codi"), ("boxed", "boxed")])
+@pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])
 def test_text_writes_what_its_answers_are_read_from(answers, style):
     template = text_template(arithmetic_tokenizer(30), PromptConfig(answers=answers))
     assert template.answer_style == style

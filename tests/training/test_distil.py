@@ -17,11 +17,10 @@ from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.models.reasoner import codi
+from slpo_jax.kinds.codi import Codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
-from slpo_jax.text.templates import codi_template
 from slpo_jax.training.recipes import Phase
 from slpo_jax.training.recipes.distil import distillation
 from slpo_jax.training.sharding import Layout
@@ -39,10 +38,10 @@ def _rollout(template, latents: int, **changes) -> RolloutConfig:
 def case(request, tmp_path_factory):
     """A model, problems in tokens of either kind, and one batch of all of them."""
     tokenizer = new_tokenizer(tmp_path_factory, digits=request.param == "llama")
-    template = codi_template(tokenizer)
+    template = Codi(1).template(tokenizer)
     base = {"gpt2": tiny.CONFIG, "llama": tiny_llama.LLAMA}[request.param]
     config = dataclasses.replace(base, vocab_size=len(tokenizer), n_layer=1 if request.param == "gpt2" else 2)
-    reasoner = codi(config, HIDDEN)
+    reasoner = Codi(HIDDEN).on(config)
     params = {"reasoner": random_tree(reasoner), "gate": tiny.random_gate()}
     problems = encode_problems(template, PROBLEMS)
     batch = WAY.batch(problems, PHASE, 0, 1, 4, (24,), WAY.slots(problems, PHASE))
@@ -175,9 +174,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(ours):
 @pytest.mark.slow
 def test_padding_changes_nothing(case, ours):
     """Nor do pads' tokens, nor that the last step is written when there is none."""
-    longer = WAY.batch(
-        case.problems, PHASE, 0, 1, 4, (31,), type(WAY.slots(case.problems, PHASE))((17,), (61,))
-    )
+    longer = WAY.batch(case.problems, PHASE, 0, 1, 4, (31,), type(WAY.slots(case.problems, PHASE))((17,), (61,)))
     assert longer.text.tokens.shape == (4, 61)
     assert longer.student.suffix.tokens.shape == (4, 17)
     spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)

@@ -9,13 +9,12 @@ from scipy import special, stats
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.reasoner import coconut
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 from slpo_jax.training.recipes.icot import Internalization
@@ -31,7 +30,7 @@ PHASE = Phase("icot", 10, 10 + 3 * LONGEST, 0, 0, 0, 3)
 
 
 def _encoded(problems=PROBLEMS):
-    return encode_problems(coconut_template(arithmetic_tokenizer(20)), problems)
+    return encode_problems(Coconut().template(arithmetic_tokenizer(20)), problems)
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +184,7 @@ def test_a_text_reasoner_s_own_words():
 def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
     """The mean over all tokens after the question, at s = o = 0 and where all is gone; one program for both."""
     config = GPT2Config(vocab_size=len(problems.template.tokenizer), n_positions=48, n_embd=8, n_layer=1, n_head=2)
-    reasoner, rng = coconut(config), np.random.default_rng(0)
+    reasoner, rng = Coconut().on(config), np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: np.float32(0.3 * rng.normal(size=x.shape)), jax.eval_shape(reasoner.init, jax.random.key(0))
     )

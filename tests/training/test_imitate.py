@@ -19,9 +19,9 @@ from small_steps import (
 )
 from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
+from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.text.batches import batch_indices, encode_problems
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import coconut_template
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 
@@ -31,7 +31,7 @@ PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) fo
 
 @pytest.fixture(scope="module")
 def problems():
-    return encode_problems(coconut_template(arithmetic_tokenizer(20)), PROBLEMS)
+    return encode_problems(Coconut().template(arithmetic_tokenizer(20)), PROBLEMS)
 
 
 def _phases(**changes):

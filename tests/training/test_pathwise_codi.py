@@ -11,7 +11,7 @@ from slow_policy import leave_one_out
 from tiny import ROLLOUT, compiled, keys_of, policy_of, random_gate, random_prompts
 from tiny_llama import LLAMA, random_tree
 
-from slpo_jax.models.reasoner import codi
+from slpo_jax.kinds.codi import Codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import fed_tokens
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
@@ -19,7 +19,7 @@ from slpo_jax.policy.rollout import sample
 from slpo_jax.rewards.ending import answer_mask
 from slpo_jax.training.objectives import OBJECTIVES
 
-CODI = codi(LLAMA, 24)
+CODI = Codi(24).on(LLAMA)
 CONFIG = dataclasses.replace(ROLLOUT, stopping="length", temperature=1.0, max_latents=3, answer_slots=3)
 POLICY = policy_of(CONFIG, CODI)
 LENGTHS = jnp.array([3, 1, 2, 3])

@@ -36,7 +36,5 @@ class NoisySoft(Kept):
             table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
             return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
 
-        noisy = gaussian_thinker(
-            lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate
-        )
+        noisy = gaussian_thinker(lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate)
         return ending_at(noisy, self, reasoner)

@@ -1,0 +1,17 @@
+"""A language model as it is, which thinks in words or, by a latent policy, in mixtures of its tokens' embeddings."""
+
+import dataclasses
+
+from slpo_jax.kinds.kind import NO_PROMPT, Kind
+from slpo_jax.text.chat import text_template
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Kind):
+    """Nothing beside the language model, and no latents of its own."""
+
+    name, title = "text", "language model, in words or soft tokens,"
+    has_latents, has_gate, latents = False, False, 0
+
+    def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
+        return text_template(tokenizer, prompt)
