@@ -7,7 +7,7 @@ of the stages: `--config.init=meta-llama/Llama-3.2-1B-Instruct --config.stages="
 `gsm_valid.json`, `gsm_test.json`, `gsm_hard.json` and `multiarith.json` from DIR; the default is `data`.
 Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
 `--config.model.dtype=float32`. Layers are one block in a loop, and its activations are made again in the backward pass:
-so SLPO's step fits the paper's four 48 GB cards (docs/speed.md, 10).
+so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
 from slpo_jax.config import default_config

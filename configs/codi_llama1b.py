@@ -8,7 +8,7 @@ CODI's own training starts from the base model:
 It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
 Activations are bfloat16 on accelerators; a published checkpoint gives the tokens of the program that wrote it with
 `--config.model.dtype=float32`. Layers are one block in a loop, and its activations are made again in the backward pass:
-so SLPO's step fits the paper's four 48 GB cards (docs/speed.md, 10).
+so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
 from slpo_jax.config import default_config

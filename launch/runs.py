@@ -57,13 +57,13 @@ class Table:
 
 NAMES = {
     "imitate": "imitation", "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
-    "cold_start": "cold gate", "slpo_sum": "SLPO", "slpo_mean": "SLPO, mean over D", "slpo_pkpo": "SLPO with PKPO",
-    "answer_only": "SLPO without its latent term", "reward": "reward by replay", "pass_at_k": "Pass@k by replay",
-    "reference": "reference's likelihood", "mixture": "half Pass@k, half reference",
-    "slpo": "SLPO", "pathwise": "Pass@k by replay", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
+    "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
+    "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
     "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference", "lepo": "LEPO",
-    "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents", "answer_tokens": "words",
-    "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
+    "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "coconut_gpt2": "COCONUT on GPT-2", "codi_gpt2": "CODI on GPT-2",
+    "coconut_llama": "COCONUT on Llama", "codi_llama": "CODI on Llama", "acc": "Acc", "latent_steps": "latents",
+    "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
+    **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
 }  # fmt: skip
 """What rows, runs and metrics are called in tables: as in the paper, where it has them."""
 

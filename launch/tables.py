@@ -10,7 +10,7 @@ Rows and columns are picked by their names, in the order given; without, all are
 "command", "commit", "machine", "date", "seeds" (null where it isn't known; a table may have its own) and "tables":
 {NAME: {"columns": [..], "rows": [[name, cell, ..], ..]}}. A cell is a text, a number, null, or one of {"value", "low",
 "high"}: a difference with its interval, bold where that excludes 0; {"value", "se"}; {"median", "min", "max"}. A table
-may have "digits" (after the point; 2) and "signed" (numbers have a sign).
+may have "digits" (after the point; 2, and none from 100 on) and "signed" (numbers have a sign).
 """
 
 import json
@@ -35,14 +35,17 @@ def cell(value: Any, digits: int = 2, signed: bool = False) -> str:
         return value or ""
     if isinstance(value, int):
         return f"{value:{sign}d}"
+    middle = value if isinstance(value, float) else value.get("value", value.get("median"))
+    if abs(middle) >= 100:
+        digits = 0
     if isinstance(value, float):
         return f"{value:{sign}.{digits}f}"
     if "se" in value:
-        return f"{value['value']:{sign}.{digits}f} ± {value['se']:.{digits}f}"
+        return f"{middle:{sign}.{digits}f} ± {value['se']:.{digits}f}"
     if "median" in value:
-        return "{:.{d}f} ({:.{d}f}-{:.{d}f})".format(*(value[key] for key in ("median", "min", "max")), d=digits)
+        return f"{middle:.{digits}f} ({value['min']:.{digits}f}-{value['max']:.{digits}f})"
     low, high = value["low"], value["high"]
-    mean = f"{value['value']:+.{digits}f}"
+    mean = f"{middle:+.{digits}f}"
     return f"{f'**{mean}**' if low > 0 or high < 0 else mean} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 

@@ -31,8 +31,6 @@ from slpo_jax.training.objectives import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# These hold what was measured, by the names that things had then.
-CURRENT = [page for page in PAGES if page.name not in ("measurements.md", "speed.md", "reproduction.md")]
 METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
 OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -74,7 +72,7 @@ def test_links_lead_to_files(page):
     assert targets or page.parent != ROOT  # the root's pages lead to the others
 
 
-@of(CURRENT)
+@of(PAGES)
 def test_paths_are_there(page):
     quoted = [text for text in re.findall(r"`([^`\n]+)`", prose(page)) if text not in example_paths()]
     files = [text for text in quoted if _FILE.fullmatch(text) and text.partition("/")[0] not in OF_A_RUN]
@@ -86,7 +84,7 @@ def test_paths_are_there(page):
         assert len(files) + len(folders) > 3, "nothing was looked for"
 
 
-@of(CURRENT)
+@of(PAGES)
 def test_names_are_in_their_files(page):
     named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", prose(page))
     for path, names in named:
@@ -106,7 +104,7 @@ def holds(node, key: str) -> bool:
     return first in node and (not rest or holds(node[first], rest))
 
 
-@of(CURRENT)
+@of(PAGES)
 def test_config_keys_exist(page):
     config, text = configs.default_config(), prose(page)
     quoted = [key.partition("=")[0] for key in re.findall(r"`(?:--)?config\.(?!json`)([\w.]+(?:=\S*)?)`", text)]
@@ -124,7 +122,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(part, comments=True) for part in parts if part.strip()]
 
 
-@of(CURRENT)
+@of(PAGES)
 def test_runs_have_configs_that_can_be_used(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     runs = [words for words in commands(page) if "slpo_jax.main" in words]
@@ -138,7 +136,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch):
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
-@of(CURRENT)
+@of(PAGES)
 def test_other_commands_have_their_files_and_flags(page):
     for words in commands(page):
         if words[:2] == ["python", "-m"] and words[2].startswith(("slpo_jax.", "benchmarks.")):

@@ -7,6 +7,7 @@ import tables
 
 from slpo_jax.errors import UserError
 
+FILES = sorted((tables.ROOT / "results").glob("*.json"))
 INTERVAL = {"value": 1.255, "low": 0.5, "high": 2.0}
 TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["cold gate", 3, 0.25]], "digits": 1}
 
@@ -19,6 +20,7 @@ TABLE = {"columns": ["", "Acc", "pass@8"], "rows": [["SLPO", INTERVAL, None], ["
         (INTERVAL | {"value": -0.2, "low": -0.3, "high": -0.1}, 2, "**-0.20** [-0.30, -0.10]"),
         ({"value": 40.0, "se": 0.72}, 1, "40.0 ± 0.7"),
         ({"median": 2.0, "min": 1.5, "max": 2.25}, 2, "2.00 (1.50-2.25)"),
+        ({"value": 667.0, "se": 34.5}, 1, "667 ± 34"),
         (3, 2, "3"),
         (3.0, 2, "3.00"),
         ("5 of 12", 2, "5 of 12"),
@@ -59,3 +61,17 @@ def test_pages_are_rendered_from_results(page):
     text = page.read_text()
     assert tables.rendered(text) == text
     assert text.count("<!-- table: ") == text.count("<!-- end -->")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_results_say_where_they_are_from(path):
+    found = json.loads(path.read_text())
+    for table in found["tables"].values():
+        facts = found | table
+        assert set(tables.PROVENANCE) <= set(facts)
+        assert facts["command"].startswith("python ")
+        assert facts["seeds"] is None or all(isinstance(seed, int) for seed in facts["seeds"])
+        assert all(len(row) == len(table["columns"]) and isinstance(row[0], str) for row in table["rows"])
+        assert all(tables.cell(value) is not None for row in table["rows"] for value in row)
+    shown = [page.name for page in tables.pages() if f"results/{path.name}" in page.read_text()]
+    assert shown, "no page has it"

@@ -168,7 +168,7 @@ def turned(params: Any) -> Any:
     """Parameters in low precision with all layers' kernels [D, V] as [V, D], for products that are made many times.
 
     A product of few rows takes the time that its matrix is read in, and XLA:CPU reads [V, D] in two thirds of the time
-    of [D, V] (docs/speed.md, 12).
+    of [D, V].
 
     Args:
         params: a tree in which every `kernel` is a `Dense` layer's.

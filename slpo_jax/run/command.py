@@ -149,8 +149,8 @@ def keep_freed_memory() -> None:
     """Have glibc keep what a program's buffers occupied, for the next step's.
 
     By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew. The
-    heaps of threads hold no block above 64 MB all the same: docs/speed.md, "Freed memory", has what one heap for all
-    gains and costs. Elsewhere than on Linux with glibc this does nothing.
+    heaps of threads hold no block above 64 MB all the same; one heap for all would be slower. Elsewhere than on Linux
+    with glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

@@ -169,7 +169,7 @@ def test_a_table_is_run_once_and_compared(folder, capsys):
     found = json.loads((out / "tiny.json").read_text())
     assert (found["command"], found["seeds"]) == ("python launch/reproduce.py tiny --only=again", [0])
     rows, minus = (found["tables"][name] for name in ("rows", "minus cold gate"))
-    assert rows["columns"] == minus["columns"] == ["", "Acc", "pass@1"]
+    assert rows["columns"] == minus["columns"] == ["", "Acc", "Pass@1"]
     assert [row[0] for row in rows["rows"]] == ["main", "again"]
     for (label, acc, _), (_, _, difference) in zip(rows["rows"], minus["rows"], strict=True):
         report = json.loads((out / label / "seed_0" / "report.json").read_text())
@@ -254,7 +254,7 @@ def test_settings_above_are_counted_for_each_baseline_and_for_all():
     rows = comparison._counted(["", "Acc", "pass@1"], counts, ("acc", "pass@1"))["rows"]
     assert rows == [
         ["answer_only, equal seconds, above cold gate", "4 (2) of 6", None],
-        ["answer_only, equal seconds, above reference's likelihood", "4 (4) of 6", None],
+        ["answer_only, equal seconds, above reference", "4 (4) of 6", None],
         ["answer_only, equal seconds, above all of them", "2 (0) of 6", None],
         ["SLPO, above cold gate", "1 (1) of 1", None],
     ]
