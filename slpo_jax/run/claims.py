@@ -50,7 +50,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     """
     folder = experiment.workdir.stage(stage)
     if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
-        claim(experiment, ADAPTER, write and experiment.config.imitate.lora.rank > 0)
+        claim(experiment, ADAPTER, write and experiment.recipe.init is not None)
     if not _binds(folder):
         if write:
             facts = _facts(experiment, stage)

@@ -39,6 +39,7 @@ from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.recipes import ImitateConfig, Recipe, recipe_of
 from slpo_jax.training.sharding import Layout
 
 
@@ -164,6 +165,12 @@ class Setup:
     def trained_by(self, stage: str, params: dict[str, Any]) -> tuple[str, ...]:
         """The parts of these parameters that a stage's optimizer changes."""
         return parts.trained_by(stage, self.parts, params)
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """How the stage imitate trains the reasoner."""
+        settings = fill(ImitateConfig, self.config.imitate, "config.imitate")
+        return recipe_of(settings, self.origin.kind.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:

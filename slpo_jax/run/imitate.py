@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from absl import logging
 
-from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
@@ -18,7 +17,7 @@ from slpo_jax.run.usable import check_answers
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
-from slpo_jax.training.recipes import ImitateConfig, Phase, Recipe, recipe_of
+from slpo_jax.training.recipes import Phase, Recipe
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 
@@ -62,8 +61,7 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
         UserError: there are no steps, a phase has fewer than its warm-up, or the control can't go on with what is
             trained.
     """
-    config = fill(ImitateConfig, experiment.config.imitate, "config.imitate")
-    recipe = recipe_of(config, experiment.origin.kind.default_recipe)
+    config, recipe = experiment.config.imitate, experiment.recipe
     if recipe.init and config.control:
         what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
         raise UserError(
