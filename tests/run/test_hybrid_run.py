@@ -14,7 +14,6 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
-from slpo_jax.policy.thinkers import WITH_PARAMETERS
 from slpo_jax.rewards.verifier import encode_references
 from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
@@ -92,12 +91,19 @@ def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(WITH_PARAMETERS))
-def test_lora_keeps_the_thinker(name, tmp_path, monkeypatch):
-    """Imitation with adapters, killed before they are merged, leaves what rl starts from: it has the thinker's own."""
-    lora = {"imitate.lora.rank": 2, "imitate.control": False, "imitate.cot_steps": 2, "imitate.final_steps": 0,
-            "stages": ("imitate", "rl")}  # fmt: skip
-    changes = HYBRID | lora | {"thinker.name": name, "rl.objectives": ("grpo",)}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        HYBRID | {"imitate.lora.rank": 2},
+        {"imitate.recipe": "simcot"},
+        {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
+    ],
+    ids=["lora, hybrid", "simcot", "simcot, lora"],
+)
+def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_path, monkeypatch):
+    """Killed before they are finished, too: all other parts are there, and the reasoner is trained."""
+    changes = changes | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
+                         "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -110,7 +116,8 @@ def test_lora_keeps_the_thinker(name, tmp_path, monkeypatch):
     imitate.run_imitate(experiment)
     first, left = experiment.initial_params(), starting_params(experiment, "grpo")
     assert jax.tree.structure(left) == jax.tree.structure(first)
-    jax.tree.map(np.testing.assert_array_equal, left["thinker"], first["thinker"])
+    for name in left.keys() - {"reasoner"}:
+        jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
                   != first["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"])  # fmt: skip
 

@@ -8,11 +8,13 @@ from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
+from slpo_jax.training.recipes.simcot import SimCot
 
 RECIPES: dict[str, Any] = {
     "curriculum": Curriculum,
     "distil": Distillation,
     "icot": Internalization,
+    "simcot": SimCot,
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 

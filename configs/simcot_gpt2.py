@@ -1,0 +1,28 @@
+"""SIM-CoT (Wei et al., 2025) on GPT-2 (124M), then the paper's cold start, SLPO and evaluation.
+
+`--config=configs/simcot_gpt2.py:coconut` (the default) goes on from a COCONUT checkpoint of yours, `--config.init=..`:
+five stages of two latents, 3 epochs each, 35 epochs in all, the second model beside every stage. `:codi` trains CODI
+from GPT-2 itself with it, as published but for dropout of the adapters' inputs. Both read GSM8K-Aug from `data/`, as
+`configs/coconut_gpt2.py`.
+"""
+
+from slpo_jax.config import default_config
+from slpo_jax.run.presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
+
+
+def get_config(reasoner: str = "coconut"):
+    config, epoch = default_config(), -(-GSM8K_AUG // 128)
+    config.reasoner = f"{reasoner}_gpt2"
+    paper(config, "data", cold_start_micro_batches=2, evaluation_batch=2048)
+    if reasoner == "codi":
+        config.init = config.base = "openai-community/gpt2"
+        codi_imitation(config, epochs=40, learning_rate=3e-3)
+        config.imitate.distil.distil_factor = 1.0
+        config.imitate.update(micro_batches=2, max_tokens=1_000)
+    else:
+        config.init = "ModalityDance/latent-tts-coconut"
+        coconut_imitation(config)
+        config.imitate.update(max_latent_stage=5, cot_steps=0, stage_steps=3 * epoch, final_steps=20 * epoch)
+    config.imitate.update(recipe="simcot", dropout=0.1)  # GPT-2's own
+    config.stages = ("imitate", "cold_start", "rl", "evaluate")
+    return config

@@ -1,0 +1,136 @@
+"""SIM-CoT against a loop over rows and thoughts, on COCONUT and on CODI; and without weight it is the recipe's own."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from codi_run import new_tokenizer
+from plain_gpt2 import plain_hidden
+from scipy import special
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
+
+from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training.recipes import ImitateConfig, recipe_of
+from slpo_jax.training.recipes.simcot import EXPLAINER
+
+STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
+LATENTS, WEIGHT = 4, 0.7
+# Of each problem: what its thoughts say, by hand. COCONUT's have two latents each, CODI's one, and there is one more.
+SAID = {
+    "curriculum": [
+        ["2 + 3 = 5 \n", "### 5"],
+        ["4 - 1 = 3 \n", "3 + 2 = 5 \n"],
+        ["1 + 1 = 2 \n", "2 + 5 = 7 \n 7 - 4 = 3 \n"],
+    ],
+    "distil": [["2 + 3 = 5"], ["4 - 1 = 3", " 3 + 2 = 5"], ["1 + 1 = 2", " 2 + 5 = 7", " 7 - 4 = 3"]],
+}
+
+
+def _settings(name: str, **changes):
+    own = {"curriculum": dict(c_thought=2, max_latent_stage=2), "distil": dict(c_thought=1, max_latent_stage=LATENTS)}
+    return ImitateConfig(cot_steps=0, stage_steps=0, final_steps=3, batch_size=4, **own[name] | changes)
+
+
+@pytest.fixture(scope="module", params=sorted(SAID))
+def case(request, tmp_path_factory):
+    """A reasoner that feeds its hidden states back, the recipe's own and SIM-CoT's loss, and a batch of four rows."""
+    name = request.param
+    if name == "curriculum":
+        template = Coconut().template(arithmetic_tokenizer(20))
+    else:
+        template = Codi(1).template(new_tokenizer(tmp_path_factory, digits=False))
+    config = dataclasses.replace(tiny.CONFIG, vocab_size=len(template.tokenizer), n_positions=64)
+    rng, reasoner = np.random.default_rng(0), Coconut().on(config)
+    shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
+    draw = lambda: jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)  # noqa: E731
+    params = {"reasoner": draw(), "gate": tiny.random_gate(), EXPLAINER: draw()}
+    rollout = RolloutConfig(LATENTS, 4, template.end_id, template.eos_ids, template.pad_id, dropout_rate=0.0)
+    problems, policy = encode_problems(template, PROBLEMS), policy_of(rollout, reasoner)
+    settings = _settings(name)
+    recipe = recipe_of(dataclasses.replace(settings, recipe="simcot"), name)
+    (phase,) = recipe.phases(problems, LATENTS)
+    batch = recipe.batch(problems, phase, 0, 1, 4, (24,), recipe.slots(problems, phase))
+    return SimpleNamespace(**locals())
+
+
+def _explained(case) -> float:
+    """What SIM-CoT adds to the loss, thought by thought."""
+    slow, found = SlowReasoner(case.params["reasoner"], case.config), {}
+    coconuts, tokenizer = case.name == "curriculum", case.template.tokenizer
+    backbone = jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[EXPLAINER]["backbone"])
+    own = case.batch.own if coconuts else case.batch.own.student
+    for row, index in enumerate(own.index % len(PROBLEMS)):
+        prompt = real_tokens(own.prompts, row)
+        latents = slow.think(prompt, LATENTS + 1)
+        for place, text in enumerate(SAID[case.name][index]):
+            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], case.template.eos_id]
+            thought = latents[2 * place : 2 * place + 2] if coconuts else latents[place : place + 1]
+            inputs = np.concatenate([thought, slow.embed(ids[:-1]).reshape(-1, thought.shape[1])])
+            shifted = {"backbone": backbone | {"wpe": backbone["wpe"][1:] if coconuts else backbone["wpe"]}}
+            hidden = plain_hidden(shifted, inputs, {}, case.config.n_head)
+            logits = hidden[len(thought) - 1 :] @ backbone["wte"].T
+            log_probs = special.log_softmax(logits, axis=-1)
+            found.setdefault(place, []).append([-log_probs[at, token] for at, token in enumerate(ids)])
+    if coconuts:  # the sum over tokens, divided by the rows; the mean over thoughts
+        return np.mean([sum(map(sum, texts)) / 4 for texts in found.values()])
+    return np.mean([np.mean(np.concatenate(texts)) for texts in found.values()])  # over tokens, then over thoughts
+
+
+def test_explanations_are_the_slow_loop_s(case):
+    settings = dataclasses.replace(case.settings, recipe="simcot", simcot=type(case.settings.simcot)(weight=WEIGHT))
+    recipe = recipe_of(settings, case.name)
+    total, sums = compiled(recipe.loss_of(case.policy))(case.params, case.batch, jax.random.key(0))
+    base, own = compiled(recipe_of(case.settings, case.name).loss_of(case.policy))(
+        case.params, case.batch.own, jax.random.key(0)
+    )
+    explained, count = map(float, sums["explained"])
+    assert count == float(own["loss"][1])
+    assert explained / count == pytest.approx(_explained(case), rel=2e-4)
+    assert float(total) == pytest.approx(float(base) + WEIGHT * explained, rel=1e-5)
+
+
+def test_without_weight_it_is_the_recipe_s_own(case):
+    """Loss and gradient; with weight, the gradient of the explanations reaches the reasoner through the latents."""
+
+    def gradient(recipe, batch):
+        loss = recipe.loss_of(case.policy)
+        (_, sums), grads = compiled(jax.value_and_grad(lambda p, b, k: loss(p, b, k), has_aux=True))(
+            case.params, batch, jax.random.key(0)
+        )
+        return sums["loss"], grads
+
+    weightless = dataclasses.replace(case.settings, recipe="simcot", simcot=type(case.settings.simcot)(weight=0.0))
+    own = gradient(recipe_of(case.settings, case.name), case.batch.own)
+    ours = gradient(recipe_of(weightless, case.name), case.batch)
+    for mine, other in zip(*map(jax.tree.leaves, (ours, own)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+    _, weighted = gradient(case.recipe, case.batch)
+    assert all(np.any(x) for x in jax.tree.leaves(weighted[EXPLAINER]))
+    assert np.abs(weighted["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
+                  - own[1]["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]).max() > 1e-4  # fmt: skip
+
+
+def test_the_second_model_begins_as_the_backbone_and_is_dropped(case):
+    reasoner = {"backbone": case.params["reasoner"]["backbone"], "projector": {"x": np.ones(1)}}
+    own = case.recipe.init(jax.random.key(0), case.policy, {"reasoner": reasoner, "gate": {}})
+    jax.tree.map(np.testing.assert_array_equal, own[EXPLAINER], {"backbone": reasoner["backbone"]})
+    assert case.recipe.finish({"reasoner": reasoner, "gate": {}, **own}).keys() == {"reasoner", "gate"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "key"),
+    [("curriculum", dict(c_thought=0), "c_thought"), ("distil", dict(final_latents="random"), "final_latents")],
+)
+def test_what_can_not_be_explained(name, changes, key):
+    with pytest.raises(UserError, match=rf"^config\.imitate\.{key}: "):
+        recipe_of(_settings(name, recipe="simcot", **changes), name)
