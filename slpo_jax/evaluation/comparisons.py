@@ -4,7 +4,7 @@ Pure functions of numpy arrays. Axes: N problems, R training runs, Q metrics. Al
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,6 @@ from slpo_jax.evaluation.statistics import problem_values
 AVERAGE = "average"
 """Stands for the mean of the sets, where an entry names its set."""
 N_BOOT = 10_000
-
-
-class Difference(NamedTuple):
-    """A mean difference with its percentile interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def bootstrap_draws(differences: np.ndarray, n_boot: int = N_BOOT, seed: int = 0, stream: int = 0) -> np.ndarray:
@@ -61,30 +53,6 @@ def interval(draws: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """Percentile interval of draws [n_boot]."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def paired_bootstrap(
-    a: np.ndarray, b: np.ndarray, n_boot: int = N_BOOT, seed: int = 0, level: float = 0.95
-) -> Difference:
-    """Mean of a - b over problems with a percentile interval, problems resampled in pairs.
-
-    Args:
-        a: [N] a value a problem, e.g. its mean over dropout seeds.
-        b: [N] the same problems under the other row.
-        n_boot: draws.
-        seed: of the draws.
-        level: of the interval.
-    """
-    return two_level_bootstrap(np.asarray(a)[None], np.asarray(b)[None], n_boot, seed, level)
-
-
-def two_level_bootstrap(
-    a: np.ndarray, b: np.ndarray, n_boot: int = N_BOOT, seed: int = 0, level: float = 0.95
-) -> Difference:
-    """As `paired_bootstrap` for R training runs: a, b are [R, N], paired in both; runs and problems are resampled."""
-    differences = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    draws = bootstrap_draws(differences[:, :, None], n_boot, seed)[:, 0]
-    return Difference(float(differences.mean()), *interval(draws, level))
 
 
 def compare_rows(

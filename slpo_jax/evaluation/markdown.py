@@ -11,25 +11,19 @@ from slpo_jax.evaluation.rows import BEST_FIXED
 
 _TWO_LEVEL = """ and, independently, of training runs, paired in both. With a few runs only, such intervals are
   somewhat too narrow (the bootstrap of R runs understates their variance by 1/R): see the differences by run"""
-_POOLED = """\
-Runs are pooled: curves, bars and r are of all pairs of run and problem; bands and error bars are standard errors over
-problems, each problem averaged over its runs."""
 _BEST_FIXED = """- **Best fixed length** is the best of {rows}, by the very metric on the very
   set: a choice made on the test set, in the baseline's favour.
 """
 _DEFINITIONS = """\
-- **Acc**: without noise, greedy. **P@k**: k rollouts a problem with noise (dropout's, the thinker's, sampled answers',
-  as the settings say), solved if any is right; mean over the noise's seeds. **maj@k**: the commonest answer of k
-  rollouts (ties: the first seen; those without a number don't vote). **#L**: mean number of latents of the Acc rollout.
-  **Cut at the limit**: Acc rollouts without an end within the budget of answer tokens, wrong whatever they say.
-- **± SE** is over problems: sqrt(p(1-p)/n) for Acc, the sample standard error of the per-problem means for the rest.
-  In parentheses, for P@k, the standard error over the noise's seeds on these same problems. An SE of 0 at 0 % or 100 %
-  says nothing.
-- **Unbiased P@k**: 1 - C(n-c, k)/C(n, k) of all n samples of a problem, c of them right: the same quantity as P@k from
-  more samples, so less noisy.
-- **Differences** are paired by problem; the intervals are 95 % percentile intervals of 10,000 bootstrap draws of
-  problems{two_level}.
-  They are not corrected for their number: of twenty intervals for no difference, about one excludes zero.
+- **Acc**: greedy, without noise. **P@k**: k rollouts a problem with noise (dropout's, the latent policy's, sampled
+  answers', as the settings say), solved if any is right; mean over the noise's seeds. **maj@k**: the commonest answer
+  of k rollouts (ties: the first seen; those without a number don't vote). **#L**: mean number of latents of the Acc
+  rollout. **Cut at the limit**: Acc rollouts without an end within the budget of answer tokens, always wrong.
+- **± SE** is over problems; in parentheses, for P@k, over the noise's seeds on these same problems. An SE of 0 at 0 %
+  or 100 % says nothing.
+- **Unbiased P@k**: 1 - C(n-c, k)/C(n, k) of all n samples of a problem, c of them right: P@k from more samples.
+- **Differences** are paired by problem, with 95 % percentile intervals of 10,000 bootstrap draws of
+  problems{two_level}. Of twenty intervals for no difference, about one excludes zero.
 {best_fixed}- **Mean of the sets** weighs sets equally; its errors and intervals treat the sets as given.
 - **Difficulty** of a problem: 1 - the mean correctness of its sampled rollouts. **r**: Pearson's, p two-sided."""
 
@@ -60,7 +54,6 @@ def render(report: Mapping[str, Any]) -> str:
     )
     sections = [
         ("", [*(means or by_set), head, _settings(report["settings"])]),
-        ("In words", [_words(entries, [key for key, _ in columns]), _gate_words(eval_, gated, labels)]),
         ("Results by set (percent; #L in latents)", by_set if means else []),
         ("Differences", _difference_tables(entries, columns)),
         ("Differences by run (unbiased estimator where there is one)", _run_table(entries) if len(runs) > 1 else []),
@@ -68,7 +61,7 @@ def render(report: Mapping[str, Any]) -> str:
         ("Differences, unbiased estimator", _difference_tables(entries, unbiased)),
         ("Latents against difficulty", _gate_table(eval_, gated, labels)),
         ("Choices on the validation split (percent, the chosen in bold)", _sweep_tables(report["thresholds"], labels)),
-        ("Figures", [_POOLED * (len(runs) > 1), *images] if images else []),
+        ("Figures", images),
         ("Definitions", [definitions]),
         ("Notes", ["\n".join(f"- {note}" for note in report["notes"])]),
     ]
@@ -211,67 +204,22 @@ def _run_table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [_titles((e["set"], e["n"]) for e in mean), table] if lines else []
 
 
-def _words(entries: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> str:
-    """Which intervals of Acc and Pass@k exclude zero, a sentence a comparison."""
-    rates = [e for e in entries if e["metric"] in metrics and e["metric"].startswith(("acc", "pass"))]
-    lines = []
-    for pair in dict.fromkeys(_pair(e) for e in rates):
-        mine = [e for e in rates if _pair(e) == pair]
-        above, below = [e for e in mine if e["low"] > 0], [e for e in mine if e["high"] < 0]
-        counts = f"{len(above)} above zero{_listing(above)}, {len(below)} below zero{_listing(below)}"
-        rest = len(mine) - len(above) - len(below)
-        lines.append(f"- **{pair}**: of {len(mine)} intervals (Acc and P@k), {counts}, {rest} containing zero.")
-    return "\n".join(lines)
-
-
-def _listing(entries: Sequence[Mapping[str, Any]]) -> str:
-    by_set: dict[str, list[str]] = {}
-    for e in entries:
-        metric = e["metric"].replace("acc", "Acc").replace("pass@", "P@")
-        by_set.setdefault(e["set"], []).append(f"{metric} {100 * e['difference']:+.1f}")
-    named = [f"{_title(name)}: {', '.join(metrics)}" for name, metrics in by_set.items()]
-    return f" ({'; '.join(named)})" if named else ""
-
-
-def _correlation(figures: Mapping[str, Any], key: str) -> tuple[str, bool]:
-    """r in words, and whether it is told from zero: p < 0.05, or over several runs the same sign in each."""
+def _correlation(figures: Mapping[str, Any], key: str) -> str:
     r, p = figures.get(f"pearson_{key}_r"), figures.get(f"pearson_{key}_p")
     per_run = figures.get("per_run", {}).get(f"pearson_{key}_r", [])
     if per_run and r is not None:
-        return f"r = {r:.2f}, by run {min(per_run):.2f} to {max(per_run):.2f}", min(per_run) > 0 or max(per_run) < 0
+        return f"r = {r:.2f}, by run {min(per_run):.2f} to {max(per_run):.2f}"
     if r is None or p is None:
-        return "–", False
-    return f"r = {r:.2f}, p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}", p < 0.05
-
-
-def _of_rows(eval_: Mapping[str, Any], rows: Sequence[str]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    return [(row, name, figures) for row in rows for name, figures in eval_[row].items()]
-
-
-def _gate_words(eval_: Mapping[str, Any], gated: Sequence[str], labels: Mapping[str, str]) -> str:
-    lines = []
-    for row, name, figures in _of_rows(eval_, gated):
-        for key, what in (("steps", "problems with more steps"), ("difficulty", "harder problems")):
-            text, told = _correlation(figures, key)
-            if text == "–":
-                continue
-            verdict = "more latents on" if figures[f"pearson_{key}_r"] > 0 else "fewer latents on"
-            lines.append(
-                f"- {labels[row]} on {name}: {verdict if told else 'no clear tie of latents to'} {what} ({text})."
-            )
-    return "\n".join(lines)
+        return "–"
+    return f"r = {r:.2f}, p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
 
 
 def _gate_table(eval_: Mapping[str, Any], gated: Sequence[str], labels: Mapping[str, str]) -> list[str]:
-    found = _of_rows(eval_, gated)
+    found = [(row, name, figures) for row in gated for name, figures in eval_[row].items()]
+    correlations = [[_correlation(figures, key) for key in ("steps", "difficulty")] for *_, figures in found]
     lines = [
-        [
-            labels[row],
-            name,
-            _cell(figures, "latent_steps"),
-            *(_correlation(figures, k)[0] for k in ("steps", "difficulty")),
-        ]
-        for row, name, figures in found
+        [labels[row], name, _cell(figures, "latent_steps"), *told]
+        for (row, name, figures), told in zip(found, correlations, strict=True)
     ]
     table = _table(["row", "set", "#L", "with number of steps", "with difficulty"], lines)
     return [_titles((name, figures["n"]) for _, name, figures in found), table] if lines else []

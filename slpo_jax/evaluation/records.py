@@ -5,7 +5,7 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,52 +63,6 @@ class EvalRecords:
 
 Evals = dict[str, dict[str, EvalRecords]]
 """row -> data set -> records, as `read_evals` returns them."""
-
-
-def pool_runs(runs: Sequence[Evals]) -> Evals:
-    """The R runs' records end to end, so that each of the N problems comes R times; for means over runs.
-
-    Only rows and sets that every run has, on the same problems. Of the samples, as many seeds and as many a seed are
-    kept as every run has: samples of different runs stay different entries, since Pass@k is a figure of one model.
-
-    Returns:
-        row -> set -> records with R * N entries, the first run's first.
-    """
-    shared = {
-        row: [name for name in sets if all(name in run.get(row, {}) for run in runs)] for row, sets in runs[0].items()
-    }
-    parts = {row: {name: [run[row][name] for run in runs] for name in names} for row, names in shared.items()}
-    pooled = {
-        row: {
-            name: _concatenate(records) for name, records in sets.items() if all(map(records[0].same_problems, records))
-        }
-        for row, sets in parts.items()
-    }
-    return {row: sets for row, sets in pooled.items() if sets}
-
-
-def _concatenate(runs: Sequence[EvalRecords]) -> EvalRecords:
-    seeds, per_seed = (min(run.sample_correct.shape[axis] for run in runs) for axis in (0, 2))
-
-    def join(key: str, axis: int = 0) -> np.ndarray:
-        arrays = [getattr(run, key) for run in runs]
-        return np.concatenate([a[:seeds, :, :per_seed] if a.ndim == 3 else a for a in arrays], axis=axis)
-
-    return EvalRecords(
-        index=join("index"),
-        references=sum((run.references for run in runs), ()),
-        answers=sum((run.answers for run in runs), ()),
-        correct=join("correct"),
-        latent_steps=join("latent_steps"),
-        problem_steps=join("problem_steps"),
-        answer_tokens=join("answer_tokens"),
-        cut=join("cut"),
-        seeds=runs[0].seeds[:seeds],
-        sample_correct=join("sample_correct", 1),
-        sample_latent_steps=join("sample_latent_steps", 1),
-        sample_answers=join("sample_answers", 1),
-        sample_cut=join("sample_cut", 1),
-    )
 
 
 def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.markdown import render
-from slpo_jax.evaluation.records import Evals, pool_runs, read_evals, read_metrics
+from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
 from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.sweeps import sweeps_of
@@ -47,17 +47,19 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     report = _build([evals], [rows], notes)
     report["thresholds"] = sweeps_of(folder.thresholds, rows)
-    report["figures"] = _draw(evals, rows, metrics, folder)
+    from slpo_jax.evaluation.figures import draw_figures  # matplotlib: seconds that only a report needs
+
+    report["figures"] = [f"figures/{name}" for name in draw_figures(evals, rows, metrics, folder.figures)]
     _write(folder, report)
     return report
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Writes `report.json`, `report.md` and `figures/*.png` over several training runs (seeds) of one configuration.
+    """Writes `report.json` and `report.md` over several training runs (seeds) of one configuration.
 
-    Figures are means over runs with their standard error over runs; differences resample runs and problems; drawings
-    pool the runs. Rows and sets that not every run has are left out and noted, and so are settings, other than the
-    seed, in which runs differ. What rows say of themselves is the first run's.
+    Figures are means over runs with their standard error over runs; differences resample runs and problems. Rows and
+    sets that not every run has are left out and noted, and so are settings, other than the seed, in which runs differ.
+    What rows say of themselves is the first run's.
 
     Returns:
         What `report.json` holds, as `write_report`, with `runs` and, in each figure set, `per_run`.
@@ -92,7 +94,6 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     report["thresholds"] = {
         path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
     }
-    report["figures"] = _draw(pool_runs(runs), every_row[0], (), Workdir(Path(out)))
     _write(Workdir(Path(out)), report)
     return report
 
@@ -112,12 +113,6 @@ def _read(workdir: Workdir) -> tuple[Rows, Evals, list[str]]:
     if not evals:
         raise UserError(f"{workdir.eval}: holds no whole evaluation ({notes[0]}); run the evaluate stage again")
     return {name: rows[name] for name in evals}, _order_sets(evals, read_json(workdir.config, default={})), notes
-
-
-def _draw(evals: Evals, rows: Rows, metrics: Sequence[Mapping[str, Any]], workdir: Workdir) -> list[str]:
-    from slpo_jax.evaluation.figures import draw_figures  # matplotlib: seconds that only a report needs
-
-    return [f"figures/{name}" for name in draw_figures(evals, rows, metrics, workdir.figures)]
 
 
 def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dict[str, Any]:

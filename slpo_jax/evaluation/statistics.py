@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
-from slpo_jax.policy.advantage import solved_share
+from slpo_jax.policy.subsets import solved_share
 
 FEWEST_VOTES = 8  # of a majority
 
@@ -26,14 +26,6 @@ def powers_of_two(most: int) -> list[int]:
 def pass_ks(samples: int) -> list[int]:
     """The k of Pass@k that samples allow: the powers of two, and their very number."""
     return sorted({*powers_of_two(samples), samples} - {0})
-
-
-class PassAtK(NamedTuple):
-    """A Pass@k: its mean, standard error over problems and over seeds (None where one observation gives none)."""
-
-    mean: float
-    se: float | None
-    seed_se: float | None
 
 
 class Correlation(NamedTuple):
@@ -55,7 +47,7 @@ def mean_se(values: np.ndarray) -> float | None:
 
 
 def solved_within(sample_correct: np.ndarray, k: int) -> np.ndarray:
-    """Whether any of the first k samples is right: [S, N, M] bool -> [S, N] bool.
+    """Whether any of the first k samples is right, Pass@k as the paper has it: [S, N, M] bool -> [S, N] bool.
 
     Raises:
         ValueError: k is not in 1..M.
@@ -65,22 +57,8 @@ def solved_within(sample_correct: np.ndarray, k: int) -> np.ndarray:
     return np.any(sample_correct[:, :, :k], axis=2)
 
 
-def pass_at_k_direct(sample_correct: np.ndarray, k: int) -> PassAtK:
-    """Pass@k as the paper evaluates it: k rollouts, solved if any is right, mean over seeds and problems.
-
-    Args:
-        sample_correct: [S, N, M] bool; the first k samples of each seed are used.
-        k: number of rollouts.
-
-    Returns:
-        The mean; the standard error over problems of the per-problem mean over seeds; the standard error over seeds.
-    """
-    solved = solved_within(sample_correct, k)
-    return PassAtK(float(solved.mean()), mean_se(solved.mean(axis=0)), mean_se(solved.mean(axis=1)))
-
-
 def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Unbiased Pass@k from n samples: the share of k-subsets that hold a right one (`policy.advantage.solved_share`).
+    """Unbiased Pass@k from n samples: the share of k-subsets that hold a right one (`policy.subsets.solved_share`).
 
     Args:
         n_correct: [...] int, right samples c of each problem.
@@ -192,7 +170,7 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
         out[key] = float(values.mean())
         out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "acc" else mean_se(values)
         if key.startswith("pass@") and not key.endswith("_unbiased"):
-            out[f"{key}_seed_se"] = pass_at_k_direct(records.sample_correct, int(key[5:])).seed_se
+            out[f"{key}_seed_se"] = mean_se(solved_within(records.sample_correct, int(key[5:])).mean(axis=1))
     out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
     out |= {"cut": float(records.cut.mean()), "cut_se": proportion_se(records.cut.mean(), out["n"])}
     if records.sample_cut.size:

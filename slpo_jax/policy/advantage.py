@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import chex
 import jax
 import jax.numpy as jnp
+
+from slpo_jax.policy.subsets import solved_share
 
 AdvantageName = Literal["rloo", "grpo", "pkpo", "pkpo_sloo"]
 Advantage = Callable[[jax.Array], jax.Array]
@@ -36,22 +38,6 @@ def grpo(rewards_G: jax.Array) -> jax.Array:
     """
     chex.assert_rank(rewards_G, 1)
     return jax.lax.stop_gradient((rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4))
-
-
-def solved_share(n: int, right: Any, k: int) -> Any:
-    """rho(n, c, k) = 1 - C(n - c, k) / C(n, k): the share of the subsets of k of n that hold one of the c right.
-
-    A product of k factors, which stays in [0, 1] where binomials would overflow.
-
-    Args:
-        n, k: 0 <= k <= n; an empty subset holds none.
-        right: c, [..], of jax or numpy, in whose precision it is computed.
-    """
-    missed: Any = 1.0
-    for j in range(k):
-        wrong = n - right - j
-        missed = missed * (wrong * (wrong > 0)) / (n - j)
-    return 1.0 - missed
 
 
 def subset_worth(rewards_G: jax.Array, k: int) -> jax.Array:

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from eval_files import evals_of, problem, write_eval
+from eval_files import problem, write_eval
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation import records
@@ -67,34 +67,6 @@ def test_malformed_records_name_the_file_and_line(tmp_path, text, expected):
 def test_missing_records_are_a_user_error(tmp_path):
     with pytest.raises(UserError, match="evaluate"):
         records.read_records(tmp_path / "x.jsonl")
-
-
-def test_pooled_runs_lie_end_to_end(tmp_path):
-    for run, right in (("a", [1, 0]), ("b", [1, 1])):
-        hits = [[right[:1] * 2, right[1:] * 2], [[0, 1], [0, 1]]]
-        write_eval(tmp_path / run, "slpo", "alpha", right, hits, [2, 5] if run == "a" else [3, 4])
-        write_eval(tmp_path / run, "slpo", "other_problems", [1] * (2 if run == "a" else 3))
-    write_eval(tmp_path / "a", "imitate", "alpha", [1, 1])
-    pooled = records.pool_runs([evals_of(tmp_path / run) for run in ("a", "b")])
-    assert {row: list(sets) for row, sets in pooled.items()} == {"slpo": ["alpha"]}
-    got = pooled["slpo"]["alpha"]
-    assert got.index.tolist() == [0, 1, 0, 1]
-    assert got.correct.tolist() == [True, False, True, True]
-    assert got.latent_steps.tolist() == [2, 5, 3, 4]
-    assert got.answers == ("7", None, "7", "7")
-    assert got.sample_correct.astype(int).tolist() == [
-        [[1, 1], [0, 0], [1, 1], [1, 1]],
-        [[0, 1], [0, 1], [0, 1], [0, 1]],
-    ]
-
-
-def test_pooled_runs_keep_the_samples_that_all_have(tmp_path):
-    write_eval(tmp_path / "a", "slpo", "alpha", [1, 0], np.ones((1, 2, 3)))
-    write_eval(tmp_path / "b", "slpo", "alpha", [1, 0], np.zeros((2, 2, 2)))
-    pooled = records.pool_runs([evals_of(tmp_path / run) for run in ("a", "b")])["slpo"]["alpha"]
-    assert pooled.sample_correct.astype(int).tolist() == [[[1, 1], [1, 1], [0, 0], [0, 0]]]
-    assert pooled.sample_answers.shape == pooled.sample_latent_steps.shape == (1, 4, 2)
-    assert pooled.seeds.tolist() == [10]
 
 
 def test_metrics_of_a_resumed_run(tmp_path):

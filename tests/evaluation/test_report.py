@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import shutil
 import struct
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from scipy import stats
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import drawing, figures, records, report, rows, stamps, sweeps
+from slpo_jax.evaluation import figures, records, report, rows, stamps, sweeps
 from slpo_jax.io.workdir import Workdir
 
 SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (1, 12), "rule": 1}}
@@ -24,9 +23,9 @@ SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"
 
 @pytest.fixture(autouse=True)
 def _no_pictures(request, monkeypatch):
-    """Four of them take a second of each report; the tests marked with `pictures` look at them."""
+    """They take a second of each report; the tests marked with `pictures` look at them."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(report, "_draw", lambda *_: [])
+        monkeypatch.setattr(figures, "draw_figures", lambda *_: [])
 
 
 @pytest.fixture
@@ -86,15 +85,8 @@ def test_report_markdown_says_what_the_numbers_say(workdir):
     assert "| SLPO | 75.0 ± 6.8 |" in text  # sqrt(.75 * .25 / 40) = .0685
     assert "alpha (40 problems)" in text
     assert "**+50.0** [+" in text
-    slpo, control = (
-        next(line for line in text.split("\n") if line.startswith(f"- **{pair}**"))
-        for pair in ("SLPO − cold gate", "imitation control − imitation, own length")
-    )
-    assert "of 12 intervals" in slpo
-    assert "0 below zero" in slpo
-    assert "alpha: Acc +50.0" in slpo
-    assert "Acc" not in control.replace("(Acc and P@k)", "")
-    assert "SLPO on alpha: more latents on problems with more steps (r = 1.00, p < 0.001)" in text
+    (gate,) = (line for line in text.splitlines() if line.startswith("| SLPO | alpha |"))
+    assert "| r = 1.00, p < 0.001 | r = " in gate
     assert "| threshold (1,500 problems) | 0.5 | 0.6 |\n" in text
     assert "| cold gate: Acc | 25.0 | **50.0** |" in text
     assert "| latents (1,500 problems) | 1 | 12 |\n" in text
@@ -167,7 +159,7 @@ def test_report_is_a_pure_function_of_the_workdir(workdir):
 @pytest.mark.slow
 def test_figures_are_drawn_and_embedded(workdir, pictures):
     out = report.write_report(workdir)
-    names = ["pass_at_k.png", "training.png", "stop_times.png", "difficulty.png"]
+    names = ["pass_at_k.png", "training.png"]
     assert out["figures"] == [f"figures/{name}" for name in names]
     text = (workdir / "report.md").read_text()
     for name in names:
@@ -234,12 +226,10 @@ def test_a_row_is_what_it_says_of_itself(tmp_path):
         ("slpo", "zeta", "zeta"): 2 / 8,
     }
     text = (tmp_path / "report.md").read_text()
-    assert "- **mine − best fixed length**" in text
+    assert "| mine − best fixed length |" in text
     assert 'the best of "the base", "the other base"' in text
-    gated = [line for line in text.splitlines() if " latents on problems" in line]
-    assert [line.partition(" on ")[0] for line in gated] == ["- mine"]
-    (legend,) = figures.stop_times_figure(evals_of(tmp_path), rows.read_rows(tmp_path)).legends
-    assert [label.get_text() for label in legend.get_texts()] == ["mine"]
+    gated = [line for line in text.splitlines() if "| r = " in line]
+    assert [line.partition(" |")[0] for line in gated] == ["| mine"]
 
 
 @pytest.mark.parametrize("fault", ["gone", "empty", "wrong type", "a key short"])
@@ -316,33 +306,10 @@ def test_curves_are_unbiased_over_all_seeds_samples(tmp_path, seeds, per_seed):
         np.testing.assert_allclose([at.min(), at.max()], expected)
 
 
-def test_bars_and_lines_by_hand(tmp_path):
-    """Lengths 1, 2, 2, 4 and 7: shares; means by steps and by fifths of difficulty, their errors, and the fit."""
-    hits = np.arange(5) < np.array([[5], [4], [0], [0], [0]])  # 0.2 belongs to the second fifth, and 1 to the last
-    write_eval(tmp_path, "slpo", "alpha", [1] * 5, hits[None], lengths=[1, 2, 2, 4, 7], steps=[1, 1, 2, 3, 2])
-    evals, found = evals_of(tmp_path), rows.read_rows(tmp_path)
-    (stops,) = figures.stop_times_figure(evals, found).axes
-    by_steps, by_difficulty = figures.difficulty_figure(evals, found).axes
-
-    def bars(axis):
-        each = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axis.patches]
-        return [round(float(x), 6) for pair in each for x in pair]
-
-    assert bars(stops) == [1, 20, 2, 40, 3, 0, 4, 20, 5, 0, 6, 0, 7, 20]
-    assert bars(by_steps) == [1, 1.5, 2, 4.5, 3, 4]
-    assert bars(by_difficulty) == [0.1, 1, 0.3, 2, 0.9, round(13 / 3, 6)]
-    errors = by_difficulty.collections[0].get_segments()
-    np.testing.assert_allclose([np.ptp(segment[:, 1]) / 2 for segment in errors], [0, 0, stats.sem([2, 4, 7])])
-    for axis, x in ((by_steps, [1, 1, 2, 3, 2]), (by_difficulty, [0, 0.2, 1, 1, 1])):
-        line, ends = stats.linregress(x, [1, 2, 2, 4, 7]), np.array([min(x), max(x)])
-        np.testing.assert_allclose(axis.lines[-1].get_xydata(), np.stack([ends, line.intercept + line.slope * ends], 1))
-
-
 def _every_figure(workdir):
     evals, found = evals_of(workdir), rows.read_rows(workdir)
     metrics, _ = records.read_metrics(workdir / "metrics.jsonl")
-    draw = (figures.pass_at_k_figure, figures.stop_times_figure, figures.difficulty_figure)
-    drawn = [*(make(evals, found) for make in draw), figures.training_figure(metrics, found)]
+    drawn = [figures.pass_at_k_figure(evals, found), figures.training_figure(metrics, found)]
     return [figure for figure in drawn if figure is not None]
 
 
@@ -355,7 +322,7 @@ def test_no_share_s_axis_goes_beyond_what_a_share_can_be(tmp_path, share):
     metrics += [{"step": s, "stage": "imitate", "loss": 2.0, "accuracy": share} for s in range(9)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     axes = {axis.get_title() + axis.get_ylabel(): axis for figure in _every_figure(tmp_path) for axis in figure.axes}
-    limits = {"alphaPass@k (%)": 100, "alphaproblems (%)": 100, "mine: mean reward": 1, "imitate: accuracy": 1}
+    limits = {"alphaPass@k (%)": 100, "mine: mean reward": 1, "imitate: accuracy": 1}
     assert limits.keys() <= axes.keys()
     for name, most in limits.items():
         low, high = axes[name].get_ylim()
@@ -363,18 +330,11 @@ def test_no_share_s_axis_goes_beyond_what_a_share_can_be(tmp_path, share):
 
 
 def test_no_panel_is_empty(tmp_path):
-    """Steps are known for one set, samples for the other: two panels, not four of which two say nothing."""
-    for row in ("cold_start", "slpo"):
-        write_eval(tmp_path, row, "alpha", [1, 0, 1, 0], lengths=[1, 2, 3, 4], steps=[1, 2, 3, 4])
-        write_eval(tmp_path, row, "beta", [1, 0, 1, 0], np.eye(4)[None], [1, 2, 3, 4], [None] * 4)
-    drawn = _every_figure(tmp_path)
-    titles = [[axis.get_title() for axis in figure.axes] for figure in drawn]
-    assert titles == [["beta"], ["alpha", "beta"], ["alpha", "beta"]]
-    for axis in (axis for figure in drawn for axis in figure.axes):
-        assert axis.lines or axis.patches or axis.collections
-    first, second = (axis.get_xlabel() for axis in drawn[2].axes)
-    assert "steps" in first
-    assert "difficulty" in second
+    """Samples are known for one set alone."""
+    write_eval(tmp_path, "slpo", "alpha", [1, 0, 1, 0])
+    write_eval(tmp_path, "slpo", "beta", [1, 0, 1, 0], np.eye(4)[None])
+    (drawn,) = _every_figure(tmp_path)
+    assert [axis.get_title() for axis in drawn.axes] == ["beta"]
 
 
 def test_sweeps_that_are_shown_chose_the_rows_rules(tmp_path):
@@ -386,11 +346,10 @@ def test_sweeps_that_are_shown_chose_the_rows_rules(tmp_path):
     assert list(sweeps.sweeps_of(tmp_path / "thresholds.json", found)) == ["two"]
 
 
-def test_every_row_of_many_looks_different(tmp_path):
-    many = {f"row_{place}": rows.Row(f"row_{place}", "") for place in range(24)}
-    styles = list(drawing.styles_of(many).values())
-    assert len({(style.colour, style.marker) for style in styles}) == 24
-    assert len({style.colour for style in styles[:8]}) == 8
+def test_every_row_of_many_looks_different():
+    styles = [figures.style_at(place, "") for place in range(24)]
+    assert len({(style["color"], style["marker"]) for style in styles}) == 24
+    assert len({style["color"] for style in styles[:8]}) == 8
 
 
 def test_compare_runs_by_hand(tmp_path):
@@ -417,47 +376,17 @@ def test_compare_runs_by_hand(tmp_path):
     assert "share config.seed" in notes
 
 
-@pytest.mark.slow
-def test_compare_runs_draws_the_runs_pooled(workdir, tmp_path, pictures):
-    other = tmp_path / "other"
-    shutil.copytree(workdir / "eval", other / "eval")
-    out = report.compare_runs([workdir, other], tmp_path / "all")
-    assert out["figures"] == [f"figures/{name}.png" for name in ("pass_at_k", "stop_times", "difficulty")]
-    text = (tmp_path / "all" / "report.md").read_text()
-    assert "Runs are pooled" in text
-    for name in out["figures"]:
-        assert (tmp_path / "all" / name).read_bytes().startswith(b"\x89PNG")
-        assert f"]({name})" in text
-
-
-def test_the_same_run_again_tells_the_figures_nothing_new(workdir):
-    evals, found = evals_of(workdir), rows.read_rows(workdir)
-    for draw in (figures.pass_at_k_figure, figures.difficulty_figure):
-        one, three = draw(evals, found), draw(records.pool_runs([evals] * 3), found)
-        for a, b in zip(one.axes, three.axes, strict=True):
-            assert len(a.lines) == len(b.lines) > 0
-            for line_a, line_b in zip(a.lines, b.lines, strict=True):
-                np.testing.assert_allclose(line_a.get_xydata(), line_b.get_xydata(), rtol=1e-9)
-            for bars_a, bars_b in zip(a.collections, b.collections, strict=True):  # bands and error bars
-                for path_a, path_b in zip(bars_a.get_paths(), bars_b.get_paths(), strict=True):
-                    np.testing.assert_allclose(path_a.vertices, path_b.vertices, rtol=1e-9)
-            assert not [text for text in b.texts if ", p " in text.get_text()]  # no p from repeated problems
-
-
-@pytest.mark.parametrize(
-    ("second", "verdict"), [([2, 3, 5, 6], "more latents on"), ([6, 5, 3, 2], "no clear tie of latents to")]
-)
-def test_correlation_over_runs_is_told_only_if_all_agree(tmp_path, second, verdict):
-    for run, lengths in (("a", [1, 2, 3, 6]), ("b", second)):
+def test_correlation_over_runs_has_each_run_s(tmp_path):
+    for run, lengths in (("a", [1, 2, 3, 6]), ("b", [6, 5, 3, 2])):
         write_eval(tmp_path / run, "slpo", "alpha", [1] * 4, lengths=lengths, steps=[1, 2, 3, 4])
     out = report.compare_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
-    by_run = [stats.pearsonr([1, 2, 3, 4], lengths).statistic for lengths in ([1, 2, 3, 6], second)]
+    by_run = [stats.pearsonr([1, 2, 3, 4], lengths).statistic for lengths in ([1, 2, 3, 6], [6, 5, 3, 2])]
     found = out["eval"]["slpo"]["alpha"]
     assert found["pearson_steps_r"] == pytest.approx(np.mean(by_run))
     assert not [key for key in found["per_run"] if key.endswith(("_p", "_se"))]
     assert not [key for key in found if key.endswith("_p") or "_se_" in key]
     text = (tmp_path / "all" / "report.md").read_text()
-    assert f"{verdict} problems with more steps (r = {np.mean(by_run):.2f}, by run {min(by_run):.2f} to" in text
+    assert f"| r = {np.mean(by_run):.2f}, by run {min(by_run):.2f} to {max(by_run):.2f} |" in text
 
 
 def test_what_one_run_does_not_have_has_no_mean(tmp_path):
