@@ -27,14 +27,20 @@ class Completions:
     """Rollouts of a problem set, in its order.
 
     Attributes:
-        tokens: int32 [N, A], or [N, T + A] where thoughts are written down, see `Trajectories.completions`.
-        latent_steps: int32 [N].
-        latents: float32 [N, T, D], or None if not asked for.
+        values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
+            thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
+            latents, float32 [N, T, D].
     """
 
-    tokens: np.ndarray
-    latent_steps: np.ndarray
-    latents: np.ndarray | None = None
+    values: dict[str, np.ndarray]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.values["tokens"]
+
+    @property
+    def latent_steps(self) -> np.ndarray:
+        return self.values["latent_steps"]
 
 
 class Evaluator:
@@ -62,7 +68,7 @@ class Evaluator:
         self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
 
     def _program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
-        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> (tokens, lengths, latents or None)."""
+        """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
         mode = (noisy, stopping, keep_latents)
         if mode in self._programs:
             return self._programs[mode]
@@ -71,8 +77,10 @@ class Evaluator:
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             keys_N = noise.row_keys(key, index_N, sample_N)
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
-            latents_NTD = policy.thinker.feed(params, out.actions).astype(jnp.float32) if keep_latents else None
-            return out.completions, out.lengths, latents_NTD
+            values = {"tokens": out.completions, "latent_steps": out.lengths}
+            if keep_latents:
+                values["latents"] = policy.thinker.feed(params, out.actions).astype(jnp.float32)
+            return values
 
         self._programs[mode] = jax.jit(
             jax.shard_map(
@@ -145,9 +153,7 @@ class Evaluator:
 
 def _finished(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any, kept: KeptRollouts | None) -> Batch:
     """A batch's rollouts on the host, without what filled it up."""
-    tokens, lengths, latents = out
-    whole = hosts.whole(latents)[real_N] if latents is not None else None
-    batch = Batch(rows_N[real_N], hosts.whole(tokens)[real_N], hosts.whole(lengths)[real_N], whole)
+    batch = Batch(rows_N[real_N], {name: hosts.whole(values)[real_N] for name, values in out.items()})
     if kept:
         kept.add(number, batch)
     return batch
@@ -160,12 +166,7 @@ def _in_order(results: list[Batch], rows: int) -> Completions:
             whole[batch.rows] = part
         return whole
 
-    latents = [batch.latents for batch in results]
-    return Completions(
-        merged([batch.tokens for batch in results]),
-        merged([batch.latent_steps for batch in results]),
-        merged(latents) if latents[0] is not None else None,
-    )
+    return Completions({name: merged([batch.values[name] for batch in results]) for name in results[0].values})
 
 
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:

@@ -10,6 +10,8 @@ import numpy as np
 
 from slpo_jax.io import hosts
 
+_ROWS = "rows"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -17,15 +19,11 @@ class Batch:
 
     Attributes:
         rows: int [N], their places in the evaluation.
-        tokens: int32 [N, A].
-        latent_steps: int32 [N].
-        latents: float32 [N, T, D], or None if not asked for.
+        values: of these, see `Completions.values`.
     """
 
     rows: np.ndarray
-    tokens: np.ndarray
-    latent_steps: np.ndarray
-    latents: np.ndarray | None = None
+    values: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,9 @@ class KeptRollouts:
         for path in sorted(self.folder.glob(f"{self._prefix}.*.npz")):
             try:
                 with np.load(path) as arrays:
-                    found.append(Batch(**arrays))
-            except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
+                    values = dict(arrays)
+                    found.append(Batch(values.pop(_ROWS), values))
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 continue  # a machine that lost power tears files; the batch is rolled out again
         return found
 
@@ -69,7 +68,7 @@ class KeptRollouts:
         path = self.folder / f"{self._prefix}.{number}.npz"
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
-            np.savez(file, **{name: array for name, array in vars(batch).items() if array is not None})
+            np.savez(file, **{_ROWS: batch.rows}, **batch.values)
         os.replace(temporary, path)
 
     def clear(self) -> None:

@@ -169,5 +169,5 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     note_cuts(experiment, label, [greedy, *sampled.values()])
     write_records(files.records, record_rows(experiment.reward, problems, greedy, sampled, config.samples))
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
-    if greedy.latents is not None:
-        np.savez_compressed(files.latents, latents=greedy.latents, latent_steps=greedy.latent_steps)
+    if latents:
+        np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)

@@ -142,4 +142,4 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
         alone = run_rollout(params, pad_left([problems.prompts[index]], 9), keys, config=config, stop_rule=0.5)
         assert done.tokens[place].tolist() == alone.tokens[0].tolist()
         assert done.latent_steps[place] == alone.lengths[0]
-        np.testing.assert_allclose(done.latents[place], alone.actions[0], atol=1e-5)
+        np.testing.assert_allclose(done.values["latents"][place], alone.actions[0], atol=1e-5)

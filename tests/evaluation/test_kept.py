@@ -62,9 +62,9 @@ def _assert_right(done, latents=False):
     rows = [(index, sample) for index in range(len(LENGTHS)) for sample in range(SAMPLES)]
     assert done.tokens.tolist() == [list(row) for row in rows]
     assert done.latent_steps.tolist() == [10 * index + sample for index, sample in rows]
-    assert (done.latents is not None) == latents
+    assert ("latents" in done.values) == latents
     if latents:
-        np.testing.assert_array_equal(done.latents[:, 0, 0], [np.float32(index + 0.1) for index, _ in rows])
+        np.testing.assert_array_equal(done.values["latents"][:, 0, 0], [np.float32(index + 0.1) for index, _ in rows])
 
 
 @pytest.mark.parametrize("latents", [False, True])
@@ -99,9 +99,8 @@ def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_
     """As after a change of the batch size or of the number of devices."""
     kept = KeptRollouts(tmp_path, "a" * 64, "seed 1")
     rows = np.arange(4 * SAMPLES)
-    kept.add(
-        0, Batch(rows, np.stack([rows // SAMPLES, rows % SAMPLES], axis=1), 10 * (rows // SAMPLES) + rows % SAMPLES)
-    )
+    tokens, steps = np.stack([rows // SAMPLES, rows % SAMPLES], axis=1), 10 * (rows // SAMPLES) + rows % SAMPLES
+    kept.add(0, Batch(rows, {"tokens": tokens, "latent_steps": steps}))
     again = Rollouts()
     _assert_right(again.evaluate(kept))
     assert again.calls > 0

@@ -41,6 +41,10 @@ def _tokens(template, texts):
     return rows
 
 
+def _done(tokens):
+    return Completions({"tokens": tokens, "latent_steps": np.arange(len(tokens))})
+
+
 # Texts, what is read in them, and whether it is 7, the reference; None: no answer.
 READ = {
     "auto": [
@@ -63,13 +67,13 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
     tokens = _tokens(template, [text for text, _, _ in texts])
     right = [hit for *_, hit in texts]
     problems = encode_problems(template, [Problem("Tom ?", ("3 + 4 = 7",), "7")] * len(texts))
-    done = Completions(tokens, np.arange(len(texts)))
+    done = _done(tokens)
     assert accuracy(reward, problems, done) == pytest.approx(np.mean(right))
-    assert accuracy(reward, problems, Completions(tokens[:1], np.arange(1))) == 1.0
+    assert accuracy(reward, problems, _done(tokens[:1])) == 1.0
     rewards = reward.on_host(tokens, problems.problems)
     assert rewards.dtype == np.float32
     assert rewards.tolist() == [float(hit) for hit in right]
-    twice = Completions(np.repeat(tokens, 2, axis=0)[::-1], np.arange(2 * len(texts)))
+    twice = _done(np.repeat(tokens, 2, axis=0)[::-1])
     for index, row in enumerate(record_rows(reward, problems, done, {5: done, 9: twice}, samples=1)):
         text, answer, hit = texts[index]
         cut = "<eos>" not in text

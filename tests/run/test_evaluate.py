@@ -82,8 +82,8 @@ class Run:
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
-            latents = np.ones((n, 3, 1), np.float32) if keep_latents else None
-            return Completions(np.zeros((n, 4), np.int32), np.full(n, value, np.int32), latents)
+            values = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
+            return Completions(values | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
 
         experiment = build(self.config(**changes), self.work)
         with monkeypatch.context() as patch:
