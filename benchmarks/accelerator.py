@@ -36,6 +36,9 @@ SHORT = (  # the quick start's own steps take minutes of two cores
 )  # fmt: skip
 
 
+PLUGINS = {"gpu": "cuda"}  # what JAX_PLATFORMS calls a platform
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One section of the page.
@@ -109,7 +112,9 @@ def run_part(part: Part, workdir: Path, here: dict[str, Any], seconds: float) ->
     log, begin = workdir / f"{part.name}.log", time.perf_counter()
     # The tests ask for the CPU by themselves.
     platform = here["platform"]
-    environment = {"JAX_PLATFORMS": platform if platform == "cpu" else f"{_plugin(platform)},cpu"} | os.environ
+    environment = {
+        "JAX_PLATFORMS": platform if platform == "cpu" else f"{PLUGINS.get(platform, platform)},cpu"
+    } | os.environ
     with log.open("w") as file:
         process = subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:
@@ -119,10 +124,6 @@ def run_part(part: Part, workdir: Path, here: dict[str, Any], seconds: float) ->
             process.wait()
             return None
     return {"what": part.on(here), "status": status, "seconds": time.perf_counter() - begin, "said": log.read_text()}
-
-
-def _plugin(platform: str) -> str:
-    return {"gpu": "cuda"}.get(platform, platform)
 
 
 def section(part: Part, found: dict[str, Any] | None) -> str:

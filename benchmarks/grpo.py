@@ -41,9 +41,7 @@ from slpo_jax.training.state import TrainState, init_state
 
 OURS, THEIRS = "slpo_jax", "torch"
 PARTS = ("step", "rollout", "gradient", "other", "cpu")
-LOSSES = {  # of torch's scoring pass: (prompts at a time, 0 for all; whether it is compiled)
-    "eager": (0, False), "prompt by prompt": (1, False), "compiled": (0, True),
-}  # fmt: skip
+LOSSES = ("eager", "compiled")  # torch's scoring pass
 TRIAL_TOKENS = 8
 DEFINITIONS = """
 rollout: sample A tokens of each completion, ends being banned, so that both sides generate as many (slpo_jax's is \
@@ -126,12 +124,11 @@ class Theirs:
         except ImportError as error:
             raise UserError(f"torch: {error}; pip install torch==2.13.0 accelerate") from error
         (loss, scoring), (cache, speaking) = loss, cache
-        self.work, (each, is_compiled), parts = work, LOSSES[loss], work.parts
-        micro_batches = work.facts["prompts"] // each if each else 1
+        self.work, parts = work, work.parts
         how = (parts.policy.config, parts.objective.clip, parts.group, work.optimizer_config)
         try:
             low = (dtype == "bfloat16" for dtype in (speaking, scoring))
-            self.witness = Witness(folder, *how, cache, micro_batches, is_compiled, *low)
+            self.witness = Witness(folder, *how, cache, loss == "compiled", *low)
         except CompileError as error:
             raise UserError(f"--losses compiled: {error}; leave it out") from error
 
@@ -260,7 +257,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, help="of slpo_jax, which share the prompts; default: 1")
     parser.add_argument("--caches", nargs="+", choices=("dynamic", "static"), default=("dynamic", "static"),
                         help="of transformers' generate; default: the faster")  # fmt: skip
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=tuple(LOSSES),
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES,
                         help="torch's scoring pass; default: the fastest of all")  # fmt: skip
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="torch's; default: the faster")
     parser.add_argument("--ours", nargs="+", choices=DTYPES, default=DTYPES, help="slpo_jax's; default: both")

@@ -7,7 +7,6 @@ between the completions of a prompt.
 
 import copy
 import dataclasses
-import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,6 @@ class Witness:
         group: int,
         optimizer: OptimizerConfig,
         cache: str = "dynamic",
-        micro_batches: int = 1,
         compiled: bool = False,
         speaks_low: bool = False,
         scores_low: bool = False,
@@ -93,7 +91,6 @@ class Witness:
             group: G.
             optimizer: name, learning rate, betas and clip norm; the schedule and the weight decay are left out.
             cache: `generate`'s cache_implementation.
-            micro_batches: parts of the prompts that are scored one after the other.
             compiled: torch.compile the scoring pass.
             speaks_low: generate in bfloat16.
             scores_low: score under autocast to bfloat16.
@@ -106,7 +103,7 @@ class Witness:
         kind = transformers.AutoModelForCausalLM
         self.model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         self.config, self.clip, self.group, self.cache = config, clip, group, cache
-        self.micro_batches, self.parameters = micro_batches, list(self.model.parameters())
+        self.parameters = list(self.model.parameters())
         self.optimizer, self.clip_norm = make_optimizer(self.parameters, optimizer), optimizer.clip_norm
         self.sampled: torch.Tensor | None = None
         self.speaker = copy.deepcopy(self.model).to(torch.bfloat16) if speaks_low else self.model
@@ -154,22 +151,17 @@ class Witness:
         -min(rho A_i, clip(rho) A_i) of every token, rho = pi / pi of the rollout, which is the policy of now.
         """
         advantages_N = advantages(torch.tensor(np.array(rewards_BG, np.float32)), "grpo").flatten()
-        value, cuts = 0.0, np.linspace(0, len(prompts.tokens), self.micro_batches + 1).round().astype(int)
-        for start, stop in itertools.pairwise(cuts):
-            rows = slice(start * self.group, stop * self.group)
-            part = Prompts(prompts.tokens[start:stop], prompts.valid[start:stop])
-            sequences = make_sequences(part, completions_NA[rows], self.config.eos_ids, self._multiple)
-            log_probs_NA = self.log_probs(sequences)
-            ratio_NA = torch.exp(log_probs_NA - log_probs_NA.detach())
-            gains_NA = ratio_NA * advantages_N[rows, None]
-            if self.clip is not None:
-                clipped_NA = ratio_NA.clamp(1 - self.clip, 1 + self.clip) * advantages_N[rows, None]
-                gains_NA = torch.minimum(gains_NA, clipped_NA)
-            means_N = torch.where(sequences.made, gains_NA, 0.0).sum(1) / sequences.made.sum(1)
-            loss = -means_N.sum() / len(completions_NA)
-            loss.backward()
-            value += loss.item()
-        return value
+        sequences = make_sequences(prompts, completions_NA, self.config.eos_ids, self._multiple)
+        log_probs_NA = self.log_probs(sequences)
+        ratio_NA = torch.exp(log_probs_NA - log_probs_NA.detach())
+        gains_NA = ratio_NA * advantages_N[:, None]
+        if self.clip is not None:
+            clipped_NA = ratio_NA.clamp(1 - self.clip, 1 + self.clip) * advantages_N[:, None]
+            gains_NA = torch.minimum(gains_NA, clipped_NA)
+        means_N = torch.where(sequences.made, gains_NA, 0.0).sum(1) / sequences.made.sum(1)
+        loss = -means_N.mean()
+        loss.backward()
+        return loss.item()
 
     def step(self, prompts: Prompts, references: Any, verify: Verify) -> dict[str, float]:
         """One train step.

@@ -62,12 +62,6 @@ def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     assert told.read_text() == "xxx"
 
 
-def test_tests_run_on_the_device():
-    """Whose platform is asked for by its plugin's name, with the CPU beside it."""
-    assert accelerator._plugin("gpu") == "cuda"
-    assert accelerator._plugin("tpu") == "tpu"
-
-
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path):
     """One of its parts through its real program; the others', which take longer, are the next test's."""

@@ -52,7 +52,7 @@ def ours(work):
 def result(work, ours):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "Ours", lambda work: ours)  # compiled once
-        tried = ("--caches", "dynamic", "static", "--losses", "eager", "prompt by prompt")
+        tried = ("--caches", "dynamic", "static", "--losses", "eager")
         return benchmark.benchmark(flags(*tried), {"float32": work})
 
 
@@ -78,8 +78,7 @@ REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["eager", "prompt by prompt"])
-def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
+def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     """On the same completions, of all lengths, and the same rewards; under transformers' names."""
     policy, batch = work.parts.policy, varied(work)
 
@@ -97,7 +96,7 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions, loss):
         return total / metrics["loss"][1], metrics["log_likelihood"][0]
 
     (value, likelihood), gradient = jax.value_and_grad(mean, has_aux=True)(work.params)
-    theirs = benchmark.Theirs(work, folder, (loss, "float32"))
+    theirs = benchmark.Theirs(work, folder)
     found = theirs.witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
     assert found == pytest.approx(float(value), abs=1e-6)
     model = work.setup.origin.description.model
@@ -174,7 +173,7 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
 def test_report_has_every_number(result):
     """Of both sides, in turns."""
     assert json.loads(json.dumps(result)) == result
-    choices = ("dynamic cache", "static cache", "eager loss", "prompt by prompt loss")
+    choices = ("dynamic cache", "static cache", "eager loss")
     assert set(result["tried"]) == {f"{what} in {dtype}" for what in choices for dtype in ("float32", "bfloat16")}
     mine, theirs = result["sides"]["slpo_jax, float32"], result["sides"]["torch"]
     ratios = result["ratios"]["slpo_jax, float32"]
