@@ -51,7 +51,9 @@ class KeptRollouts:
             try:
                 with np.load(path) as arrays:
                     values = dict(arrays)
-                    found.append(Batch(values.pop(_ROWS), values))
+                    rows = values.pop(_ROWS)
+                    if len(values["tokens"]) == len(rows):
+                        found.append(Batch(rows, values))
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 continue  # a machine that lost power tears files; the batch is rolled out again
         return found

@@ -52,8 +52,8 @@ class Rollouts:
                 raise Crash
             index, sample = np.asarray(index_N), np.asarray(sample_N)
             tokens = np.stack([index, sample], axis=1).astype(np.int32)
-            drawn = (index[:, None, None] + 0.1 * np.ones((1, 4, 2))).astype(np.float32) if latents else None
-            return tokens, (10 * index + sample).astype(np.int32), drawn
+            drawn = {"latents": (index[:, None, None] + 0.1 * np.ones((1, 4, 2))).astype(np.float32)} if latents else {}
+            return {"tokens": tokens, "latent_steps": (10 * index + sample).astype(np.int32), **drawn}
 
         return program
 
