@@ -140,9 +140,13 @@ def test_side_file_is_as_documented(there):
     expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
     if "hidden" in params["gate"]:
         expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
-    if origin.kind.heads(16):
-        expected |= {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12)}
-        expected |= {"projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)}
+    expected |= {
+        "codi": {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12),
+                 "projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)},
+        "colar": {"lt_head.fc.0.weight": (12, 16), "lt_head.fc.0.bias": (12,), "lt_head.fc.2.weight": (12, 12),
+                  "lt_head.fc.2.bias": (12,), "lt_head.fc.3.weight": (12,), "lt_head.fc.3.bias": (12,),
+                  "lt_head.mean.weight": (16, 12), "lt_head.mean.bias": (16,)},
+    }.get(origin.kind.name, {})  # fmt: skip
     assert {name: tensor.shape for name, tensor in side.items()} == expected
     latent = np.random.default_rng(0).normal(size=16).astype(np.float32)
     if "hidden" not in params["gate"]:

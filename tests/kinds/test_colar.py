@@ -1,0 +1,164 @@
+"""CoLaR in Hugging Face's layout: a Llama and `lt_head.*`, the folder written by numpy and safetensors alone."""
+
+import dataclasses
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_folder import config_for, draw
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.kinds.colar import Colar
+from slpo_jax.origin.exchange import export_checkpoint, import_checkpoint
+from slpo_jax.origin.identify import identify
+from slpo_jax.origin.open import open_origin
+from slpo_jax.origin.settings import config_of
+from slpo_jax.policy import noise
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import sample
+from slpo_jax.run.solver import load_solver
+from slpo_jax.text.batches import pad_prompts
+from slpo_jax.text.tokenizer import byte_tokenizer
+
+WIDTH, HIDDEN, INNER, LATENTS, SCALE = 8, 12, 10, 3, 0.4
+QUESTION = "Tom has 3 pens. How many?"
+CONFIG = dict(
+    architectures=["ColarLlama"], model_type="llama", hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=160, rms_norm_eps=1e-5,
+    tie_word_embeddings=True, latent_intermediate_size=HIDDEN, latent_embedding_std=SCALE,
+)  # fmt: skip
+MARK = 256  # "###", after the bytes
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """A byte each, one token for "###", and a begin-of-text that is put before every text unless told otherwise."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({each: i for i, each in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_tokens([AddedToken("###", normalized=False)])
+    special = ["<|begin_of_text|>", "<|eot_id|>", "[PAD]", "<|latent|>"]
+    backend.add_special_tokens([AddedToken(each, special=True) for each in special])
+    backend.decoder = decoders.ByteLevel()
+    bos = [(special[0], backend.token_to_id(special[0]))]
+    backend.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=bos)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=special[0], eos_token=special[1], pad_token=special[2]
+    )
+
+
+def _head(rng) -> dict[str, np.ndarray]:
+    shapes = {"fc.0.weight": (HIDDEN, WIDTH), "fc.0.bias": (HIDDEN,), "fc.2.weight": (HIDDEN, HIDDEN)}
+    shapes |= {"fc.2.bias": (HIDDEN,), "fc.3.weight": (HIDDEN,), "fc.3.bias": (HIDDEN,)}
+    shapes |= {"mean.weight": (WIDTH, HIDDEN), "mean.bias": (WIDTH,)}
+    return {f"lt_head.{name}": draw(rng, *shape) for name, shape in shapes.items()}
+
+
+def published(folder, config=CONFIG, without="", **more) -> dict[str, np.ndarray]:
+    """Write it; its tensors are returned."""
+    folder.mkdir()
+    texts, rng = _tokenizer(), np.random.default_rng(2)
+    save_tokenizer(texts, folder)
+    ids = dict(latent_id=texts.convert_tokens_to_ids("<|latent|>"), latent_start_id=-1, latent_end_id=MARK)
+    (folder / "config.json").write_text(json.dumps(config | ids | {"vocab_size": len(texts)}))
+    linear = {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "qo"}
+    linear |= {f"self_attn.{name}_proj": (WIDTH // 2, WIDTH) for name in "kv"}
+    linear |= {"mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH), "mlp.down_proj": (WIDTH, INNER)}
+    tensors = {"model.embed_tokens.weight": draw(rng, len(texts), WIDTH), "model.norm.weight": draw(rng, WIDTH)}
+    for layer in ("model.layers.0", "model.layers.1"):
+        tensors |= {f"{layer}.{name}.weight": draw(rng, *shape) for name, shape in linear.items()}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}.{name}.weight"] = draw(rng, WIDTH)
+    tensors |= {"lm_head.weight": tensors["model.embed_tokens.weight"]} | _head(rng) | more
+    tensors.pop(without, None)
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def _latent(head: dict[str, np.ndarray], hidden_D: np.ndarray) -> np.ndarray:
+    """CoLaR's deterministic latent of one hidden state, in float64."""
+    w = {name.removeprefix("lt_head."): array.astype(np.float64) for name, array in head.items()}
+    x = w["fc.0.weight"] @ hidden_D.astype(np.float64) + w["fc.0.bias"]
+    x = np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
+    x = w["fc.2.weight"] @ x + w["fc.2.bias"]
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * w["fc.3.weight"] + w["fc.3.bias"]
+    return SCALE * (w["mean.weight"] @ x + w["mean.bias"])
+
+
+def test_latents_are_the_head_s_of_each_hidden_state(tmp_path, caplog):
+    """Asked as published, without a begin-of-text; every step of the oracle is a fresh pass over one unpadded row."""
+    tensors = published(tmp_path / "colar")
+    solver = load_solver(str(tmp_path / "colar"), latents=LATENTS, max_answer_tokens=4)
+    assert "CoLaR's own program ends a thought where ### is the likeliest token" in caplog.text
+    policy, template = solver.setup.policy.without_noise().having(stopping="length"), solver.setup.template
+    prompt, texts = template.prompt(QUESTION), _tokenizer()
+    asked = f"Question: {QUESTION} Let's think step by step:(Thinking speed: 2)###"
+    assert prompt == texts(asked, add_special_tokens=False)["input_ids"]
+    assert (prompt[-1], template.end_id, template.banned_ids) == (MARK, MARK, ())
+    assert template.suffix((), "7") == [MARK, *texts("Answer:7", add_special_tokens=False)["input_ids"], MARK + 2]
+
+    padded = Prompts(*pad_prompts([prompt], [len(prompt) + 3], [0], template.pad_id))
+    keys = noise.row_keys(jax.random.key(0), jnp.zeros(1, jnp.int32))
+    out = sample(policy, solver.params, padded, keys, jnp.array([LATENTS]))
+
+    def hidden(inputs):
+        row, at = jnp.asarray(np.array(inputs, np.float32))[None], jnp.arange(len(inputs))[None]
+        return np.asarray(policy.reasoner.forward(solver.params, row, at, at >= 0)[0][0, -1])
+
+    inputs = [tensors["model.embed_tokens.weight"][token] for token in prompt]
+    for _ in range(LATENTS):
+        inputs.append(_latent(tensors, hidden(inputs)))
+    expected = np.array(inputs[-LATENTS:])
+    np.testing.assert_allclose(out.actions[0, :LATENTS], expected, rtol=1e-4, atol=1e-5)
+    inputs.append(tensors["model.embed_tokens.weight"][MARK])
+    logits = tensors["lm_head.weight"] @ hidden(inputs)
+    assert int(out.completions[0, 0]) == int(np.argmax(logits))
+
+
+def test_there_and_back(tmp_path):
+    """Imported, exported and opened again it is the same, with the scale of its latents."""
+    tensors = published(tmp_path / "colar")
+    identity = identify(str(tmp_path / "colar"))
+    assert identity.reasoner == "colar_llama"
+    import_checkpoint(identity, tmp_path / "ours", config_of(identity))
+    export_checkpoint(tmp_path / "ours", tmp_path / "exported")
+    side = load_file(tmp_path / "exported" / "reasoner.safetensors")
+    assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
+    assert all(np.array_equal(side[name], tensors[name]) for name in side)
+    back = open_origin(config_for(tmp_path / "exported", "colar_llama"))
+    assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE}
+    said = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert (said["latent_start_id"], said["latent_end_id"], said["latent_id"]) == (MARK, MARK, MARK + 4)
+    assert "`lt_head.*`: Linear" in (tmp_path / "exported" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"without": "lt_head.fc.0.weight"}, "tensor lt_head.fc.0.weight is missing; give"),
+        ({"without": "lt_head.mean.bias"}, "tensor lt_head.mean.bias is missing; give"),
+        (
+            {"lt_head.log_std.bias": np.zeros(WIDTH, np.float32)},
+            "tensor lt_head.log_std.bias is unexpected; give a colar",
+        ),
+        ({"lt_head.fc.3.bias": np.zeros(7, np.float32)}, "tensor lt_head.fc.3.bias has shape [7]"),
+        ({"config": CONFIG | {"latent_embedding_std": None}}, "latent_embedding_std in its config.json is None, but"),
+    ],
+)
+def test_what_is_no_colar(tmp_path, changes, words):
+    published(tmp_path / "colar", **changes)
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        open_origin(config_for(tmp_path / "colar", "colar_llama"))
+    assert str(caught.value).startswith(f"{tmp_path}/colar: ")
+
+
+def test_a_tokenizer_that_splits_its_mark():
+    with pytest.raises(UserError, match="'###' is 3 tokens, but CoLaR's thought has one at each end; give"):
+        Colar(4).template(byte_tokenizer())
