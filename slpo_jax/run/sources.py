@@ -9,7 +9,7 @@ from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.text.problem import Problem, without
-from slpo_jax.text.problems import Role, check_source, load_problems
+from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 from slpo_jax.text.synthetic import SyntheticConfig
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
@@ -61,9 +61,11 @@ def load_set(config: ConfigDict, key: str, source: str) -> tuple[Problem, ...]:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
 
+    kind: Answers = "latex" if config.prompt.answers == "boxed" else "numbers"
+
     def load(key, source):
         try:
-            return load_problems(source, synthetic, _ROLES.get(key, "test"), config.prompt.answers == "boxed")
+            return load_problems(source, synthetic, _ROLES.get(key, "test"), kind)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 
@@ -21,6 +21,9 @@ from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.record_fields import RawProblem, read_record, written_steps
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
+
+Answers = Literal["numbers", "latex", "texts"]
+"""What the answers of a set are: see `load_problems`."""
 
 SYNTHETIC_PREFIX = "synthetic:"
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
@@ -79,7 +82,7 @@ class Problems(tuple[Problem, ...]):
 
 
 def load_problems(
-    source: str, synthetic: SyntheticConfig | None = None, role: Role = "train", latex: bool = False
+    source: str, synthetic: SyntheticConfig | None = None, role: Role = "train", answers: Answers = "numbers"
 ) -> tuple[Problem, ...]:
     """Read a set of problems.
 
@@ -87,8 +90,8 @@ def load_problems(
     Numbers are taken as they are written; where a column's type may not have kept that, a warning names it.
 
     Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in layouts that
-    don't promise numbers, they are left out, with a warning that counts them. So are those whose answer is LaTeX that
-    can't be read, where answers are LaTeX.
+    don't promise numbers, they are left out, with a warning that counts them. So are, of LaTeX and texts, those that
+    can't be compared.
 
     Args:
         source: one of
@@ -106,8 +109,8 @@ def load_problems(
             together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
             train. openai/gsm8k's config is main, open-r1/DAPO-Math-17k-Processed's en, and opencompass/AIME2025 is
             both of its.
-        latex: answers that are no numbers stay as they are written, in LaTeX, to be compared as such
-            (`answers.are_right`, style "boxed").
+        answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
+            (`answers.are_right`, style "boxed"), or as any "texts".
     Returns:
         the problems in the order of the source.
     Raises:
@@ -120,25 +123,25 @@ def load_problems(
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
-        return _problems(source, reader(path), all_numeric=True, latex=latex)
+        return _problems(source, reader(path), True, answers)
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or "
             f"{SYNTHETIC_PREFIX}NAME"
         )
-    return _problems(source, dataset_rows(source, role), all_numeric=False, latex=latex)
+    return _problems(source, dataset_rows(source, role), False, answers)
 
 
-def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, latex: bool) -> Problems:
+def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, answers: Answers) -> Problems:
     raw = list(_raw_problems(rows))
     _name_rounded(source, [found.answer for _, found in raw])
-    problems, left_out = _in_latex(raw) if latex else _with_numbers(raw, all_numeric)
+    problems, left_out = _with_numbers(raw, all_numeric) if answers == "numbers" else _as_written(raw, answers)
     if left_out:
         total = len(problems) + len(left_out)
         if not problems:
-            good = "answers that math_verify reads" if latex else "numbers as answers"
-            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with {good}")
+            good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
+            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with {good[answers]}")
         logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
     if not problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
@@ -168,25 +171,26 @@ def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
         )  # fmt: skip
 
 
-def _in_latex(found: Sequence[tuple[str, RawProblem]]) -> tuple[list[Problem], list[str]]:
+def _as_written(found: Sequence[tuple[str, RawProblem]], kind: Answers) -> tuple[list[Problem], list[str]]:
     """The problems, and where and why others are none."""
-    answers = [_latex(raw.answer or "") for _, raw in found]
+    answers = [_written(raw.answer or "", kind) for _, raw in found]
+    good = are_readable(answers) if kind == "latex" else map(bool, answers)
     problems: list[Problem] = []
     left_out: list[str] = []
-    rows = zip(found, written_steps(found), answers, are_readable(answers), strict=True)
-    for (where, raw), steps, answer, readable in rows:
-        if readable:
+    for (where, raw), steps, answer, is_good in zip(found, written_steps(found), answers, good, strict=True):
+        if is_good:
             problems.append(Problem(raw.question, steps, answer))
         else:
-            left_out.append(_bad_answer(where, raw.answer, "LaTeX that can be compared"))
+            left_out.append(_bad_answer(where, raw.answer, "LaTeX that can be compared" if kind == "latex" else "text"))
     return problems, left_out
 
 
-def _latex(answer: str) -> str:
-    """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence."""
+def _written(answer: str, kind: Answers) -> str:
+    """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence where LaTeX is."""
     text = answer.strip()
     sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
-    return canonical_number(answer) or ("" if sentence or _NOT_FINITE.fullmatch(text) else text)
+    is_none = _NOT_FINITE.fullmatch(text) or (sentence and kind == "latex")
+    return canonical_number(answer) or ("" if is_none else text)
 
 
 def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:

@@ -81,7 +81,7 @@ SOLVED = {
 def test_worked_solutions_give_their_steps(name, tmp_path, warnings):
     record, steps = SOLVED[name]
     assert _one(tmp_path, record) == Problem("Q?", steps, "5")
-    assert _one(tmp_path, record, latex=True) == Problem("Q?", steps, "5")
+    assert _one(tmp_path, record, answers="latex") == Problem("Q?", steps, "5")
     assert warnings == []
 
 
@@ -124,23 +124,25 @@ def test_what_can_not_be_read_names_the_record(record, expected, tmp_path):
     assert _error(path).startswith(f"{path}, line 1: {expected}")
 
 
-@pytest.mark.parametrize("latex", [False, True])
-def test_answers_that_are_not_there_or_not_finite_are_left_out(latex, tmp_path, warnings):
+@pytest.mark.parametrize("kind", ["numbers", "latex", "texts"])
+def test_answers_that_are_not_there_or_not_finite_are_left_out(kind, tmp_path, warnings):
     answers = [5.0, float("nan"), float("inf"), None, float("-inf")]
     rows = [{"problem": "Q?", "answer": answer} for answer in answers]
     text = "".join(json.dumps(row) + "\n" for row in [*rows, {"problem": "Q?", "answer": "NaN"}])
     (tmp_path / "set.jsonl").write_text(text)
     for path in (write_parquet(tmp_path / "set.parquet", rows), str(tmp_path / "set.jsonl")):
-        problems = load_problems(path, latex=latex)
+        problems = load_problems(path, answers=kind)
         assert ([problem.answer for problem in problems], problems.left_out) == (["5"], 4 + path.endswith("l"))
     assert [line.split(": ")[1] for line in warnings] == ["left out 4 of 5 problems", "left out 5 of 6 problems"]
 
 
-def test_sentences_are_no_latex(tmp_path, warnings):
+def test_sentences_are_no_latex_but_texts(tmp_path, warnings):
     answers = ["He has 5 apples in all.", "So 24.\nThen 48 more, which makes 72.", r"5 \text{ apples}", "no real roots"]
     path = write_jsonl(tmp_path / "set.jsonl", [{"question": "Q?", "answer": answer} for answer in answers])
-    assert [problem.answer for problem in load_problems(path, latex=True)] == answers[2:]
-    assert warnings[0].startswith(f"{path}: left out 2 of 4 problems: {path}, line 1: answer 'He has 5 apples in all.'")
+    assert [problem.answer for problem in load_problems(path, answers="latex")] == answers[2:]
+    assert [problem.answer for problem in load_problems(path, answers="texts")] == answers
+    (warning,) = warnings
+    assert warning.startswith(f"{path}: left out 2 of 4 problems: {path}, line 1: answer 'He has 5 apples in all.'")
 
 
 def test_bars_of_a_question_do_not_cut_it(tmp_path):
