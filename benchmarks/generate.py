@@ -30,7 +30,7 @@ from benchmarks.measure.report import (
     summary,
 )
 from benchmarks.measure.words import DTYPES, export
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf import bundled_gguf
 from slpo_jax.rewards.answers import read_completion
@@ -82,7 +82,7 @@ def make_work(source: str, questions: int, samples: int, tokens: int, dtype: str
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=tokens)
     config.gate.enabled, config.dropout.rate, config.model.dtype = False, 0.0, dtype
     config.evaluate.update(temperature=1.0, batch_size=questions * samples, prompt_multiple=1 << 10)
-    setup = assemble(config)
+    setup = assemble(read_config(config))
     problems = load_problems(source, role="test")[:questions]
     if len(problems) < questions:
         raise UserError(f"--questions: {questions}, but {source} has {len(problems)}; give fewer")

@@ -21,6 +21,7 @@ from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstr
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
 from benchmarks.measure.workload import GPT2, load_file
 from slpo_jax.checked import fill
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.presets import SOFT_METHODS
@@ -93,7 +94,7 @@ def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
     if point.dtype is not None:
         config.model.dtype = point.dtype
     config.sharding.fsdp = int(point.mesh.partition("x")[2])
-    return assemble(config)
+    return assemble(read_config(config))
 
 
 def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> dict[str, Any]:

@@ -11,12 +11,21 @@
 
 Annotations are checked too: numbers have to be finite, a bool is no number, a `Literal` lists the choices, a range
 holds for each element of a tuple, and a field may be another such dataclass, `X | None`, or a `dict[str, X]`.
+
+A field also says what it can change (`affects`), from which a run knows what a result of its depends on:
+
+    model       what the parameters are: their shapes and their meaning
+    parameters  what training makes of them; the default
+    rollouts    how a policy thinks and answers: what is trained on them, and what is measured of them
+    report      what is measured and shown of what there is
+    nothing     speed, memory, places on the disk
 """
 
 import dataclasses
 import math
 import struct
 import types
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict
@@ -29,6 +38,7 @@ _SMALLEST_NORMAL = 2.0**-126  # of float32; XLA takes what is closer to 0 for 0
 _UNIONS = (Union, types.UnionType)
 
 T = TypeVar("T")
+Affects = Literal["", "model", "parameters", "rollouts", "report", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +52,8 @@ class _Limits:
     fewest: int = 0
     note: str = ""
     in_config: bool = True
+    affects: Affects = ""
+    chooses: Collection[str] = ()
 
     def hold(self, value: float) -> bool:
         return (
@@ -87,6 +99,8 @@ def setting(
     fewest: int = 0,
     note: str = "",
     in_config: bool = True,
+    affects: Affects = "",
+    chooses: Collection[str] = (),
 ) -> Any:
     """A dataclass field with a range.
 
@@ -99,9 +113,12 @@ def setting(
         fewest: elements that a tuple must have.
         note: what a special value means, for the error message: "0 keeps all".
         in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
+        affects: what it can change, see above; "" is what the section that it stands in can.
+        chooses: names of sections beside it, of which its value names the one that is used.
     """
-    limits = _Limits(least, most, above, below, fewest, note, in_config)
-    return dataclasses.field(default=default, metadata={"limits": limits})
+    limits = _Limits(least, most, above, below, fewest, note, in_config, affects, chooses)
+    given = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    return dataclasses.field(**given, metadata={"limits": limits})  # type: ignore[call-overload]
 
 
 def check_fields(settings: Any) -> None:
@@ -139,7 +156,8 @@ def section(settings: Any) -> ConfigDict:
         if dataclasses.is_dataclass(hint):
             node[name] = section(hint if value is None else value)
         elif isinstance(value, dict):
-            node[name] = ConfigDict(value)
+            parts = {key: section(each) if dataclasses.is_dataclass(each) else each for key, each in value.items()}
+            node[name] = ConfigDict(parts)
         else:
             node[name] = placeholder(_plain(hint)) if value is None else value
     return node
@@ -156,6 +174,8 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
     Raises:
         UserError: a value is not valid, or a key unknown or missing; the message names it.
     """
+    if not isinstance(node, Mapping | ConfigDict):
+        raise UserError(f"{key}: {node!r} is not valid; it is a section, with keys of its own")
     values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
     for name in node:
         if name not in keys:
@@ -166,14 +186,70 @@ def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
         if name not in node:
             raise UserError(f"{key}.{name}: missing config key; begin with slpo_jax.config.default_config()")
         nested = dataclasses.is_dataclass(hint)
-        values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])  # type: ignore[arg-type]
+        values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])
+    return _made(cls, values, key)
+
+
+def values(settings: Any, affects: Collection[str] = ()) -> dict[str, Any]:
+    """A dataclass's values by key, nested as the sections of a config are.
+
+    Args:
+        affects: leave out what changes nothing of these, and sections that are not chosen; () keeps all.
+    """
+    return dict(_values(settings, affects, "parameters"))
+
+
+def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
+    """The dataclass with other values of some keys, all of them at once.
+
+    Args:
+        changes: by dotted key; lists may stand for tuples.
+        key: where the dataclass stands in the config.
+    Raises:
+        UserError: a value is not valid, or a key unknown; the message names it.
+    """
+    names = [field.name for field in dataclasses.fields(settings)]  # type: ignore[arg-type]
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        first, _, rest = name.partition(".")
+        if first not in names or (rest and not dataclasses.is_dataclass(getattr(settings, first))):
+            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(names))}")
+        if rest:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            own[first] = _frozen(value)
+    own = {name: changed(getattr(settings, name), found, f"{key}.{name}") for name, found in inner.items()} | own
+    return _made(type(settings), {name: getattr(settings, name) for name in names} | own, key)
+
+
+def _made(cls: type[T], values: dict[str, Any], key: str) -> T:
     try:
         return cls(**values)
     except FieldError as error:
         raise UserError(f"{key}.{error.field}: {error.problem}") from error
 
 
-def _fields(cls: type) -> tuple[tuple[str, Any, Any, _Limits], ...]:
+def _values(settings: Any, affects: Collection[str], inherited: str) -> Iterator[tuple[str, Any]]:
+    fields = [found for found in _fields(type(settings)) if found[-1].in_config]
+    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
+    for name, *_, limits in fields:
+        value, own = getattr(settings, name), limits.affects or inherited
+        if affects and chosen.get(name, name) != name:
+            continue
+        if dataclasses.is_dataclass(value) or not affects or own in affects:
+            value = _nested(value, affects, own)
+            if value != {} or not affects:
+                yield name, value
+
+
+def _nested(value: Any, affects: Collection[str], own: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        return dict(_values(value, affects, own))
+    return {key: _nested(each, affects, own) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _fields(cls: Any) -> tuple[tuple[str, Any, Any, _Limits], ...]:
     """Name, annotation, default (None where there is none) and limits of each field."""
     hints, found = get_type_hints(cls), []
     for field in dataclasses.fields(cls):

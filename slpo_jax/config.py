@@ -19,18 +19,19 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
     config.sharding            training/sharding.py      ShardingConfig
 
-The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error.
+The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. What a
+command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checked import FieldError, check_fields, fill, section, setting
+from slpo_jax.checked import FieldError, changed, check_fields, fill, section, setting
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
@@ -41,12 +42,11 @@ from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.policy.thinkers import THINKERS, ThinkerConfig
+from slpo_jax.policy.thinkers import ThinkerConfig
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
-from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import ImitateConfig
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
@@ -97,34 +97,34 @@ class Config:
         sharding: how parameters lie on the devices.
     """
 
-    stages: tuple[Stage, ...] = setting(STAGES, fewest=1)
+    stages: tuple[Stage, ...] = setting(STAGES, fewest=1, affects="report")
     seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
     init: str = ""
     base: str = ""
     lora_alpha: float | None = setting(None, above=0)
-    reasoner: str = "coconut_gpt2"
-    tokenizer: str = ""
-    model: ModelConfig = ModelConfig()
-    prompt: PromptConfig = PromptConfig()
-    max_latents: int = setting(12, least=0)
+    reasoner: str = setting("coconut_gpt2", affects="model")
+    tokenizer: str = setting("", affects="model")
+    model: ModelConfig = setting(ModelConfig(), affects="model")
+    prompt: PromptConfig = setting(PromptConfig(), affects="rollouts")
+    max_latents: int = setting(12, least=0, affects="rollouts")
     min_latents: int = setting(3, least=1)
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
-    max_answer_tokens: int = setting(16, least=1)
-    dropout: DropoutConfig = DropoutConfig()
-    thinker: ThinkerConfig = ThinkerConfig()  # type: ignore[valid-type]
+    max_answer_tokens: int = setting(16, least=1, affects="rollouts")
+    dropout: DropoutConfig = setting(DropoutConfig(), affects="rollouts")
+    thinker: ThinkerConfig = setting(ThinkerConfig(), affects="rollouts")
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
     imitate: ImitateConfig = ImitateConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Any] = field(default_factory=dict)
-    evaluate: EvaluateConfig = EvaluateConfig()
-    log_every: int = setting(10, least=1)
-    checkpoint_every: int = setting(500, least=1)
-    max_skipped_steps: int = setting(10, least=1)
-    stuck_after: float = setting(1800.0, least=0, note="0 is never")
-    cpu_devices: int = setting(1, least=1, most=1024)
-    sharding: ShardingConfig = ShardingConfig()
+    objective: dict[str, Objective] = setting({name: kind() for name, kind in OBJECTIVES.items()})
+    evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
+    log_every: int = setting(10, least=1, affects="nothing")
+    checkpoint_every: int = setting(500, least=1, affects="nothing")
+    max_skipped_steps: int = setting(10, least=1, affects="nothing")
+    stuck_after: float = setting(1800.0, least=0, note="0 is never", affects="nothing")
+    cpu_devices: int = setting(1, least=1, most=1024, affects="nothing")
+    sharding: ShardingConfig = setting(ShardingConfig(), affects="nothing")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -134,58 +134,76 @@ class Config:
 
 def default_config() -> ConfigDict:
     """The paper's settings, without data: `configs/` say what to train on."""
-    config = section(Config)
-    config.objective = ConfigDict({name: section(kind) for name, kind in OBJECTIVES.items()})
+    config = section(Config())
     config.lock()  # a misspelt key in a config file is an error too
     config.data.eval.unlock()
     config.objective.unlock()
     return config
 
 
-def own_latents(config: ConfigDict) -> int:
+def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
+    """What a config of `default_config`'s keys says; each section is checked, and nothing that spans several.
+
+    Raises:
+        UserError: one line with the key and the remedy.
+    """
+    objectives = {name: _objective(name, each) for name, each in node.get("objective", {}).items()}
+    return fill(Config, node, objective=objectives)
+
+
+def _objective(name: str, node: Mapping[str, Any]) -> Objective:
+    """The objective that a section describes, in which some keys may be left out."""
+    key, kind = f"config.objective.{name}", node.get("kind") or name
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | dict(node.items()), key)
+
+
+def objective_of(config: Config, name: str) -> Objective:
+    """The objective `config.objective.NAME`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in config.objective:
+        known, key = ", ".join(config.objective), f"config.objective.{name}"
+        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    return config.objective[name]
+
+
+def own_latents(config: Config) -> int:
     """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0."""
     if not kind_of(config.reasoner).has_latents:
         return 0
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 
-def thinker_of(config: ConfigDict) -> dict[str, Any]:
-    """`config.thinker` without what is not used: other thinkers' settings, and `cold_steps` where no cold stop is."""
-    name = config.thinker.name
-    settings = config.thinker[name].to_dict()
-    if not settings.get("cold_entropy"):
-        settings.pop("cold_steps", None)
-    return {"name": name, name: settings}
-
-
-def make_thinker(config: ConfigDict, token: Callable[[str], int]) -> Any:
+def make_thinker(config: Config, token: Callable[[str], int]) -> Any:
     """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
 
     Args:
         token: the id of a text that is one token.
     Raises:
-        UserError: unknown, a setting out of its range, or a text that should be one token and is not.
+        UserError: a text that should be one token is not.
     """
-    name = config.thinker.name
-    if name not in THINKERS:  # as a checkpoint's own config may say
-        raise UserError(f"config.thinker.name: {name!r} is unknown here; use one of {', '.join(THINKERS)}")
-    key = f"config.thinker.{name}"
-    settings: Any = fill(THINKERS[name], config.thinker[name], key)
+    settings: Any = config.thinker.chosen
     if not getattr(settings, "end_text", ""):
         return settings
     try:
         return dataclasses.replace(settings, end_id=token(settings.end_text))
     except UserError as error:
-        raise UserError(f"{key}.end_text: {error}") from None
+        raise UserError(f"config.thinker.{config.thinker.name}.end_text: {error}") from None
 
 
-def check(config: ConfigDict) -> None:
+def check(node: ConfigDict) -> Config:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
+    Returns:
+        the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
-    settings = fill(Config, config)
+    settings = read_config(node)
 
     def need(ok, message):
         if not ok:
@@ -196,7 +214,7 @@ def check(config: ConfigDict) -> None:
         f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(STAGES)}",
     )
     _check_model(settings, need)
-    _check_objectives(config, settings, need)
+    _check_objectives(settings, need)
     need(
         settings.max_latents > 0 or not settings.gate.enabled,
         "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
@@ -221,12 +239,14 @@ def check(config: ConfigDict) -> None:
     )
     for stage in ("cold_start", "rl"):
         if stage in settings.stages:
-            fill(OptimizerConfig, config[stage].optimizer, f"config.{stage}.optimizer", total_steps=config[stage].steps)
+            own = getattr(settings, stage)
+            changed(own.optimizer, {"total_steps": own.steps}, f"config.{stage}.optimizer")
     sets = settings.data.eval
     need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
     need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
+    return settings
 
 
 def _check_model(settings: Config, need: Any) -> None:
@@ -250,24 +270,7 @@ def _check_model(settings: Config, need: Any) -> None:
     )
 
 
-def objective_of(config: ConfigDict, name: str) -> Objective:
-    """The objective that `config.objective.NAME` describes.
-
-    Raises:
-        UserError: unknown, or a setting out of its range.
-    """
-    key = f"config.objective.{name}"
-    if name not in config.objective:
-        known = ", ".join(config.objective)
-        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
-    settings = dict(config.objective[name].items())
-    kind = settings.pop("kind", name)
-    if kind not in OBJECTIVES:
-        raise UserError(f"{key}.kind: {kind!r} is unknown; use one of {', '.join(OBJECTIVES)}")
-    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | settings, key)
-
-
-def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
+def _check_objectives(config: Config, need: Any) -> None:
     for name in config.objective:
         need(
             re.fullmatch(r"[^\W\d]\w*", name),
@@ -278,16 +281,15 @@ def _check_objectives(config: ConfigDict, settings: Config, need: Any) -> None:
             name not in _TAKEN and not name.endswith(BEST),
             f"objective.{name}: a stage or a row of the report has this name; use another",
         )
-        objective_of(config, name)
-    if "rl" in settings.stages:
-        for place, name in enumerate(settings.rl.objectives):
+    if "rl" in config.stages:
+        for place, name in enumerate(config.rl.objectives):
             after = objective_of(config, name).after
             need(
                 after in ("", *config.objective),
                 f"objective.{name}.after: {after!r} is no objective; use one of {', '.join(config.objective)}",
             )
             need(
-                after not in settings.rl.objectives[place:],
+                after not in config.rl.objectives[place:],
                 f"objective.{name}.after: {after} is not trained before it; put it before {name} into "
                 "config.rl.objectives",
             )

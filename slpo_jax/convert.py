@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
         raise UserError("usage: python -m slpo_jax.convert import|export SRC DST; see --help")
     _, action, source, target = argv
     # Imports that take seconds wait until they are needed: --help comes at once.
-    from slpo_jax.config import default_config
+    from slpo_jax.config import Config
     from slpo_jax.origin.exchange import check_free, export_checkpoint, guess_reasoner, import_checkpoint
     from slpo_jax.origin.identify import identify
 
@@ -37,9 +37,9 @@ def main(argv: list[str]) -> None:
             export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
         else:
             check_free(Path(target).expanduser())
-            identity, config = identify(source, _BASE.value, _LORA_ALPHA.value), default_config()
-            config.tokenizer = _TOKENIZER.value
-            config.reasoner = _REASONER.value or guess_reasoner(identity, config.tokenizer)
+            identity = identify(source, _BASE.value, _LORA_ALPHA.value)
+            reasoner = _REASONER.value or guess_reasoner(identity, _TOKENIZER.value)
+            config = Config(tokenizer=_TOKENIZER.value, reasoner=reasoner)
             import_checkpoint(identity, Path(target).expanduser(), config)
     except UserError as error:
         raise UserError(in_flags(str(error), _NAMES)) from error

@@ -34,10 +34,9 @@ def main(argv: list[str]) -> None:
 
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
-    config = _CONFIG.value
+    config = check(_CONFIG.value)
     from slpo_jax.run.sources import check_sources
 
-    check(config)
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     if _WORKDIR.value == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 from tiny_llama import random_tree
 
-from slpo_jax.config import default_config
+from slpo_jax.checked import values
+from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
-from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.provenance import claim
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
 T, ANSWER = 4, 3
@@ -45,17 +46,17 @@ def run_params(reasoner: str):
 
 @functools.cache
 def assembled(reasoner: str):
-    return assemble(run_config(reasoner))
+    return assemble(read_config(run_config(reasoner)))
 
 
 def workdir(reasoner: str, folder: Path) -> Path:
     """`folder` with imitation and cold start, as a run leaves it, but with random weights."""
-    experiment = build(run_config(reasoner), folder)
+    experiment = build(read_config(run_config(reasoner)), folder)
     for stage in ("imitate", "cold_start"):
         claim(experiment, stage)
         save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
     experiment.log.close()
-    (folder / "config.json").write_text(experiment.config.to_json_best_effort())
+    (folder / "config.json").write_text(json.dumps(values(experiment.config)))
     facts = json.loads(experiment.workdir.stage("cold_start").facts.read_text())
     row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN[reasoner], settings=facts)
     write_row(folder, row)

@@ -10,6 +10,7 @@ from published import torch
 from published_bases import config_of, copied, write_config
 from safetensors.torch import load_file, save_file
 
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 
@@ -64,7 +65,7 @@ class Broken:
         """Building the run fails in one line with these parts and a remedy, and writes nothing."""
         workdir = self.folder / "work"
         with pytest.raises(UserError) as caught:
-            build(config_of(self.settings, self.folder), workdir).initial_params()
+            build(read_config(config_of(self.settings, self.folder)), workdir).initial_params()
         message = str(caught.value)
         assert "\n" not in message
         assert ";" in message

@@ -25,7 +25,7 @@ from published import (
 )
 from safetensors.torch import save_file
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.run.experiment import build
 
 LLAMA3_ROPE = {
@@ -148,7 +148,7 @@ def config_of(settings: dict, folder: Path):
 def decode_here(settings: dict, folder: Path) -> tuple[list[list[int]], np.ndarray]:
     """(tokens up to and including eos, latents [N, T, D]) of all questions, by `build` and the evaluator."""
     write_config(folder)
-    experiment = build(config_of(settings, folder), folder / "work")
+    experiment = build(read_config(config_of(settings, folder)), folder / "work")
     done = experiment.evaluator.run(
         experiment.initial_params(), experiment.test_set("questions"), "length", LATENTS, keep_latents=True
     )

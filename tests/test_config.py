@@ -208,8 +208,7 @@ def test_a_further_objective():
     config = _good_config()
     objective_variant(config, "mine", "slpo", passes=2)
     config.rl.objectives = ("mine",)
-    check(config)
-    assert objective_of(config, "mine").passes == 2
+    assert objective_of(check(config), "mine").passes == 2
     config.objective.mine.passes = 0
     with pytest.raises(UserError, match=r"^config\.objective\.mine\.passes: 0 is not valid; "):
         check(config)
@@ -218,8 +217,8 @@ def test_a_further_objective():
 @pytest.mark.parametrize(
     ("name", "node", "said"),
     [
-        ("mine", {"kind": "nosuch"}, r"config\.objective\.mine\.kind: 'nosuch' is unknown; use one of slpo, "),
-        ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is unknown; use one of slpo, "),
+        ("mine", {"kind": "nosuch"}, r"config\.objective\.mine\.kind: 'nosuch' is not valid; give one of slpo, "),
+        ("mine", {}, r"config\.objective\.mine\.kind: 'mine' is not valid; give one of slpo, "),
         ("mine", {"kind": "slpo", "passess": 3}, r"config\.objective\.mine\.passess: unknown config key; use one of "),
         ("imitate", {"kind": "slpo"}, r"config\.objective\.imitate: a stage or a row of the report has this name"),
         ("a/b", {"kind": "slpo"}, r"config\.objective\.a/b: its name is that of a key and of files"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from slpo_jax.config import default_config
+from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 
@@ -38,9 +38,9 @@ def draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.normal(size=shape).astype(np.float32)
 
 
-def config_for(folder: Path, reasoner: str, **changes):
+def config_for(folder: Path, reasoner: str, **changes) -> Config:
     """The config to evaluate it with."""
     config = default_config()
     config.update(init=str(folder), reasoner=reasoner, stages=("evaluate",))
     config.update_from_flattened_dict(changes)
-    return config
+    return read_config(config)

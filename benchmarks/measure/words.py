@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measure.workload import Parts, load_file
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.origin.export import export_reasoner
 from slpo_jax.policy.prompted import PromptedBatch
@@ -62,7 +63,7 @@ def make_work(flags: argparse.Namespace, changes: Mapping[str, Any] | None = Non
         "rl.capacities": ((1.0, 1.0),),  # all completions are full
         **(changes or {}),
     })  # fmt: skip
-    setup = assemble(config)
+    setup = assemble(read_config(config))
     objective, template, devices = make_objective(setup, config.rl.objectives[0]), setup.template, setup.mesh.size
     if flags.prompts % devices:
         raise UserError(f"--prompts: {flags.prompts} is not a multiple of {devices} devices; give one")

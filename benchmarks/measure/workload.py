@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.reasoner import Reasoner
@@ -197,7 +198,7 @@ def make_parts(experiment: Experiment) -> Parts:
 
 def build_ending(shapes: Shapes, config, workdir: Path) -> Experiment:
     """What the config describes, but answers in rollouts end where the shapes say."""
-    experiment = build(config, workdir)
+    experiment = build(read_config(config), workdir)
     slot = config.max_latents + shapes.answer_tokens - 1
     reasoner = ending_answers(experiment.reasoner, experiment.template.eos_id, slot)
     return dataclasses.replace(experiment, policy=dataclasses.replace(experiment.policy, reasoner=reasoner))

@@ -165,7 +165,7 @@ def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
         if stamp is None:
             if facts.checkpoint:
                 why[row, name] = "its evaluation was not finished"
-        elif (stamp.checkpoint, stamp.model) != (facts.checkpoint, facts.evaluation):
+        elif (stamp.checkpoint, stamp.settings) != (facts.checkpoint, facts.evaluation):
             why[row, name] = "it is of another checkpoint or setting"
         elif not is_whole(files, stamp):
             why[row, name] = "its records were changed"

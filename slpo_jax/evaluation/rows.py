@@ -32,7 +32,7 @@ class Row:
         rule: the chosen one.
         chosen_for: digest of what the choice depended on; "" where there was none.
         checkpoint: digest of the parameters.
-        evaluation: settings that all its evaluations have in common, see `stamps.Stamp.model`.
+        evaluation: what all its evaluations depend on, see `stamps.Stamp.settings`.
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
         source: the workdir that the row was taken from; "" for a run's own.
     """

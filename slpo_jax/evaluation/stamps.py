@@ -9,11 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slpo_jax.io.files import file_digest, write_text
+from slpo_jax.io.files import digest, file_digest, write_text
 from slpo_jax.io.workdir import SetFiles
-
-SAMPLING = ("evaluate.samples", "evaluate.seeds")
-"""Settings in which a row's sets may differ."""
+from slpo_jax.text.batches import EncodedProblems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +24,10 @@ class Stamp:
         data: digest of the problems as loaded.
         prompts: digest of their token ids.
         problems: their number.
-        settings: what else the results depend on, by key of the config, and how rollouts ended.
+        settings: what else the results depend on, by key of the config, and how rollouts ended; a row has the same on
+            all its sets.
+        samples: rollouts under noise for each problem and seed.
+        seeds: of these.
         files: digests of the files that were written, by name.
         left_out: how many more problems the source has, whose answers can't be compared.
     """
@@ -37,17 +38,26 @@ class Stamp:
     prompts: str
     problems: int
     settings: Mapping[str, Any]
+    samples: int = 0
+    seeds: int = 0
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """What the figures of a row must have in common on all sets: all settings but the number of samples."""
-        return {key: value for key, value in self.settings.items() if key not in SAMPLING}
 
     def same_evaluation(self, other: "Stamp") -> bool:
         """Whether both are of the same parameters, problems and settings, whatever was written."""
         return dataclasses.replace(self, files={}) == dataclasses.replace(other, files={})
+
+
+def problems_digest(problems: EncodedProblems, limit: int) -> tuple[str, str, int]:
+    """Digests of the first problems of a set as they were loaded, and of their prompts' token ids; their number.
+
+    Args:
+        problems: the set.
+        limit: how many are used; 0 is all.
+    """
+    count = min(limit or len(problems), len(problems))
+    texts = [[problem.question, problem.steps, problem.answer] for problem in problems.problems[:count]]
+    return digest(texts), digest([list(map(int, prompt)) for prompt in problems.prompts[:count]]), count
 
 
 def write_stamp(files: SetFiles, stamp: Stamp) -> None:

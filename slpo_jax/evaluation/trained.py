@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slpo_jax.evaluation.rows import Rows
+from slpo_jax.io.files import flatten
 
 COMMON = (
     "seed", "init", "reasoner", "data.train", "data.valid", "max_latents", "dropout.rate", "thinker.name",
@@ -18,14 +19,6 @@ _OF_A_STAGE = frozenset({
 })  # fmt: skip
 """Last parts of the keys that a report names for each checkpoint."""
 _IN_FULL = ("imitate.dropout",)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping by dotted key."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out
 
 
 def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def read_json(
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
+
+
+def as_json(value: Any) -> Any:
+    """A value as it comes back from JSON."""
+    return json.loads(json.dumps(value))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping by dotted key."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return out
 
 
 def digest(value: Any) -> str:

@@ -3,11 +3,13 @@
 Orbax takes a second to import, so that is done where it is used.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import SaveError, UserError
@@ -157,3 +159,16 @@ def abstract_tree(tree: Any) -> Any:
         return x if isinstance(x, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(x)
 
     return jax.tree.map(abstract, tree)
+
+
+def params_digest(params: Any) -> str:
+    """SHA-256 of parameters: names, types, shapes and bytes.
+
+    Not of the checkpoint's files, whose names and layout differ between two savings of the same numbers.
+    """
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()

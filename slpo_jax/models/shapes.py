@@ -43,9 +43,9 @@ class ModelConfig:
     rope_theta: float = setting(10_000.0, above=0)
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    remat: bool = False
-    scan_layers: bool = False
+    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
+    remat: bool = setting(False, affects="nothing")
+    scan_layers: bool = setting(False, affects="nothing")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER
@@ -24,7 +24,7 @@ from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
 
-def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> Origin:
+def import_checkpoint(identity: Identity, target: Path, config: Config) -> Origin:
     """Convert a foreign checkpoint into one of ours.
 
     Args:
@@ -37,8 +37,8 @@ def import_checkpoint(identity: Identity, target: Path, config: ConfigDict) -> O
     """
     check_free(target)
     source = identity.source
-    config.init, config.gate.hidden = source, identity.gate
-    origin = open_origin(config, identity)
+    gate = dataclasses.replace(config.gate, hidden=identity.gate)
+    origin = open_origin(dataclasses.replace(config, init=source, gate=gate), identity)
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = origin.read()

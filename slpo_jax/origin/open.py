@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from slpo_jax.checked import fill
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.interop.weights import (
@@ -27,7 +26,6 @@ from slpo_jax.models.shapes import activation_type
 from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.opening import Opened, fitting
-from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
@@ -76,7 +74,7 @@ class Origin:
         write_description(folder, self.description, self.template.tokenizer, self.tokens)
 
 
-def open_origin(config: ConfigDict, identity: Identity | None = None) -> Origin:
+def open_origin(config: Config, identity: Identity | None = None) -> Origin:
     """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
 
     Args:
@@ -99,14 +97,14 @@ def open_origin(config: ConfigDict, identity: Identity | None = None) -> Origin:
     return _imported(config, kind, identity.opened)
 
 
-def _random(config: ConfigDict, kind: type[Kind]) -> Origin:
+def _random(config: Config, kind: type[Kind]) -> Origin:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
     made = kind.drawn(config.model.n_embd, config.model.projector)
-    template = made.template(load_tokenizer(config.tokenizer), prompt=_prompt(config))
+    template = made.template(load_tokenizer(config.tokenizer), prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
     fields = {field.name for field in dataclasses.fields(backbone)}
-    shapes = {name: value for name, value in config.model.to_dict().items() if name in fields}
+    shapes = {name: value for name, value in vars(config.model).items() if name in fields}
     if backbone is LlamaConfig:
         shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
@@ -115,11 +113,7 @@ def _random(config: ConfigDict, kind: type[Kind]) -> Origin:
     return Origin(Description(made, _at_run_time(config, model)), template)
 
 
-def _prompt(config: ConfigDict) -> PromptConfig:
-    return fill(PromptConfig, config.prompt, "config.prompt")
-
-
-def _at_run_time(config: ConfigDict, model: BackboneConfig) -> BackboneConfig:
+def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
     """The shapes with what the config says of running them."""
     return dataclasses.replace(
         model,
@@ -129,13 +123,13 @@ def _at_run_time(config: ConfigDict, model: BackboneConfig) -> BackboneConfig:
     )
 
 
-def _ours(config: ConfigDict, identity: Identity) -> Origin:
+def _ours(config: Config, identity: Identity) -> Origin:
     """A checkpoint of a run, or of `slpo_jax.convert`."""
     description, load = identity.description, identity.tokenizer
     assert description is not None
     assert load is not None
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
-    template = description.kind.template(tokenizer, prompt=_prompt(config))
+    template = description.kind.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
         answers = config.prompt.answers
         asked = "" if answers == "auto" else f" and those of config.prompt.answers={answers}"
@@ -149,7 +143,7 @@ def _ours(config: ConfigDict, identity: Identity) -> Origin:
     return Origin(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
 
 
-def _imported(config: ConfigDict, kind: type[Kind], opened: Opened) -> Origin:
+def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     layout, source = opened.layout, opened.source
     with fitting(opened.model_base):
         stored = opened.shapes()
@@ -164,7 +158,7 @@ def _imported(config: ConfigDict, kind: type[Kind], opened: Opened) -> Origin:
     made = _made(kind, opened, stored.n_embd, bool(lacks))
     with fitting("" if config.tokenizer else opened.tokenizer_base):
         first_id = layout.embedding.shape[0] - (0 if lacks else len(kind.tokens))
-        template = made.template(tokenizer, first_id if kind.after_vocabulary else None, _prompt(config))
+        template = made.template(tokenizer, first_id if kind.after_vocabulary else None, config.prompt)
     if not kind.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
         template = _ended(template, ends, stored.vocab_size, source)
@@ -245,7 +239,7 @@ def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedT
     return "" if has_tokens else "special tokens"
 
 
-def _gate(config: ConfigDict, kind: Kind, opened: Opened, width: int) -> list[Weight]:
+def _gate(config: Config, kind: Kind, opened: Opened, width: int) -> list[Weight]:
     """The stopping gate's weights, if the checkpoint has one."""
     hidden = opened.gate_hidden
     if not opened.gate:

@@ -1,42 +1,31 @@
 """The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one.
 
-What decides what it answers is also taken into a config that only evaluates: what was set there, on the command line or
-away from the default, goes before what the checkpoint was made with, and that before the default. Where a config and
-its checkpoint differ, a line says so.
+What decides what it answers (the settings that affect rollouts, see `slpo_jax.checked`) is also taken into a config
+that only evaluates: what was set there, on the command line or away from the default, goes before what the checkpoint
+was made with, and that before the default. Where a config and its checkpoint differ, a line says so.
 """
 
-import json
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from absl import logging
-from ml_collections import ConfigDict
 
-from slpo_jax.checked import fill
-from slpo_jax.config import Config, default_config, own_latents, thinker_of
+from slpo_jax.checked import changed, values
+from slpo_jax.config import Config, own_latents, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
-from slpo_jax.evaluation.trained import flatten
-from slpo_jax.io.files import read_json
+from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import PLAIN, kind_of
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
-from slpo_jax.policy.thinkers import THINKERS
 
-# What a run's config says of its start and its machine, which is not true of its checkpoint.
-_NOT_THE_CHECKPOINTS = ("stages", "init", "base", "lora_alpha", "reasoner", "tokenizer", "cpu_devices", "sharding")
-# Keys and sections that decide what a checkpoint answers: of every use of it, and of its evaluation alone.
-_USED_WITH = ("max_latents", "max_answer_tokens", "prompt", "thinker")
-_EVALUATED_WITH = (
-    "min_latents", "dropout", "gate.enabled", "evaluate.max_answer_tokens", "evaluate.dropout",
-    "evaluate.temperature", "evaluate.top_k", "evaluate.top_p",
-)  # fmt: skip
-RULE = "rule"  # beside them: the threshold, or without a gate the number of latents
+RULE = "rule"  # beside the settings: the threshold, or without a gate the number of latents
 
 
-def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> ConfigDict:
+def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Config:
     """The config to evaluate a checkpoint with.
 
     Of a run's checkpoint it has the run's settings (the stage's before the workdir's), of others the defaults; the gate
@@ -48,23 +37,20 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     Raises:
         UserError: a setting of the run can't be used.
     """
-    config = default_config()
-    config.update(stages=("evaluate",), init=identity.source, base=identity.base, tokenizer=tokenizer)
-    if identity.lora_alpha is not None:
-        config.lora_alpha = identity.lora_alpha
-    of_a_run = _take_settings(config, identity)
-    config.reasoner = reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
-    kind = kind_of(config.reasoner)
+    made, of_a_run = _as_its_run(identity)
+    own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
+    own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
+    own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
+    kind, latents = kind_of(own["reasoner"]), made.max_latents
     if not of_a_run:
-        config.max_latents = kind.latents
-        config.model.dtype = "float32"  # in which it gives the tokens of the program that wrote it
-    config.gate.enabled = bool(config.gate.enabled and kind.has_gate and identity.gate_trained)
-    config.min_latents = min(config.min_latents, max(config.max_latents, 1))
-    config.gate.hidden = identity.gate
-    return config
+        latents = kind.latents
+        own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
+    own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
+    own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)
+    return changed(made, own)
 
 
-def stopping_of(config: ConfigDict, identity: Identity) -> tuple[Stopping, float | int]:
+def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int]:
     """How rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
 
     Args:
@@ -77,7 +63,7 @@ def stopping_of(config: ConfigDict, identity: Identity) -> tuple[Stopping, float
     return stopping, 0.5 if rule is None else rule
 
 
-def _rule(config: ConfigDict, identity: Identity) -> float | int | None:
+def _rule(config: Config, identity: Identity) -> float | int | None:
     """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
     gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
     rule = read_rule(stage, "threshold" if gated else "length") if stage else None
@@ -100,18 +86,18 @@ def made_with(identity: Identity) -> dict[str, Any]:
     if not (_run_files(identity) or _said(identity)):
         return {}
     config = config_of(identity)
-    known = config.thinker.name in THINKERS  # `make_thinker` says so otherwise
-    thinker = thinker_of(config) if known else {"name": config.thinker.name}
-    return _decisive(config.to_dict() | {"thinker": thinker}) | {RULE: _rule(config, identity)}
+    return _decisive(config) | {"gate.enabled": config.gate.enabled, RULE: _rule(config, identity)}
 
 
-def made_like(config: ConfigDict, facts: Mapping[str, Any]) -> bool:
+def made_like(config: Config, facts: Mapping[str, Any]) -> bool:
     """Whether a checkpoint, of these facts of its stage, is used as it was made."""
-    now = flatten(plain(config.to_dict()))
-    return all(now.get(key) == value for key, value in _decisive(facts).items() if _among(key, _USED_WITH))
+    then = flatten(facts)
+    return all(then.get(key, value) == value for key, value in _decisive(config).items())
 
 
-def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()) -> list[str]:
+def go_with(
+    config: Config, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()
+) -> tuple[Config, list[str]]:
     """Have a config that only evaluates take what its checkpoints were made with.
 
     Args:
@@ -119,41 +105,43 @@ def go_with(config: ConfigDict, identity: Identity | None, workdir: Workdir, giv
         workdir: the checkpoints are those of its finished stages, or else `config.init`'s.
         given: keys that were set to what they are, even where that is the default.
     Returns:
-        lines that say where the config differed, and differs.
+        the config, and lines that say where it differed, and differs.
     """
     trains, stages = set(config.stages) != {"evaluate"}, workdir.finished_stages()
     if stages and not trains:
         made, source = _agreed(workdir, stages), str(workdir)
     else:
-        made, source = made_with(identity) if identity else {}, str(config.init)
+        made, source = made_with(identity) if identity else {}, config.init
     rule = made.pop(RULE, None)
-    if trains:
-        made = {key: value for key, value in made.items() if _among(key, _USED_WITH)}
+    if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
+        made = {key: value for key, value in made.items() if not key.startswith(("evaluate.", "gate."))}
     elif rule is not None:
         made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
-    files = f"{source}: its stages' config.json"
-    default, taken, others = flatten(plain(default_config().to_dict())), [], []
+    now, default = (flatten(as_json(values(each))) for each in (config, Config()))
+    taken: dict[str, Any] = {}
+    others: list[str] = []
     for key, value in made.items():
-        now = flatten(plain(config.to_dict())).get(key)
-        if now == value or _has_no_use(config, key):
+        if value == now[key] or _has_no_use(key, now | taken):
             continue
-        if trains or key in given or now != default.get(key):
-            others.append(f"config.{key}={_shown(now)} and not {_shown(value)}")
+        if trains or key in given or now[key] != default[key]:
+            others.append(f"config.{key}={_shown(now[key])} and not {_shown(value)}")
         else:
-            _put(config, key, value, f"{files}: key ")
-            taken.append(f"config.{key}={_shown(value)} and not {_shown(now)}")
+            taken[key] = value
+    files = f"{source}: its stages' config.json"
     if taken:
-        config.min_latents = min(config.min_latents, max(config.max_latents or 0, 1))
-        _check(config, files)
+        with _read_from(files):
+            most = taken.get("max_latents", config.max_latents)
+            config = changed(config, taken | {"min_latents": min(config.min_latents, max(most, 1))})
     otherwise = {source: others}
     if "evaluate" in config.stages:
         otherwise.setdefault(str(workdir), []).extend(_other_thresholds(config, workdir, stages))
-    said = [(source, "evaluated as it was made", taken)]
+    texts = [f"config.{key}={_shown(value)} and not {_shown(now[key])}" for key, value in taken.items()]
+    said = [(source, "evaluated as it was made", texts)]
     said += [(where, "not used as it was made, but", texts) for where, texts in otherwise.items()]
-    return [f"{where}: {how} with {', '.join(texts)}" for where, how, texts in said if texts]
+    return config, [f"{where}: {how} with {', '.join(texts)}" for where, how, texts in said if texts]
 
 
-def _other_thresholds(config: ConfigDict, workdir: Workdir, stages: list[str]) -> list[str]:
+def _other_thresholds(config: Config, workdir: Workdir, stages: list[str]) -> list[str]:
     """Where the only threshold, which is not to be chosen, is not the one of a stage's checkpoint."""
     now, found = list(config.evaluate.thresholds), {}
     if config.gate.enabled and len(now) == 1:
@@ -167,40 +155,34 @@ def _other_thresholds(config: ConfigDict, workdir: Workdir, stages: list[str]) -
 
 def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
     """What all finished stages of a workdir that say so were made with; where they differ, a line says so."""
-    found = [_decisive(read_json(workdir.stage(stage).facts, default={})) for stage in stages]
-    values = {key: [each[key] for each in found if key in each] for each in found for key in each}
-    agreed = {key: each[0] for key, each in values.items() if all(value == each[0] for value in each)}
-    for key in values.keys() - agreed.keys():
+    found = []
+    for stage in stages:
+        path = workdir.stage(stage).facts
+        facts = read_json(path, default={})
+        decisive, said = _decisive(_with(Config(), facts, str(path))), flatten(facts)
+        found.append({key: value for key, value in decisive.items() if key in said})
+    every = {key: [each[key] for each in found if key in each] for each in found for key in each}
+    agreed = {key: each[0] for key, each in every.items() if all(value == each[0] for value in each)}
+    for key in every.keys() - agreed.keys():
         logging.warning("%s: its stages were made with several config.%s, so this config's is used", workdir, key)
     return agreed
 
 
-def _decisive(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a config's sections, what decides what a checkpoint answers, by key."""
-    every = flatten(plain(facts))
-    return {key: value for key, value in every.items() if _among(key, (*_USED_WITH, *_EVALUATED_WITH))}
+def _decisive(config: Config) -> dict[str, Any]:
+    """What decides what a checkpoint answers, by key."""
+    return flatten(as_json(values(config, ("rollouts",))))
 
 
-def _among(key: str, keys: tuple[str, ...]) -> bool:
-    """Whether a key is one of these or in one of these sections."""
-    return any(f"{key}.".startswith(f"{each}.") for each in keys)
-
-
-def _has_no_use(config: ConfigDict, key: str) -> bool:
+def _has_no_use(key: str, now: Mapping[str, Any]) -> bool:
     """Whether it is of another thinker, or of a gate where there is none."""
     section, _, rest = key.partition(".")
     if key == "evaluate.thresholds":
-        return not config.gate.enabled
-    return section == "thinker" and rest != "name" and rest.partition(".")[0] != config.thinker.name
+        return not now["gate.enabled"]
+    return section == "thinker" and rest != "name" and rest.partition(".")[0] != now["thinker.name"]
 
 
 def _shown(value: Any) -> str:
     return repr(tuple(value) if isinstance(value, list) else value)
-
-
-def plain(tree: Any) -> Any:
-    """Values as they come back from JSON."""
-    return json.loads(ConfigDict({"it": tree}).to_json_best_effort())["it"]
 
 
 def _run_files(identity: Identity) -> list[Path]:
@@ -214,57 +196,44 @@ def _said(identity: Identity) -> Mapping[str, Any]:
     return identity.description.settings if identity.description else {}
 
 
-def _take_settings(config: ConfigDict, identity: Identity) -> bool:
-    """Write what the checkpoint was made with into `config`; False if nothing says that."""
-    for file in _run_files(identity):
-        facts = read_json(file, "mend the file")
-        _update(config, {key: value for key, value in facts.items() if key not in _NOT_THE_CHECKPOINTS}, file)
-        _check(config, str(file))
-    said, where = _said(identity), f"{identity.source}: reasoner.json"
-    for key, value in said.items():
-        if key != RULE:
-            _put(config, key, value, f"{where}: key ")
-    if said:
-        _check(config, where)
-    rule, stopping = said.get(RULE), "threshold" if said.get("gate.enabled") else "length"
+def _as_its_run(identity: Identity) -> tuple[Config, bool]:
+    """The config that a checkpoint was made with, and whether anything says that; else the default."""
+    config, said = Config(), dict(_said(identity))
+    files = _run_files(identity)
+    for file in files:
+        config = _with(config, read_json(file, "mend the file"), str(file))
+    where, rule = f"{identity.source}: reasoner.json", said.pop(RULE, None)
+    stopping = "threshold" if said.get("gate.enabled") else "length"
     if rule is not None and not is_rule(stopping, rule):
         raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
-    return bool(_run_files(identity) or said)
+    if said:
+        with _read_from(where):
+            most = said.get("max_latents", config.max_latents)
+            fewest = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
+            config = changed(config, {"min_latents": fewest} | said)
+    return config, bool(files or said)
 
 
-def _check(config: ConfigDict, where: str) -> None:
-    """Fail on values of a file that a config could not have.
+def _with(config: Config, facts: Mapping[str, Any], where: str) -> Config:
+    """The config with the keys of it that a file has."""
 
-    Args:
-        where: the file, for the message.
-    """
-    read = config.copy_and_resolve_references()
+    def put(node: dict[str, Any], found: Mapping[str, Any]) -> None:
+        for key, value in found.items():
+            if key in node and node[key] and isinstance(node[key], dict) and isinstance(value, Mapping):
+                put(node[key], value)
+            elif key in node:
+                node[key] = value
+
+    tree = values(config)
+    put(tree, facts)
+    with _read_from(where):
+        return read_config(tree)
+
+
+@contextlib.contextmanager
+def _read_from(where: str) -> Iterator[None]:
+    """Fail on values that a config could not have with the file that they are from."""
     try:
-        if read.thinker.name and read.thinker.name not in THINKERS:
-            read.thinker.name = "latent"  # `make_thinker` says so
-        if read.min_latents and read.max_latents is not None:
-            read.min_latents = min(read.min_latents, max(read.max_latents, 1))  # as `config_of` does
-        fill(Config, read)
+        yield
     except UserError as error:
         raise UserError(f"{where}: key {str(error).removeprefix('config.')}; mend the file") from None
-    except (AttributeError, TypeError):
-        raise UserError(f"{where}: null in a section's place; mend the file") from None
-
-
-def _put(config: ConfigDict, key: str, value: Any, where: str) -> None:
-    try:
-        config.update_from_flattened_dict({key: tuple(value) if isinstance(value, list) else value})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{where}{key}: can't be {value!r} ({reason}); mend the file") from None
-
-
-def _update(node: ConfigDict, facts: dict[str, Any], file: Path) -> None:
-    for key, value in facts.items():
-        if isinstance(node.get(key), ConfigDict) and isinstance(value, dict):
-            _update(node[key], value, file)
-        elif key in node or not node.is_locked:
-            try:
-                node[key] = tuple(value) if isinstance(value, list) else value
-            except TypeError as error:
-                raise UserError(f"{file}: key {key}: {' '.join(str(error).split())}; mend the file") from None

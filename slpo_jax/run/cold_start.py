@@ -1,8 +1,9 @@
 """The stage cold_start: the stopping gate."""
 
-from slpo_jax.checked import fill
-from slpo_jax.run.claims import claim
+import dataclasses
+
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import claim
 from slpo_jax.run.stage import check_batch, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training import cold_start
@@ -22,13 +23,8 @@ def run_cold_start(experiment: Experiment) -> None:
     trained = experiment.trained_by(stage, params)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
     del params  # the state has its own
-    settings = fill(
-        cold_start.ColdStartConfig,
-        config,
-        "config.cold_start",
-        min_latents=experiment.config.min_latents,
-        gate_dropout=experiment.config.gate.dropout,
-    )
+    every = experiment.config
+    settings = dataclasses.replace(config, min_latents=every.min_latents, gate_dropout=every.gate.dropout)
     assert experiment.reward.on_device is not None
     loss_fn = cold_start.make_loss(experiment.policy, experiment.reward.on_device, settings)
     step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, stage, config.micro_batches)

@@ -12,15 +12,14 @@ from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
-from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp, write_stamp
+from slpo_jax.evaluation.stamps import Stamp, is_whole, problems_digest, read_stamp, write_stamp
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import SetFiles
 from slpo_jax.origin.settings import made_like
-from slpo_jax.run.claims import check_models, check_starts
-from slpo_jax.run.digests import checkpoint_digest, problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
 from slpo_jax.run.rows import rows, trained_with
 from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
@@ -85,21 +84,22 @@ def _evaluate_row(
         load: stage -> parameters.
         done: files by digest of what they are, of the rows before and then also of this one.
     """
-    limit = experiment.config.evaluate.limit
-    row = _choose_rule(experiment, row, load)
+    config, row = experiment.config.evaluate, _choose_rule(experiment, row, load)
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
-    tests = {name: experiment.test_set(name) for name in names}
+    tests, sampled = {name: experiment.test_set(name) for name in names}, (config.samples, config.used_seeds)
     stamps = {
-        name: Stamp(name, row.checkpoint, *problems_digest(test, limit), settings, left_out=test.left_out)
+        name: Stamp(
+            name, row.checkpoint, *problems_digest(test, config.limit), settings, *sampled, left_out=test.left_out
+        )
         for name, test in tests.items()
     }
-    row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=stamps[names[0]].model)
+    row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=settings)
     if row.name == row.stage and made_like(experiment.config, row.settings):
         write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
     for name, stamp in stamps.items():
         files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
-        if not hosts.decided(_is_current(files, stamp, experiment.config.evaluate.save_latents)):
+        if not hosts.decided(_is_current(files, stamp, config.save_latents)):
             if hosts.is_first():
                 for path in (files.stamp, files.records):
                     path.unlink(missing_ok=True)
@@ -120,10 +120,8 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
         if hosts.is_first():
             write_sweep(experiment.workdir.thresholds, row.name, None)  # of an earlier command
         return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
-    config = experiment.config
-    matters = {key: value for key, value in _settings(experiment).items() if not key.startswith("evaluate.s")}
-    valid = problems_digest(experiment.valid, config.evaluate.limit)
-    chosen_for = digest([checkpoint, valid, matters, row.stopping, row.rules])
+    valid = problems_digest(experiment.valid, experiment.config.evaluate.limit)
+    chosen_for = digest([checkpoint, valid, _settings(experiment), row.stopping, row.rules])
     before = read_row(experiment.workdir.root, row.name)
     rule = read_sweeps(experiment.workdir.thresholds).get(row.name, {}).get("chosen")
     known = before is not None and before.chosen_for == chosen_for and rule is not None and rule == before.rule
@@ -133,7 +131,7 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    return settings_of(experiment.config, experiment.template.more_eos_ids)
+    return evaluated_settings(experiment.config, experiment.template.more_eos_ids)
 
 
 def _is_current(files: SetFiles, stamp: Stamp, latents: bool) -> bool:
@@ -161,7 +159,7 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     greedy_kept = kept.having("greedy with latents" if latents else "greedy")
     greedy = evaluate(keep_latents=latents, label=label, kept=greedy_kept)
     sampled = {}
-    for seed in range(config.seeds if config.samples else 0):
+    for seed in range(config.used_seeds):
         name = f"seed {seed}"
         sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", kept=kept.having(name))
     if not hosts.is_first():

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
-from ml_collections import ConfigDict
 
-from slpo_jax.checked import fill
-from slpo_jax.config import make_thinker
+from slpo_jax.checked import changed
+from slpo_jax.config import Config, make_thinker
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.io import hosts
@@ -39,7 +38,7 @@ from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.recipes import ImitateConfig, Recipe, recipe_of
+from slpo_jax.training.recipes import Recipe, recipe_of
 from slpo_jax.training.sharding import Layout
 
 
@@ -57,7 +56,7 @@ class Setup:
         reward: what reads and judges completions.
     """
 
-    config: ConfigDict
+    config: Config
     mesh: Mesh
     key: jax.Array
     origin: Origin
@@ -91,7 +90,7 @@ class Setup:
 
     def problems(self, key: str) -> Sequence[Problem]:
         """What config.data.train or .valid holds, to compare with; () where that isn't read and would take long."""
-        source = self.config.data[key.rpartition(".")[2]]
+        source = getattr(self.config.data, key.rpartition(".")[2])
         if key in self._sets:
             return self._sets[key].problems
         return load_set(self.config, key, source) if source and is_at_hand(source) else ()
@@ -169,8 +168,7 @@ class Setup:
     @functools.cached_property
     def recipe(self) -> Recipe:
         """How the stage imitate trains the reasoner."""
-        settings = fill(ImitateConfig, self.config.imitate, "config.imitate")
-        return recipe_of(settings, self.origin.kind.default_recipe)
+        return recipe_of(self.config.imitate, self.origin.kind.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -182,7 +180,7 @@ class Setup:
         """Rollouts over whole sets, with the answer budget of evaluation."""
         evaluate = self.config.evaluate
         answer_slots = evaluate.max_answer_tokens or self.config.max_answer_tokens
-        sampling = {name: evaluate[name] for name in ("temperature", "top_k", "top_p")}
+        sampling = {"temperature": evaluate.temperature, "top_k": evaluate.top_k, "top_p": evaluate.top_p}
         rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
         policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
@@ -190,8 +188,8 @@ class Setup:
 
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""
-        key, own = f"config.{stage}.optimizer", own | {"total_steps": total_steps}
-        return fill(OptimizerConfig, self.config[stage].optimizer, key, **own)
+        shared = getattr(self.config, stage).optimizer
+        return changed(shared, own | {"total_steps": total_steps}, f"config.{stage}.optimizer")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -202,7 +200,7 @@ class Experiment(Setup):
     log: MetricsLog
 
 
-def build(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Experiment:
+def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
     Args:
@@ -212,9 +210,9 @@ def build(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Exp
     """
     paths, identity = Workdir(workdir), None
     if config.init:
-        config.init = newest_checkpoint(config.init)
+        config = dataclasses.replace(config, init=newest_checkpoint(config.init))
         identity = identify(config.init, config.base, config.lora_alpha)
-    lines = go_with(config, identity, paths, given)
+    config, lines = go_with(config, identity, paths, given)
     setup = assemble(config, paths, identity)
     for line in lines if hosts.is_first() else ():
         logging.warning("%s", line)
@@ -226,7 +224,7 @@ def build(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Exp
     return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
+def assemble(config: Config, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
     """`build` without writing anything.
 
     Args:
@@ -238,7 +236,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     origin = open_origin(config, identity)
     template, model = origin.template, origin.description.model
     check_usable(config, origin, workdir)
-    _resolve(config, model, origin)
+    config = _resolve(config, origin)
     if jax.default_backend() != "cpu":
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -273,7 +271,7 @@ def assemble(config: ConfigDict, workdir: Workdir | None = None, identity: Ident
     )
 
 
-def _parts(config: ConfigDict, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:
+def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:
     """The parts of the parameters, and the stages that train each."""
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
     with_backbone = {"cold_start"} if config.cold_start.train_backbone else set()
@@ -284,9 +282,10 @@ def _parts(config: ConfigDict, key: jax.Array, reasoner: Reasoner, gate: Gate, t
     )
 
 
-def _resolve(config: ConfigDict, model, origin: Origin) -> None:
-    """Write the loaded shapes into config.model, so that config.json says what was run."""
-    for name in config.model:
-        value = getattr(model, name, getattr(origin.kind, name, None))
-        if value is not None:
-            config.model[name] = jnp.dtype(value).name if name == "dtype" else value
+def _resolve(config: Config, origin: Origin) -> Config:
+    """The config with the loaded shapes, so that config.json says what was run."""
+    model = origin.description.model
+    found = {name: getattr(model, name, getattr(origin.kind, name, None)) for name in vars(config.model)}
+    found["dtype"] = jnp.dtype(model.dtype).name
+    shapes = dataclasses.replace(config.model, **{key: value for key, value in found.items() if value is not None})
+    return dataclasses.replace(config, model=shapes)

@@ -10,8 +10,8 @@ from absl import logging
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
-from slpo_jax.run.claims import ADAPTER, claim
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import ADAPTER, claim
 from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
 from slpo_jax.run.usable import check_answers
 from slpo_jax.text.batches import EncodedProblems

@@ -1,20 +1,22 @@
 """The stages of a run: what is checked before the first, and one after the other."""
 
 import contextlib
+import json
 from collections.abc import Collection
 from pathlib import Path
 
 from absl import logging
-from ml_collections import ConfigDict
 
+from slpo_jax.checked import values
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
-from slpo_jax.run.claims import check_models, claim, starting_stage
 from slpo_jax.run.cold_start import run_cold_start
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.imitate import imitated, planned, run_imitate
+from slpo_jax.run.provenance import check_models, claim, starting_stage
 from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
@@ -24,7 +26,7 @@ from slpo_jax.text.problem import shared
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
 
 
-def run_stages(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -> Experiment:
+def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
     """Run `config.stages`.
 
     Args:
@@ -40,7 +42,7 @@ def run_stages(config: ConfigDict, workdir: Path, given: Collection[str] = ()) -
     with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)
-            write_text(experiment.workdir.config, config.to_json_best_effort(indent=1) + "\n")
+            write_text(experiment.workdir.config, json.dumps(values(experiment.config), indent=1) + "\n")
             for stage in config.stages:
                 RUN[stage](experiment)
         except BaseException:

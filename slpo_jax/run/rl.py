@@ -8,8 +8,8 @@ import optax
 from slpo_jax.config import objective_of
 from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.run.provenance import claim
 from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.halves import make_rl_step
@@ -29,7 +29,7 @@ def run_rl(experiment: Experiment) -> None:
 
 
 def train_objective(experiment: Experiment, name: str) -> None:
-    """Train one objective from its start (`claims.starting_stage`), with the same batches and keys as the others.
+    """Train one objective from its start (`provenance.starting_stage`), with the same batches and keys as the others.
 
     Args:
         name: a name under `config.objective`.
@@ -85,7 +85,7 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     policy = experiment.policy.having(
         stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
     )
-    return dataclasses.replace(policy, capacities=tuple(map(tuple, shares)))
+    return dataclasses.replace(policy, capacities=tuple(shares))
 
 
 def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from slpo_jax.config import own_latents
+from slpo_jax.config import Config, own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import read_json
@@ -26,7 +24,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         UserError: there is nothing to evaluate.
     """
     config, workdir = experiment.config, experiment.workdir
-    planned_stages = set(config.stages) if planned else set()
+    planned_stages: set[str] = set(config.stages) if planned else set()
     if "imitate" in planned_stages and config.imitate.control:
         planned_stages.add("imitate_control")
     stages = planned_stages.union(workdir.finished_stages())
@@ -78,7 +76,7 @@ def _objectives(experiment: Experiment, planned: bool) -> list[str]:
     return [name for name in named if name in found] + sorted(found.difference(named))
 
 
-def _imitation(config: ConfigDict) -> str:
+def _imitation(config: Config) -> str:
     """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
     if own_latents(config):
         return "imitation, own length"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from slpo_jax.checked import changed
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import THINKER
@@ -139,14 +140,12 @@ def load_solver(
         "instruction": (instruction, config.prompt.instruction),
         "answers": (answers, config.prompt.answers),
     }
-    for name, key in _KEYS.items():
-        if asked[name][0] not in (None, ""):
-            config.update_from_flattened_dict({key: asked[name][0]})
+    config = changed(config, {key: asked[name][0] for name, key in _KEYS.items() if asked[name][0] not in (None, "")})
     if latents is not None:
         if threshold is not None:
             raise UserError("--threshold: has no use beside --latents; give one of them")
-        config.max_latents = rule = latents
-        stopping = "length"
+        config = changed(config, {"max_latents": latents, "min_latents": min(config.min_latents, max(latents, 1))})
+        stopping, rule = "length", latents
     elif threshold is not None:
         if stopping != "threshold":
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")

@@ -3,20 +3,18 @@
 from pathlib import Path
 
 from absl import logging
-from ml_collections import ConfigDict
 
-from slpo_jax.checked import fill
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.text.problem import Problem, without
 from slpo_jax.text.problems import Answers, Role, check_source, load_problems
-from slpo_jax.text.synthetic import SyntheticConfig
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 
-def stages_to_train(config: ConfigDict, workdir: Workdir) -> list[str]:
+def stages_to_train(config: Config, workdir: Workdir) -> list[str]:
     """Those of `config.stages` that have steps left to take."""
     makes = {
         "imitate": {"imitate", *(["imitate_control"] if config.imitate.control else [])},
@@ -28,12 +26,12 @@ def stages_to_train(config: ConfigDict, workdir: Workdir) -> list[str]:
     return [stage for stage in config.stages if makes[stage] - finished]
 
 
-def sets_to_evaluate(config: ConfigDict) -> tuple[str, ...]:
+def sets_to_evaluate(config: Config) -> tuple[str, ...]:
     """The names under `config.data.eval` that the stage evaluate asks for."""
     return tuple(config.evaluate.datasets or config.data.eval)
 
 
-def check_sources(config: ConfigDict, workdir: Path) -> None:
+def check_sources(config: Config, workdir: Path) -> None:
     """Fail on a file that isn't there, seconds before models and tokenizer are made.
 
     Raises:
@@ -51,7 +49,7 @@ def check_sources(config: ConfigDict, workdir: Path) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def load_set(config: ConfigDict, key: str, source: str) -> tuple[Problem, ...]:
+def load_set(config: Config, key: str, source: str) -> tuple[Problem, ...]:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Raises:
@@ -59,13 +57,12 @@ def load_set(config: ConfigDict, key: str, source: str) -> tuple[Problem, ...]:
     """
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    synthetic = fill(SyntheticConfig, config.data.synthetic, "config.data.synthetic")
 
     kind: Answers = "latex" if config.prompt.answers == "boxed" else "numbers"
 
     def load(key, source):
         try:
-            return load_problems(source, synthetic, _ROLES.get(key, "test"), kind)
+            return load_problems(source, config.data.synthetic, _ROLES.get(key, "test"), kind)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 

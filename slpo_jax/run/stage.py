@@ -7,8 +7,8 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params
-from slpo_jax.run.claims import starting_stage
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import starting_stage
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import SUMS, StageRun
@@ -87,7 +87,7 @@ def prompted_batches(experiment: Experiment, config, steps: int, answers: bool =
 
 
 def check_batch(experiment: Experiment, stage: str) -> None:
-    config, devices = experiment.config[stage], experiment.mesh.size
+    config, devices = getattr(experiment.config, stage), experiment.mesh.size
     if config.batch_size % (devices * config.micro_batches):
         raise UserError(
             f"config.{stage}.batch_size: {config.batch_size} is not a multiple of {devices} devices x "

@@ -9,20 +9,17 @@ those are sampled, and under which dropout.
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, read_row, read_rows, write_row
-from slpo_jax.evaluation.stamps import Stamp, is_whole, read_stamp
+from slpo_jax.evaluation.stamps import is_whole, problems_digest, read_stamp
 from slpo_jax.io.workdir import SetFiles, Workdir
-from slpo_jax.run.digests import problems_digest, settings_of
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import evaluated_settings
 
 _KEY = "config.evaluate.rows_from"
-COMPARABLE = (
-    "evaluate.samples", "evaluate.seeds", "evaluate.max_answer_tokens", "evaluate.temperature", "evaluate.top_k",
-    "evaluate.top_p", "dropout",
-)  # fmt: skip
-
 
 def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) -> list[Row]:
     """The rows that are to be taken.
@@ -58,7 +55,7 @@ def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
         raise UserError(
             f"{_KEY}: {where} was not evaluated on {files.name}; do so there, or change config.evaluate.datasets"
         )
-    if not is_whole(files, stamp) or not _is_of(stamp, row):
+    if not is_whole(files, stamp) or (stamp.checkpoint, stamp.settings) != (row.checkpoint, row.evaluation):
         raise UserError(f"{_KEY}: {files.records} is not what {where} is now; run the evaluate stage there again")
     data, _, count = problems_digest(experiment.test_set(files.name), config.evaluate.limit)
     if stamp.data != data:
@@ -66,17 +63,19 @@ def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
             f"config.data.eval.{files.name}: these {count:,} problems are not the {stamp.problems:,} that {where} was "
             f"evaluated on; give the same data and config.evaluate.limit, or another {_KEY}"
         )
-    ours = settings_of(config)
-    for key in COMPARABLE:
-        if ours.get(key) != stamp.settings.get(key):
+    then = {**stamp.settings, "evaluate.samples": stamp.samples, "evaluate.seeds": stamp.seeds}
+    for key, now in comparable(config).items():
+        if now != then.get(key):
             raise UserError(
-                f"config.{key}: is {ours.get(key)}, but {stamp.settings.get(key)} in {where}; set it to that, or give "
-                f"another {_KEY}"
+                f"config.{key}: is {now}, but {then.get(key)} in {where}; set it to that, or give another {_KEY}"
             )
 
 
-def _is_of(stamp: Stamp, row: Row) -> bool:
-    return (stamp.checkpoint, stamp.model) == (row.checkpoint, row.evaluation)
+def comparable(config: Config) -> dict[str, Any]:
+    """The settings in which rows that are compared have to agree, by key."""
+    evaluate, every = config.evaluate, evaluated_settings(config)
+    found = {key: value for key, value in every.items() if key.startswith(("evaluate.", "dropout."))}
+    return found | {"evaluate.samples": evaluate.samples, "evaluate.seeds": evaluate.used_seeds}
 
 
 def take_rows(experiment: Experiment, taken: list[Row], sets: tuple[str, ...]) -> None:

@@ -1,13 +1,12 @@
 """Whether what a config asks for can be done with what it starts from."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from absl import logging
-from ml_collections import ConfigDict
 
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
@@ -19,16 +18,15 @@ from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
 
 
-def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) -> None:
+def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
-    name = config.thinker.name
-    kind = origin.kind
+    name, thinker, kind = config.thinker.name, config.thinker.chosen, origin.kind
     if not kind.has_latents and config.max_latents and name in OF_LATENTS:
         raise UserError(
             f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
         )
-    if kind.has_latents and (name in OF_TEXT or config.thinker.get(name, {}).get("end_text")):
+    if kind.has_latents and (name in OF_TEXT or bool(getattr(thinker, "end_text", ""))):
         raise UserError(
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             f"latents; use {IN_WORDS}, or another thinker"
@@ -43,13 +41,13 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
             f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
             f"{name} writes in its thought too; leave it out"
         )
-    steps = config.thinker[name].get("cold_steps", 0) if config.thinker.get(name, {}).get("cold_entropy") else 0
+    steps = thinker.cold_steps if getattr(thinker, "cold_entropy", 0) else 0
     if config.max_latents and steps > config.max_latents:
         raise UserError(
             f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
             f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
         )
-    asked = [key for key, value in dataclasses.asdict(PromptConfig()).items() if config.prompt[key] != value]
+    asked = [key for key, value in vars(PromptConfig()).items() if getattr(config.prompt, key) != value]
     if kind.has_latents and asked:
         raise UserError(
             f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
@@ -72,7 +70,7 @@ def check_usable(config: ConfigDict, origin: Origin, workdir: Workdir | None) ->
         )
 
 
-def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
+def check_thinker(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
     """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking."""
     name = config.thinker.name
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(THINKER)) for tree in (shapes, stored))
@@ -88,7 +86,7 @@ def check_thinker(config: ConfigDict, stored: dict[str, Any], shapes: dict[str, 
         )
 
 
-def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
+def fitting_slots(config: Config, positions: int) -> tuple[int, ...]:
     """The buckets, cut to what the model's positions leave for prompts."""
     others = config.max_latents + max(config.max_answer_tokens, config.evaluate.max_answer_tokens or 0)
     if others >= positions and config.init:
@@ -109,7 +107,7 @@ def fitting_slots(config: ConfigDict, positions: int) -> tuple[int, ...]:
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
 
 
-def check_answers(config: ConfigDict, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
+def check_answers(config: Config, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:
     """Fail before any work on references that no rollout has room for: whatever it says, it would be wrong.
 
     Of a set to evaluate on, or to choose on, some may be: they are counted in a warning.
@@ -123,20 +121,21 @@ def check_answers(config: ConfigDict, key: str, problems: EncodedProblems, used:
     own = not trains and config.evaluate.max_answer_tokens
     name = "evaluate.max_answer_tokens" if own else "max_answer_tokens"
     needed = {index: len(problems.suffix(index, None)) - 1 for index in used}
-    longer = [index for index in used if needed[index] > config[name]]
+    most = own or config.max_answer_tokens
+    longer = [index for index in used if needed[index] > most]
     if longer and (trains or len(longer) == len(used)):
         raise UserError(
             f"{key}: the answer of problem {longer[0]} takes {needed[longer[0]]} tokens with its end, more than "
-            f"config.{name} ({config[name]}); raise it, or drop the problem"
+            f"config.{name} ({most}); raise it, or drop the problem"
         )
     if longer and hosts.is_first():
         logging.warning(
             "%s: the answers of %d of %d problems take more tokens than config.%s (%d), up to %d; they count as wrong",
-            key, len(longer), len(used), name, config[name], max(needed.values()),
+            key, len(longer), len(used), name, most, max(needed.values()),
         )  # fmt: skip
 
 
-def check_prompts(config: ConfigDict, key: str, problems: EncodedProblems, most: int) -> None:
+def check_prompts(config: Config, key: str, problems: EncodedProblems, most: int) -> None:
     """Fail before the first step, not at the one that draws the problem."""
     used = config.evaluate.limit if key.startswith("config.data.eval") else 0
     lengths = [len(prompt) for prompt in problems.prompts[: used or None]]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from absl import logging
 
-from slpo_jax.checked import FieldError, check_fields
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.text.dataset_rows import Role, dataset_rows
@@ -43,7 +43,7 @@ class DataConfig:
 
     train: str = ""
     valid: str = ""
-    eval: dict[str, str] = dataclasses.field(default_factory=dict)
+    eval: dict[str, str] = setting({}, affects="report")
     synthetic: SyntheticConfig = SyntheticConfig()
 
     def __post_init__(self) -> None:

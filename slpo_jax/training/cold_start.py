@@ -35,7 +35,7 @@ class ColdStartConfig:
     """
 
     batch_size: int = setting(256, least=1)
-    micro_batches: int = setting(2, least=1)
+    micro_batches: int = setting(2, least=1, affects="nothing")
     steps: int = setting(20_000, least=1)
     trajectories: int = setting(4, least=1)
     train_backbone: bool = False

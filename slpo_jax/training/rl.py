@@ -41,16 +41,20 @@ class RlConfig:
     """
 
     batch_size: int = setting(64, least=1)
-    micro_batches: int = setting(1, least=1)
+    micro_batches: int = setting(1, least=1, affects="nothing")
     steps: int = setting(40_000, least=1)
-    objectives: tuple[str, ...] = setting(("slpo",), fewest=1)
+    objectives: tuple[str, ...] = setting(("slpo",), fewest=1, affects="report")
     group: int = setting(8, least=2, note="fewer give no baseline")
     temperature: float = setting(0.0, least=0)
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(1.0, above=0, most=1)
     stopping: Literal["sample", "threshold"] = "sample"
     capacities: tuple[tuple[float, float], ...] = setting(
-        ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)), above=0, most=1, note="they ascend to (1, 1)"
+        ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
+        above=0,
+        most=1,
+        note="they ascend to (1, 1)",
+        affects="nothing",
     )
     evaluate_every: int = setting(0, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)

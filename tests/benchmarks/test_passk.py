@@ -15,6 +15,7 @@ from benchmarks.measure import passk_work
 from benchmarks.measure.passk_work import GSM8K_LENGTHS, PasskShapes
 from benchmarks.measure.workload import load_config, random_problems
 from benchmarks.passk import OURS
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 
@@ -161,7 +162,7 @@ def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
     shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="same")
     config = load_config(shapes)
     work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
-    assert work.problems.prompts == build(config, tmp_path / "other").test_set("same").prompts[:7]
+    assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("same").prompts[:7]
     with pytest.raises(UserError, match="--problems: 11 is more than the test set's 10"):
         passk_work.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
 
@@ -185,6 +186,6 @@ def test_default_shapes(name, batch_size, tmp_path):
     config = load_config(shapes)
     assert (config.max_latents, config.evaluate.batch_size) == (6, batch_size)
     assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)
-    assert max(build(config, tmp_path).prompt_slots) >= max(
+    assert max(build(read_config(config), tmp_path).prompt_slots) >= max(
         (tokens for _, tokens in shapes.prompt_quantiles), default=0
     )

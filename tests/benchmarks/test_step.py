@@ -14,6 +14,7 @@ from benchmarks import step as benchmark
 from benchmarks.measure import ours as own
 from benchmarks.measure import theirs
 from benchmarks.measure.workload import SHAPES, Shapes, half_way_bias, load_config, make_workload, random_prompts
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.models.gate import first_stop_log_probs
@@ -175,7 +176,7 @@ def test_random_prompts_are_left_padded():
 
 def test_gpt2_shapes_are_gpt2_small(tmp_path):
     config = load_config(SHAPES["gpt2"])
-    experiment = build(config, tmp_path)
+    experiment = build(read_config(config), tmp_path)
     shapes = jax.eval_shape(experiment.reasoner.init, jax.random.key(0))
     # 124,439,808 of GPT-2 and three more tokens.
     assert sum(x.size for x in jax.tree.leaves(shapes)) == 124_439_808 + 3 * 768

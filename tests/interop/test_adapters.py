@@ -1,5 +1,6 @@
 """PEFT's folders, against W + s B A by hand and against peft itself where it is installed."""
 
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import Lora, adapted
 from slpo_jax.interop.weights import Stored
 from slpo_jax.origin.open import open_origin
-from slpo_jax.run.digests import initial_files
+from slpo_jax.run.provenance import initial_files
 
 RANK, ALPHA = 2, 3.0
 PLACE = "transformer.h.1.attn.c_proj"  # square: its shape doesn't tell that Conv1D's are [in, out]
@@ -159,7 +160,7 @@ def test_a_run_from_a_peft_folder_is_bound_to_its_base(tmp_path):
     config = config_for(tmp_path / "peft", "text_gpt2", base=str(tmp_path / "base"))
     experiment = SimpleNamespace(config=config, origin=open_origin(config))
     assert initial_files(experiment) == [tmp_path / "peft", tmp_path / "base"]
-    config.init = str(tmp_path / "base")
+    experiment.config = dataclasses.replace(config, init=str(tmp_path / "base"))
     assert initial_files(experiment) == [tmp_path / "base"]
 
 

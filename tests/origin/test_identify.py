@@ -5,7 +5,7 @@ import json
 import pytest
 from asked import RUN, T, workdir
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_row
 from slpo_jax.io.workdir import Workdir
@@ -73,7 +73,7 @@ def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
     assert opened == [str(exported)]
     identity, config = identify(str(exported)), default_config()
     config.reasoner = exchange.guess_reasoner(identity)
-    exchange.import_checkpoint(identity, tmp_path / "imported", config)
+    exchange.import_checkpoint(identity, tmp_path / "imported", read_config(config))
     assert opened == [str(exported)] * 2
     assert identify(str(tmp_path / "imported")).reasoner == reasoner
     assert len(opened) == 2
@@ -84,7 +84,7 @@ def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
     identity, config = identify(str(exported)), default_config()
     config.reasoner = identity.reasoner
     imported = tmp_path / "near" / "imported"
-    exchange.import_checkpoint(identity, imported, config)
+    exchange.import_checkpoint(identity, imported, read_config(config))
     (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
     write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
     found = identify(str(imported))
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
     _, _, exported = case
     identity, config = identify(str(exported)), default_config()
     config.reasoner = identity.reasoner
-    exchange.import_checkpoint(identity, tmp_path / "imported", config)
+    exchange.import_checkpoint(identity, tmp_path / "imported", read_config(config))
     (tmp_path / "imported" / "reasoner" / "reasoner.json").unlink()
     with pytest.raises(UserError, match=r"has no reasoner\.json"):
         identify(str(tmp_path / "imported"))

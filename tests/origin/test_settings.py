@@ -6,7 +6,8 @@ import shutil
 import pytest
 from asked import ANSWER, RUN, T, run_config, workdir
 
-from slpo_jax.config import default_config
+from slpo_jax.checked import values
+from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_rule
 from slpo_jax.io.orbax import save_params
@@ -14,12 +15,14 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.settings import config_of, stopping_of
-from slpo_jax.run.claims import claim
+from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.command import in_flags
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
+from slpo_jax.run.provenance import claim
 from slpo_jax.run.solver import load_solver
 from slpo_jax.solve import _FLAGS
+from slpo_jax.text.chat import PromptConfig
 
 REASONER = "coconut_gpt2"
 
@@ -44,8 +47,8 @@ def _passed_on(checkpoint, folder):
     yield moved / "its"
     exchange.export_checkpoint(checkpoint, folder / "exported")
     yield folder / "exported"
-    identity, config = identify(str(folder / "exported")), default_config()
-    config.reasoner = identity.reasoner
+    identity = identify(str(folder / "exported"))
+    config = Config(reasoner=identity.reasoner)
     exchange.import_checkpoint(identity, folder / "imported", config)
     yield folder / "imported"
     exchange.export_checkpoint(folder / "imported", folder / "again")
@@ -60,8 +63,8 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         identity = identify(str(place))
         config = config_of(identity)
         assert stopping_of(config, identity) == stopping, place
-        assert (config.max_latents, config.max_answer_tokens, config.min_latents) == (T, ANSWER, 1)
-        assert config.dropout.to_dict() == {"rate": 0.3, "where": "all"}
+        assert (config.max_latents, config.max_answer_tokens) == (T, ANSWER)
+        assert config.dropout == DropoutConfig(0.3, "all")
         assert config.gate.enabled == (stage == "cold_start")
     for folder in ("exported", "again"):
         card = (tmp_path / folder / "README.md").read_text()
@@ -75,19 +78,18 @@ def test_thinker_and_prompt_go_with_a_checkpoint(tmp_path):
     config.thinker.name, config.thinker.noisy_soft.temperature = "noisy_soft", 0.7
     config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
-    experiment = build(config, tmp_path / "work")
+    experiment = build(read_config(config), tmp_path / "work")
     claim(experiment, "grpo")
     checkpoint = experiment.workdir.stage("grpo").path
     save_params(checkpoint, experiment.initial_params())
-    (tmp_path / "work" / "config.json").write_text(experiment.config.to_json_best_effort())
+    (tmp_path / "work" / "config.json").write_text(json.dumps(values(experiment.config)))
     experiment.log.close()
     for place in list(_passed_on(checkpoint, tmp_path))[1:]:
         identity = identify(str(place))
         found = config_of(identity)
         assert (found.thinker.name, found.thinker.noisy_soft.temperature) == ("noisy_soft", 0.7)
         assert stopping_of(found, identity) == ("length", T)
-        asked = {key: value for key, value in found.prompt.items() if value != default_config().prompt[key]}
-        assert asked == {"instruction": "Count .", "answers": "last_number", "stop": ("pens",)}
+        assert found.prompt == PromptConfig(instruction="Count .", answers="last_number", stop=("pens",))
         assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
 
 
@@ -96,7 +98,7 @@ def _evaluated(tmp_path, source, given=(), **changes):
     config = default_config()
     config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
     config.update_from_flattened_dict(changes)
-    experiment = build(config, tmp_path / "evaluated", given)
+    experiment = build(read_config(config), tmp_path / "evaluated", given)
     experiment.log.close()
     return experiment.config
 
@@ -213,7 +215,7 @@ def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
         config.data.eval.made = "synthetic:test"
         config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
         config.update_from_flattened_dict(changes)
-        experiment = build(config, tmp_path / "evaluated")
+        experiment = build(read_config(config), tmp_path / "evaluated")
         try:
             check_stages(experiment)
         finally:

@@ -5,10 +5,11 @@ import pytest
 from data_sets import write_jsonl
 from small_run import load_config
 
+from slpo_jax.config import read_config
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
 from slpo_jax.rewards.reward import CORRECT, Reward
-from slpo_jax.run.digests import settings_of
 from slpo_jax.run.experiment import assemble
+from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.solver import Solution, Solver
 from slpo_jax.solve import describe
 from slpo_jax.text.batches import encode_problems
@@ -112,8 +113,8 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     write_jsonl(tmp_path / "train.jsonl", records)
     config = _text_config("boxed")
     config.max_answer_tokens = 8
-    setup = assemble(config)
-    setup.config.data.update(train="train.jsonl", valid="")
+    config.data.update(train="train.jsonl", valid="")
+    setup = assemble(read_config(config))
     assert setup.reward.on_device is None
     assert [problem.answer for problem in setup.train.problems] == answers
     batch = make_batch(setup.train, 0, seed=0, batch_size=4, prompt_slots=(20,), width=setup.reference_width)
@@ -129,11 +130,8 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
 
 
 def test_how_answers_are_read_is_part_of_an_evaluation():
-    found = {answers: settings_of(_text_config(answers)) for answers in READ}
-    assert found["boxed"]["prompt"]["answers"] == "boxed"
-    assert found["boxed"] != found["last_number"]
-    # What was evaluated before the key was there is still of the default.
-    assert found["auto"]["prompt"] == {"system": "", "instruction": "", "chat": "auto"}
+    for answers in READ:
+        assert evaluated_settings(read_config(_text_config(answers)))["prompt.answers"] == answers
 
 
 def test_rollouts_are_evaluated_under_a_noise_of_their_own():
@@ -142,9 +140,9 @@ def test_rollouts_are_evaluated_under_a_noise_of_their_own():
     for rate in (None, 0.1, 0.0):
         config = _text_config("auto")
         config.dropout.rate, config.evaluate.dropout = 0.1, rate
-        found[rate] = settings_of(config)
-        setup = assemble(config)
+        found[rate] = evaluated_settings(read_config(config))
+        setup = assemble(read_config(config))
         assert setup.evaluator.policy.config.dropout_rate == (0.1 if rate is None else rate)
         assert setup.policy.config.dropout_rate == 0.1
     assert found[None] == found[0.1]
-    assert found[0.0]["dropout"]["rate"] == 0.0
+    assert found[0.0]["evaluate.dropout"] == 0.0

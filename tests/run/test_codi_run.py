@@ -12,6 +12,7 @@ from codi_run import QUESTION, SUMS, small_config
 from same_run import checkpoint_of, rows_of
 
 from slpo_jax import config as configs
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
@@ -49,7 +50,7 @@ def _config(folder, rank: int = RANK, **changes):
 
 def _run(config, workdir):
     configs.check(config)
-    experiment = build(config, workdir)
+    experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)
         run_imitate_stage.run_imitate(experiment)

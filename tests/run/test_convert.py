@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from small_run import finished_run, load_config
 from tiny_llama import random_tree
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.kinds import REASONERS, backbone_of
@@ -31,7 +31,7 @@ def _config(reasoner: str, **changes):
     config.gate.hidden = 5 if reasoner == "codi_llama" else 0
     config.prompt_slots = (24,)
     if reasoner.startswith("text"):
-        config.max_latents, config.gate.enabled = 0, False
+        config.max_latents, config.min_latents, config.gate.enabled = 0, 1, False
     config.update(changes)
     return config
 
@@ -58,7 +58,7 @@ def there(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
-    origin = open_origin(config)
+    origin = open_origin(read_config(config))
     reasoner = origin.kind.on(origin.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
     gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
@@ -103,7 +103,7 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     assert name == _name(origin)
     config.reasoner = name
     config.gate.hidden = 5 if name == "codi_llama" else 0
-    back = exchange.import_checkpoint(identity, tmp_path / "back", config)
+    back = exchange.import_checkpoint(identity, tmp_path / "back", read_config(config))
     _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
     assert back.description.gate_trained
     assert (back.template.start_id, back.template.end_id, back.template.banned_ids) == (
@@ -128,7 +128,7 @@ def test_a_run_starts_from_the_export(there, tmp_path):
         config.model.update(n_layer=7, n_embd=4)  # the checkpoint's shapes hold
         config.stages = ("evaluate",)
         config.data.eval.made = "synthetic:test"
-        experiment = build(config, tmp_path / "work")
+        experiment = build(read_config(config), tmp_path / "work")
         _assert_equal_bits(experiment.initial_params(), params)
         assert (experiment.config.model.n_layer, experiment.config.model.n_embd) == (2, 16)
         experiment.log.close()
@@ -205,7 +205,7 @@ def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
         config = load_config()
         config.update(init=str(init), stages=("evaluate",))
         with pytest.raises(UserError, match=r"config\.gate\.enabled") as caught:
-            build(config, tmp_path / "new", given=("gate.enabled",))
+            build(read_config(config), tmp_path / "new", given=("gate.enabled",))
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "new").exists()
 
@@ -233,8 +233,8 @@ def test_refusals_write_nothing(there, tmp_path):
         (lambda: exchange.export_checkpoint(checkpoint, full), "not empty"),
         (lambda: exchange.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
         (lambda: exchange.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
-        (lambda: exchange.import_checkpoint(identify(str(exported)), full, config), "not empty"),
-        (lambda: exchange.import_checkpoint(identify("./nowhere"), tmp_path / "a", config), "./nowhere"),
+        (lambda: exchange.import_checkpoint(identify(str(exported)), full, read_config(config)), "not empty"),
+        (lambda: exchange.import_checkpoint(identify("./nowhere"), tmp_path / "a", read_config(config)), "./nowhere"),
     ]
     for act, words in cases:
         with pytest.raises(UserError, match=re.escape(words)) as caught:

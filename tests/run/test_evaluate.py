@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from small_run import load_config, write_problems
 
+from slpo_jax.checked import changed
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator
 from slpo_jax.evaluation.report import write_report
@@ -18,9 +20,8 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.run import evaluate
-from slpo_jax.run.claims import claim
-from slpo_jax.run.digests import params_digest
 from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.provenance import claim, params_digest
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}
@@ -56,7 +57,7 @@ class Run:
         return config
 
     def train(self, stage, value, **changes):
-        experiment = build(self.config(**changes), self.work)
+        experiment = build(read_config(self.config(**changes)), self.work)
         folder = experiment.workdir.stage(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
         claim(experiment, stage)
@@ -85,7 +86,7 @@ class Run:
             values = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
             return Completions(values | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
 
-        experiment = build(self.config(**changes), self.work)
+        experiment = build(read_config(self.config(**changes)), self.work)
         with monkeypatch.context() as patch:
             patch.setattr(Evaluator, "run", roll_out)
             if not report:
@@ -325,9 +326,8 @@ def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch, caplog):
 
     def stopping(stage):
         identity = identify(str(finished.work / "checkpoints" / stage))
-        config = config_of(identity)
-        config.gate.enabled = True  # these checkpoints of three numbers don't say that they have one
-        return stopping_of(config, identity)
+        # These checkpoints of three numbers don't say that they have a gate.
+        return stopping_of(changed(config_of(identity), {"gate.enabled": True}), identity)
 
     finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.6, 0.7)})  # as good as each other
     assert json.loads((finished.work / "thresholds.json").read_text())["slpo"]["chosen"] == 0.6
@@ -355,7 +355,7 @@ def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch, caplog):
 def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(finished, key, value):
     """Heads can't be told by any array's shape."""
     before = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
-    experiment = build(finished.config(**{key: value}), finished.work)
+    experiment = build(read_config(finished.config(**{key: value})), finished.work)
     with pytest.raises(UserError, match=rf"config\.{key.replace('.', '[.]')}: is {value}, but the checkpoint of .*has"):
         evaluate.check_evaluation(experiment)
     experiment.log.close()
@@ -478,7 +478,7 @@ def _not_evaluated(finished, _):
         (_other_problems, {}, r"config\.data\.eval\.real: these 6 problems are not the 6 that .*row imitate was"),
         (None, {"evaluate.limit": 5}, r"config\.data\.eval\.made: these 5 problems are not the 6"),
         (None, {"evaluate.samples": 1}, r"config\.evaluate\.samples: is 1, but 2 in .*row imitate"),
-        (None, {"dropout.rate": 0.2}, r"config\.dropout: is .*0\.2.*, but .*0\.3.* in .*row imitate"),
+        (None, {"dropout.rate": 0.2}, r"config\.evaluate\.dropout: is 0\.2, but 0\.3 in .*row imitate"),
         (None, {"evaluate.seeds": 1}, r"config\.evaluate\.seeds: is 1, but 2 in"),
         (None, {"evaluate.max_answer_tokens": 3}, r"config\.evaluate\.max_answer_tokens: is 3, but 4 in"),
         (None, {"evaluate.temperature": 0.7}, r"config\.evaluate\.temperature: is 0.7, but 0.0 in"),
@@ -492,7 +492,7 @@ def test_rows_that_can_not_be_compared(finished, ablation, monkeypatch, spoil, c
     if spoil:
         spoil(finished, ablation)
     change = {"evaluate.rows_from": str(finished.work)} | change
-    experiment = build(ablation.config(**change), ablation.work)
+    experiment = build(read_config(ablation.config(**change)), ablation.work)
     monkeypatch.setattr(Evaluator, "run", None)
     for look in (evaluate.check_evaluation, evaluate.run_evaluate):
         with pytest.raises(UserError, match=expected) as caught:

@@ -7,7 +7,7 @@ import pytest
 from small_run import load_config
 from tiny import compiled
 
-from slpo_jax.config import objective_of
+from slpo_jax.config import objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
@@ -38,7 +38,7 @@ def _built(folder, changes):
     config = load_config()
     del config.data.eval["real"]
     config.update_from_flattened_dict(changes)
-    experiment = build(config, folder)
+    experiment = build(read_config(config), folder)
     experiment.log.close()
     return experiment
 

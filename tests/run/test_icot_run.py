@@ -11,6 +11,7 @@ from same_run import checkpoint_of, rows_of
 from small_run import load_config
 
 from slpo_jax import config as configs
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
@@ -40,7 +41,7 @@ def _config(**changes):
 
 def _run(config, workdir):
     configs.check(config)
-    experiment = build(config, workdir)
+    experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)
         run_imitate_stage.run_imitate(experiment)
@@ -129,7 +130,8 @@ def test_rows_say_what_is_imitated(tmp_path, reasoner, label, changes):
     config = _config(**changes)
     config.reasoner = reasoner
     configs.check(config)
-    assert [(row.name, row.label) for row in rows(build(config, tmp_path), planned=True)] == [("imitate", label)]
+    found = rows(build(read_config(config), tmp_path), planned=True)
+    assert [(row.name, row.label) for row in found] == [("imitate", label)]
 
 
 def test_too_few_steps_for_the_answer_alone(fake, tmp_path):

@@ -5,9 +5,10 @@ import pytest
 from same_run import checkpoint_of, rows_of
 from small_run import load_config
 
+from slpo_jax.config import read_config
 from slpo_jax.run import rl
-from slpo_jax.run.claims import claim
 from slpo_jax.run.experiment import build
+from slpo_jax.run.provenance import claim
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
 STEPS, CUT = 5, 3
@@ -31,7 +32,7 @@ def _even(tokens_NA, references_NR):
 def _train(workdir, crash_at=None):
     config = load_config()
     config.update_from_flattened_dict(CHANGES)
-    experiment, batches = build(config, workdir), rl.prompted_batches
+    experiment, batches = build(read_config(config), workdir), rl.prompted_batches
     experiment.reward.on_device = _even
 
     def failing(*arguments):

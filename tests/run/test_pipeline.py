@@ -9,6 +9,7 @@ import pytest
 from same_run import checkpoint_of, rows_of, texts_of
 from small_run import TOTALS, finished_run, load_config, new_folder, run
 
+from slpo_jax.config import read_config
 from slpo_jax.rewards.verifier import encode_references
 from slpo_jax.run.experiment import build
 
@@ -226,7 +227,7 @@ def test_a_checkpoint_of_another_model(work, tmp_path):
 
 def test_reward_of_the_experiment(tmp_path, cpu_devices):
     """The marker, the number and eos: all three, in the tokens of this very run."""
-    experiment = build(load_config(), tmp_path)
+    experiment = build(read_config(load_config()), tmp_path)
     ids = experiment.template.tokenizer.get_vocab()
     eos, pad, verify = experiment.template.eos_id, experiment.template.pad_id, experiment.reward.on_device
 

@@ -9,6 +9,7 @@ from codi_run import small_config
 from small_run import load_config
 
 from slpo_jax import config as configs
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
@@ -55,7 +56,7 @@ def _with_steps(config, path: Path, counts: list[int]) -> None:
 def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warnings):
     config, fewest = _config(name, tmp_path), RECIPES[name][1]
     _with_steps(config, tmp_path / "none.jsonl", [max(0, fewest - 1)] * 20)
-    experiment = build(config, tmp_path / "none")
+    experiment = build(read_config(config), tmp_path / "none")
     if fewest:
         message = f"config.data.train: none of its 20 problems has {fewest} step(s) to imitate"
         with pytest.raises(UserError, match=f"^{re.escape(message)}[^\n]*; give solutions in a field of docs/data.md"):
@@ -64,7 +65,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
         check_stages(experiment)
     config = _config(name, tmp_path)
     _with_steps(config, tmp_path / "some.jsonl", [0, 0, 0, fewest, 2])
-    experiment = build(config, tmp_path / "some")
+    experiment = build(read_config(config), tmp_path / "some")
     check_stages(experiment)
 
     def began(*_):
@@ -88,7 +89,7 @@ def test_problems_that_sets_share_are_counted(tmp_path, warnings):
     config.data.eval.mine, config.evaluate.datasets = str(tmp_path / "mine.jsonl"), ("mine", "made", "twin")
     (tmp_path / "twin.jsonl").write_text("\n".join(mine.splitlines()[4:]))
     config.data.eval.twin = str(tmp_path / "twin.jsonl")
-    check_stages(build(config, tmp_path / "work"))
+    check_stages(build(read_config(config), tmp_path / "work"))
     assert [line for line in warnings if "also in" in line] == [
         f"config.data.train: left out 3 of {len(train)} problems, which are also in config.data.valid",
         "config.data.eval.mine: 2 of 5 problems are also in config.data.train",
@@ -103,19 +104,19 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
     path.write_text('{"question": "Tom has 1 pens . How many now ?", "answer": "1", "rationale": "Obviously one."}\n')
     config.data.train = config.data.eval.mine = str(path)
     config.stages = ("rl", "evaluate")
-    experiment = build(config, tmp_path / "work")
+    experiment = build(read_config(config), tmp_path / "work")
     assert experiment.train.problems == experiment.test_set("mine").problems
     assert experiment.train.problems[0].steps == ("Obviously one.",)
     config.stages = ("imitate",)
     with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.': has a word"):
-        _ = build(config, tmp_path / "work").train
+        _ = build(read_config(config), tmp_path / "work").train
 
 
 def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warnings):
     config = load_config()
     config.stages, config.data.eval.mine, config.data.valid = ("evaluate",), config.data.train, ""
     config.evaluate.datasets = ("mine",)
-    experiment = build(config, tmp_path)
+    experiment = build(read_config(config), tmp_path)
     say_shared(experiment)
     count = len(experiment.test_set("mine"))
     assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]

@@ -12,6 +12,7 @@ import pytest
 from same_run import checkpoint_of, rows_of
 from small_run import load_config
 
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl, validated
@@ -113,7 +114,7 @@ def _seldom():
 
 
 def _run(workdir, config=None):
-    experiment = build(config or _config(), workdir)
+    experiment = build(read_config(config or _config()), workdir)
     try:
         imitate.run_imitate(experiment)
         cold_start.run_cold_start(experiment)

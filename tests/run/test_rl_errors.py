@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from small_run import load_config
 
-from slpo_jax.config import STAGES, check, objective_of
+from slpo_jax.config import STAGES, check, objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -156,7 +156,7 @@ CASES = {
 
 def _check_all(config, tmp_path) -> None:
     check(config)
-    experiment = build(config, tmp_path / "work")
+    experiment = build(read_config(config), tmp_path / "work")
     try:
         check_stages(experiment)
     finally:
@@ -254,9 +254,9 @@ def test_an_objective_s_own_rate_and_schedule_are_its_optimizer_s(tmp_path):
     config.rl.optimizer.update(learning_rate=0.25, schedule="linear", final_fraction=0.5)
     config.objective.answer_only.update(learning_rate=0.125, schedule="constant", steps=50)
     config.objective.grpo.update(updates=3, steps=40)
-    experiment = build(config, tmp_path / "work")
+    experiment = build(read_config(config), tmp_path / "work")
     found = [optimizer_config(experiment, make_objective(experiment, name)) for name in config.rl.objectives]
-    several = optimizer_config(experiment, objective_of(config, "grpo"))
+    several = optimizer_config(experiment, objective_of(experiment.config, "grpo"))
     experiment.log.close()
     assert [each.learning_rate for each in found] == [0.25, 0.125]
     assert [each.schedule for each in found] == ["linear", "constant"]
@@ -276,7 +276,7 @@ def test_a_variant_needs_a_kind(tmp_path):
     config = load_config()
     objective_variant(config, "mine", "slpo")
     config.objective.mine.kind = "slpp"
-    assert _refused(config, tmp_path).startswith("config.objective.mine.kind: 'slpp' is unknown")
+    assert _refused(config, tmp_path).startswith("config.objective.mine.kind: 'slpp' is not valid")
     with pytest.raises(UserError, match=r"^config.objective.mine.kind: 'slpp' is unknown; use one of slpo"):
         objective_variant(load_config(), "mine", "slpp")
     with pytest.raises(UserError, match=r"^config.objective.mine.passses"):

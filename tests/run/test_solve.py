@@ -237,7 +237,5 @@ def test_a_thinker_that_is_not_known_here_is_one_line(work, tmp_path):
         facts = json.loads(path.read_text())
         facts["thinker"] = {"name": "tokens", "tokens": {}}
         path.write_text(json.dumps(facts))
-    with pytest.raises(
-        UserError, match=r"config\.thinker\.name: 'tokens' is unknown here; use one of latent, additive"
-    ):
+    with pytest.raises(UserError, match=r"key thinker\.name: 'tokens' is not valid; give one of latent, additive"):
         load_solver(str(tmp_path / "other"))

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from small_run import load_config
 
 from slpo_jax.checked import fill
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.text import dataset_rows
@@ -226,7 +227,7 @@ def test_config_keys_take_their_own_split(tmp_path):
     source = write_set(tmp_path / "set", {name: [vars(problem) for problem in split] for name, split in splits.items()})
     config.data.update(train=source, valid=source)
     config.data.eval.update(same=source, large=f"{source}@extra")
-    experiment = build(config, tmp_path / "work")
+    experiment = build(read_config(config), tmp_path / "work")
     assert experiment.train.problems == train[:2] + train[3:]  # less those of the validation split
     assert experiment.valid.problems == train[2:3]
     assert experiment.test_set("same").problems == other[:2]

@@ -28,6 +28,7 @@ class Objective(abc.ABC):
     """An estimator of what to improve on groups of G rollouts; a frozen dataclass that is its own config section.
 
     Attributes:
+        kind: a name in `OBJECTIVES`; "" is the one of its own name.
         after: the objective of the same run that it begins where that one ended; "": where imitation and the cold start
             did.
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
@@ -45,6 +46,7 @@ class Objective(abc.ABC):
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
 
+    kind: str = ""
     after: str = ""
     steps: int | None = setting(None, least=1)
     learning_rate: float | None = setting(None, above=0)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 from small_run import load_config, write_problems
 
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
-from slpo_jax.run.claims import check_starts, claim, starting_stage
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.provenance import check_starts, claim, starting_stage
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -30,7 +30,7 @@ class Workdir:
             self.train(stage)
 
     def experiment(self, **changes):
-        return build(self.config(**changes), self.work)
+        return build(read_config(self.config(**changes)), self.work)
 
     def config(self, **changes):
         config = load_config()
@@ -172,31 +172,6 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
     run.error(r"config\.thinker\.name", **_text(), **imitation)
 
 
-def test_keys_younger_than_the_checkpoint_are_at_their_defaults(run):
-    """Also of a thinker that is not the default one, and of an objective under a name of its own."""
-    for stage in ORDER:
-        run.delete(stage)
-
-    def config(**changes):
-        found = run.config(**_text(), stages=("rl",))
-        objective_variant(found, "mine", "grpo")
-        found.rl.objectives = ("mine",)
-        found.update_from_flattened_dict(changes)
-        return build(found, run.work)
-
-    folder = config().workdir.stage("mine")
-    claim(config(), "mine")
-    save_params(folder.path, {"w": jnp.ones(2)})
-    facts = json.loads(folder.facts.read_text())
-    del facts["thinker"]["gumbel"]["min_p"], facts["objective"]["mine"]["kl_weight"]
-    folder.facts.write_text(json.dumps(facts))
-    claim(config(), "mine")
-    for key in ("thinker.gumbel.min_p", "objective.mine.kl_weight"):
-        with pytest.raises(UserError, match=f"^config.{key}: is 0.5, and 0.0 is what .* delete .*mine to run"):
-            claim(config(**{key: 0.5}), "mine")
-    claim(config(**{"thinker.gumbel.cold_steps": 2}), "mine")  # of a cold stop, which there is not
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -285,7 +260,7 @@ def test_a_refused_command_leaves_the_config_of_the_one_before(run):
 
     def refused(key, **changes):
         with pytest.raises(UserError, match=f"^config.{key}: "):
-            run_stages(run.config(**changes), run.work)
+            run_stages(read_config(run.config(**changes)), run.work)
         assert workdir.config.read_text() == "before"
 
     refused("model.n_positions", **{"data.train": str(run.folder / "wordy.jsonl")})

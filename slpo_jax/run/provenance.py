@@ -1,0 +1,297 @@
+"""What a result depends on, and whether that is still so: nothing stale, foreign or changed is used in silence.
+
+A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
+settings that affect it (`checked.setting`), the files of its data to the byte, and its start, which is the manifest of
+the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
+is told by its stamp in the same way (`evaluation.stamps`).
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from slpo_jax.checked import changed, values
+from slpo_jax.config import STAGES, Config
+from slpo_jax.errors import UserError
+from slpo_jax.interop.adapters import adapter_file
+from slpo_jax.io import hosts
+from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
+from slpo_jax.io.orbax import params_digest
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.kinds import kind_of
+from slpo_jax.origin.opening import locate
+from slpo_jax.policy.thinkers import WITH_PARAMETERS
+from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.text.dataset_rows import source_path
+from slpo_jax.training.objectives import OPTIMIZER_KEYS
+
+ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
+
+_TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
+_SECTIONS = (*STAGES, "objective")  # of which a stage has its own alone
+_SECTION = {"imitate_control": "imitate", ADAPTER: "imitate"} | {stage: stage for stage in STAGES}
+_BEFORE: dict[str, tuple[str, ...]] = {
+    "imitate": (), ADAPTER: (), "imitate_control": ("imitate",), "cold_start": ("imitate",),
+}  # fmt: skip
+_BEFORE_RL = ("imitate", "cold_start")
+
+
+def settings_of(config: Config, stage: str) -> dict[str, Any]:
+    """A stage's part of the config, as it comes back from JSON.
+
+    Without the thinker where it neither thinks nor has parameters in the checkpoint. An objective has the shared
+    settings of the stage rl with its own in their place.
+    """
+    every, section = values(config, _TRAINED), _SECTION.get(stage, "rl")
+    facts = {key: value for key, value in every.items() if key not in _SECTIONS}
+    thinks = config.max_latents and not (section == "imitate" and not kind_of(config.reasoner).has_latents)
+    if not thinks and config.thinker.name not in WITH_PARAMETERS:
+        del facts["thinker"]
+    facts["stage"] = section
+    if section == "rl":
+        objective = config.objective[stage]
+        own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
+        changes = {key: value for name, key in own.items() if (value := getattr(objective, name))}
+        facts |= {
+            "objective": {stage: every["objective"][stage]},
+            "rl": values(changed(config.rl, changes, "config.rl"), _TRAINED),
+        }
+    else:
+        facts[section] = every[section]
+    if stage == "imitate_control":  # which goes on for as many steps
+        facts["rl"] = {"steps": config.rl.steps}
+    return as_json(facts)
+
+
+def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[str, Any]:
+    """What the rollouts of an evaluation depend on besides parameters and problems, by key of the config.
+
+    Args:
+        more_ends: ids of tokens that end answers besides the tokenizer's eos, which only a checkpoint's files say.
+    """
+    evaluate, found = config.evaluate, flatten(as_json(values(config, ("model", "rollouts"))))
+    tokens, rate = found.pop("max_answer_tokens"), found.pop("dropout.rate")
+    found["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
+    found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
+    return found | {"seed": config.seed, "model.dtype": config.model.dtype, "more_ends": list(more_ends)}
+
+
+def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
+    """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
+
+    Args:
+        write: False only looks.
+    Raises:
+        UserError: the workdir holds the same stage of another config, of other data or from another start.
+    """
+    folder = experiment.workdir.stage(stage)
+    if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
+        claim(experiment, ADAPTER, write and experiment.recipe.init is not None)
+    if not folder.steps:  # what never got to its first checkpoint binds nobody
+        if write:
+            facts = _manifest(experiment, stage)
+            hosts.barrier(f"claim {stage}")  # nobody still looks for what is written now
+            if hosts.is_first():
+                experiment.origin.write(experiment.workdir.reasoner)
+            write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        return
+    written = _read(folder)
+    _check_settings(experiment, stage, written)
+    _check_files(experiment, stage, written)
+    now = starting_stage(experiment, stage)
+    if written.get("start", {}).get("stage", now) != now:
+        then = written["start"]["stage"] or "config.init"
+        raise UserError(f"{folder.path}: began from {then}, and would now from {now or 'config.init'}; {_anew(folder)}")
+    _check_start(experiment, stage, written)
+
+
+def check_starts(experiment: Experiment) -> None:
+    """Make sure that each finished stage was trained from the start that is there now.
+
+    Raises:
+        UserError: what a stage began from was trained again, with other settings, or nothing says what it began from.
+    """
+    for stage in experiment.workdir.finished_stages():
+        _check_start(experiment, stage, _read(experiment.workdir.stage(stage)))
+
+
+def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
+    """Make sure that finished stages' checkpoints are read as the models that they are.
+
+    Not all that differs can be told by their arrays.
+
+    Raises:
+        UserError: the key in which one is of another model than the config's.
+    """
+    now = flatten(as_json(values(experiment.config, ("model",))))
+    name = experiment.config.thinker.name
+    for stage in stages:
+        then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
+        if {name, then.get("thinker.name", name)} & {*WITH_PARAMETERS}:
+            now["thinker.name"] = name
+        for key, value in now.items():
+            if then and then.get(key, "none") != value:
+                raise UserError(
+                    f"config.{key}: is {value}, but the checkpoint of {experiment.workdir}'s stage {stage} has "
+                    f"{then.get(key, 'none')}; set it back, or use another --workdir"
+                )
+
+
+def starting_stage(experiment: Experiment, stage: str) -> str:
+    """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`.
+
+    An objective that comes after another one starts from that.
+
+    Raises:
+        UserError: that one is neither there nor about to be.
+    """
+    objective = experiment.config.objective.get(stage)
+    after = objective.after if objective else ""
+    for name in (after,) if after else reversed(_BEFORE.get(stage, _BEFORE_RL)):
+        if experiment.workdir.stage(name).is_finished or _is_about_to_be(experiment, name):
+            return name
+    if after:
+        raise UserError(
+            f"config.objective.{stage}.after: {after} is not in {experiment.workdir}; put it before {stage} into "
+            "config.rl.objectives"
+        )
+    return ""
+
+
+def initial_files(setup: Setup) -> list[Path]:
+    """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
+    orbax, config = setup.origin.orbax, setup.config
+    if orbax:
+        return [_params_folder(orbax)]
+    path = locate(config.init, "config.init").absolute()
+    if path.is_dir() and adapter_file(path):
+        return [path, locate(config.base, "config.base").absolute()]
+    return [path]
+
+
+def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any]) -> str:
+    """`params_digest` of a stage's checkpoint, or of `config.init`'s.
+
+    It is kept beside the checkpoints with the sizes and times of the files that it is of, so that what did not change
+    is not read again: seconds for billions of parameters.
+
+    Args:
+        experiment: the run.
+        stage: whose checkpoint, "" for `config.init`.
+        load: reads the parameters.
+    """
+    folders = [_params_folder(experiment.workdir.stage(stage).path)] if stage else initial_files(experiment)
+    state: dict[str, Any] = {}
+    for folder in folders:
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        found = {str(path.relative_to(folder.parent)): path.stat() for path in files}
+        state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
+    if not stage:  # what lacks in it is drawn, and how it is read can be set
+        every = values(experiment.config, _TRAINED)
+        state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_SECTIONS, "data")})
+    kept = experiment.workdir.digest(stage)
+    known = _kept(kept, state)
+    if hosts.decided(bool(known)):
+        return known
+    made = params_digest(load())
+    write_text(kept, json.dumps({"digest": made, "files": state}, indent=1) + "\n")
+    return made
+
+
+def _kept(path: Path, state: dict[str, Any]) -> str:
+    """The digest that was kept of these very files; "" where there is none that can be read, so that it is made."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return str(known["digest"]) if known["files"] == state else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
+def _params_folder(checkpoint: Path) -> Path:
+    """The parameters of a stage's newest checkpoint, or of the one given."""
+    if (checkpoint / "params").is_dir():
+        return checkpoint / "params"
+    return checkpoint / str(StageFolder(checkpoint).steps[-1]) / "params"
+
+
+def _is_about_to_be(experiment: Experiment, stage: str) -> bool:
+    config = experiment.config
+    return stage in config.stages or ("rl" in config.stages and stage in config.rl.objectives)
+
+
+def _read(folder: StageFolder) -> dict[str, Any]:
+    found = read_json(folder.facts, _anew(folder))
+    for key in ("start", "files"):
+        if not isinstance(found.get(key, {}), dict):
+            raise UserError(f"{folder.facts}: '{key}' is no object; {_anew(folder)}")
+    return found
+
+
+def _anew(folder: StageFolder) -> str:
+    return f"delete {folder.path} to run the stage anew, or use another --workdir"
+
+
+def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+    then = flatten({key: value for key, value in written.items() if key not in ("files", "start")})
+    now, folder = flatten(settings_of(experiment.config, stage)), experiment.workdir.stage(stage)
+    for name in _data_files(experiment.config):
+        if name in written.get("files", {}):  # whose bytes say more than its name
+            now[f"data.{name}"] = then.get(f"data.{name}")
+    for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
+        if (key in now, now.get(key)) != (key in then, then.get(key)):
+            shown = [json.dumps(found[key]) if key in found else "unused" for found in (now, then)]
+            is_now, was = (text if len(text) <= 40 else f"{text[:37]}..." for text in shown)
+            raise UserError(
+                f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {stage} was run with; set "
+                f"it back, or {_anew(folder)}"
+            )
+
+
+def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+    """Files that are gone can't be held against anything; whoever needs them says so."""
+    for name, found in _data_files(experiment.config).items():
+        if found != written.get("files", {}).get(name, found):
+            raise UserError(
+                f"config.data.{name}: {getattr(experiment.config.data, name)} has changed since {experiment.workdir}'s "
+                f"stage {stage} began; bring the old file back, or {_anew(experiment.workdir.stage(stage))}"
+            )
+
+
+def _check_start(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:
+    before = written.get("start", {})
+    if not before.get("digest"):  # random weights
+        return
+    if _start(experiment, before["stage"])["digest"] not in ("", before["digest"]):
+        folder = experiment.workdir.stage(stage)
+        raise UserError(
+            f"{folder.path}: began from another {before['stage'] or 'config.init'} than is there now; bring that back, "
+            f"use another --workdir, or delete {folder.path} to run the stage anew"
+        )
+
+
+def _manifest(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """All that a stage's result depends on."""
+    start = _start(experiment, starting_stage(experiment, stage))
+    return settings_of(experiment.config, stage) | {"files": _data_files(experiment.config), "start": start}
+
+
+def _data_files(config: Config) -> dict[str, str]:
+    """Digests of the local files that are trained on and chosen by, by key of config.data."""
+    sources = {"train": config.data.train, "valid": config.data.valid}
+    found = {name: files_digest(source_path(source)) for name, source in sources.items() if source}
+    return {name: value for name, value in found.items() if value}
+
+
+def _start(experiment: Experiment, stage: str) -> dict[str, str]:
+    """A stage and the digest of its manifest, "" if it is gone; for the stage "" of the files of `config.init`."""
+    if not stage:
+        found = [files_digest(path) for path in initial_files(experiment)] if experiment.config.init else [""]
+        return {"stage": "", "digest": found[0] if len(found) == 1 else digest(found)}
+    folder = experiment.workdir.stage(stage)
+    facts: dict[str, Any] = {}
+    if folder.steps:
+        facts = _read(folder)
+    elif _is_about_to_be(experiment, stage):
+        facts = _manifest(experiment, stage)
+    return {"stage": stage, "digest": digest(facts) if facts else ""}
