@@ -23,7 +23,7 @@ class RolloutConfig:
         eos_ids: of the tokens that end an answer, each of them; the first stands for all where texts are read.
         pad_id: of what follows the end.
         dropout_rate: p; 0 is without dropout.
-        dropout_where: see `noise.DropoutWhere`.
+        dropout_where: see `noise.DropoutConfig`.
         thinker_noise: whether the thinker draws with its own noise, where it has any.
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
