@@ -101,10 +101,22 @@ def sections(settings: Any, key: str) -> dict[str, Any]:
     return found
 
 
+def harmless(settings: Any, key: str, inherited: str) -> list[str]:
+    """The keys, or whole sections, that change no result."""
+    found = []
+    for field in described(settings):
+        name, affects = f"{key}.{field.name}".removeprefix("config."), field.affects or inherited
+        if affects == "nothing":
+            found.append(f"`{name}`")
+        elif dataclasses.is_dataclass(field.default):
+            found += harmless(field.default, f"{key}.{field.name}", affects)
+    return found
+
+
 def render() -> str:
     every = sections(Config, "config")
     optimizers = {key.split(".")[1]: found for key, found in every.items() if key.endswith(".optimizer")}
-    parts = [_HEAD]
+    parts = [_HEAD, f"These change no result, and may differ when a run goes on: {', '.join(harmless(Config, 'config', ''))}.\n"]
     for key, settings in every.items():
         cls = settings if isinstance(settings, type) else type(settings)
         if key.endswith(".optimizer") or key.startswith("config.thinker.") or not dataclasses.fields(cls):

@@ -330,18 +330,19 @@ def _plain(hint: Any) -> type:
 
 
 class Described(NamedTuple):
-    """A key of a config section: its default, and what may stand there in words."""
+    """A key of a config section: its default, what may stand there in words, and what it affects; "" as its section."""
 
     name: str
     default: Any
     values: str
+    affects: Affects
 
 
 def described(settings: Any) -> list[Described]:
     """The keys of the section that a dataclass, or an instance with other defaults, describes."""
     cls = settings if isinstance(settings, type) else type(settings)
     return [
-        Described(name, default if settings is cls else getattr(settings, name), _noun(hint, limits))
+        Described(name, default if settings is cls else getattr(settings, name), _noun(hint, limits), limits.affects)
         for name, hint, default, limits in _fields(cls)
         if limits.in_config
     ]
