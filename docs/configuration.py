@@ -116,7 +116,8 @@ def harmless(settings: Any, key: str, inherited: str) -> list[str]:
 def render() -> str:
     every = sections(Config, "config")
     optimizers = {key.split(".")[1]: found for key, found in every.items() if key.endswith(".optimizer")}
-    parts = [_HEAD, f"These change no result, and may differ when a run goes on: {', '.join(harmless(Config, 'config', ''))}.\n"]
+    free = ", ".join(harmless(Config, "config", ""))
+    parts = [_HEAD, f"These change no result, and may differ when a run goes on: {free}.\n"]
     for key, settings in every.items():
         cls = settings if isinstance(settings, type) else type(settings)
         if key.endswith(".optimizer") or key.startswith("config.thinker.") or not dataclasses.fields(cls):
