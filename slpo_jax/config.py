@@ -42,6 +42,7 @@ from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import ThinkerConfig
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
@@ -244,6 +245,8 @@ def check(node: ConfigDict) -> Config:
     sets = settings.data.eval
     need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
     need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
+    for name in settings.evaluate.scorers:
+        need(name in SCORERS, f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}")
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
     return settings

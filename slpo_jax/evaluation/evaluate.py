@@ -18,6 +18,7 @@ from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.text.batches import EncodedProblems
 
@@ -29,7 +30,7 @@ class Completions:
     Attributes:
         values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
             thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
-            latents, float32 [N, T, D].
+            latents, float32 [N, T, D], and float32 [N] under each scorer's name.
     """
 
     values: dict[str, np.ndarray]
@@ -52,6 +53,7 @@ class Evaluator:
         batch_size: rollouts at a time, over all devices.
         prompt_slots: buckets.
         key: base key of the dropout noise.
+        scorers: names in `SCORERS`, of the rollouts under noise.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Evaluator:
         batch_size: int,
         prompt_slots: Sequence[int],
         key: jax.Array,
+        scorers: Sequence[str] = (),
     ):
+        self.scorers = {name: SCORERS[name] for name in scorers}
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
@@ -80,6 +84,8 @@ class Evaluator:
             values = {"tokens": out.completions, "latent_steps": out.lengths}
             if keep_latents:
                 values["latents"] = policy.thinker.feed(params, out.actions).astype(jnp.float32)
+            if noisy:
+                values |= {name: score(policy, params, prompts, out) for name, score in self.scorers.items()}
             return values
 
         self._programs[mode] = jax.jit(
@@ -186,8 +192,8 @@ def record_rows(
     """
     for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
         problem, first = problems.problems[index], reward.read(tokens)
-        drawn: list[tuple[int, Reading, int]] = [
-            (seed, reward.read(completions.tokens[row]), int(completions.latent_steps[row]))
+        drawn: list[tuple[int, Reading, dict[str, Any]]] = [
+            (seed, reward.read(completions.tokens[row]), {name: of[row] for name, of in completions.values.items()})
             for seed, completions in sampled.items()
             for row in range(index * samples, (index + 1) * samples)
         ]
@@ -209,10 +215,11 @@ def record_rows(
                     "seed": seed,
                     "completion": reading.text,
                     "answer": reading.answer,
-                    "latent_steps": latent_steps,
+                    "latent_steps": int(values["latent_steps"]),
                     "cut": reading.cut,
                     "correct": hit,
+                    "scores": {name: float(score) for name, score in values.items() if name in SCORERS},
                 }
-                for (seed, reading, latent_steps), hit in zip(drawn, right, strict=True)
+                for (seed, reading, values), hit in zip(drawn, right, strict=True)
             ],
         }

@@ -5,6 +5,7 @@ import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,8 @@ class KeptRollouts:
         path = self.folder / f"{self._prefix}.{number}.npz"
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
-            np.savez(file, **{_ROWS: batch.rows}, **batch.values)
+            arrays: dict[str, Any] = {_ROWS: batch.rows, **batch.values}
+            np.savez(file, **arrays)
         os.replace(temporary, path)
 
     def clear(self) -> None:

@@ -17,8 +17,9 @@ _BEST_FIXED = """- **Best fixed length** is the best of {rows}, by the very metr
 _DEFINITIONS = """\
 - **Acc**: greedy, without noise. **P@k**: k rollouts a problem with noise (dropout's, the latent policy's, sampled
   answers', as the settings say), solved if any is right; mean over the noise's seeds. **maj@k**: the commonest answer
-  of k rollouts (ties: the first seen; those without a number don't vote). **#L**: mean number of latents of the Acc
-  rollout. **Cut at the limit**: Acc rollouts without an end within the budget of answer tokens, always wrong.
+  of k rollouts (ties: the first seen; those without a number don't vote). **best@k**, **vote@k**: the rollout of
+  k, or the answer, with the most of a scorer's scores (`config.evaluate.scorers`). **#L**: mean number of latents of
+  the Acc rollout. **Cut at the limit**: Acc rollouts without an end within the budget of answer tokens, always wrong.
 - **± SE** is over problems; in parentheses, for P@k, over the noise's seeds on these same problems. An SE of 0 at 0 %
   or 100 % says nothing.
 - **Unbiased P@k**: 1 - C(n-c, k)/C(n, k) of all n samples of a problem, c of them right: P@k from more samples.
@@ -95,7 +96,19 @@ def shown_columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str,
     if suffix:
         return columns
     maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
-    return [("acc", "Acc"), *columns, *maj, ("latent_steps", "#L")]
+    return [("acc", "Acc"), *columns, *maj, *_chosen_columns(eval_), ("latent_steps", "#L")]
+
+
+def _chosen_columns(eval_: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of every scorer the best of the most samples, and their votes."""
+    names = dict.fromkeys(name for sets in eval_.values() for figures in sets.values() for name in figures)
+    scorers = dict.fromkeys(match[1] for name in names if (match := re.fullmatch(r"best@\d+_(\w+?)(?<!_se)", name)))
+    return [
+        (f"{way}@{k}_{scorer}", f"{way}@{k} by {scorer}")
+        for scorer in scorers
+        for way in ("best", "vote")
+        for k in _ks_of(eval_.values(), f"{way}@", f"_{scorer}")[-1:]
+    ]
 
 
 def _ks_of(rows: Iterable[Mapping[str, Mapping[str, Any]]], prefix: str, suffix: str = "") -> list[int]:

@@ -4,6 +4,7 @@ A workdir holds `eval/ROW/NAME.jsonl`: ROW is a row of the report, NAME the data
 Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class EvalRecords:
         sample_latent_steps: [S, N, M] int.
         sample_answers: [S, N, M] object, as `answers`.
         sample_cut: [S, N, M] bool.
+        sample_scores: [S, N, M] float by scorer.
     """
 
     index: np.ndarray
@@ -55,6 +57,7 @@ class EvalRecords:
     sample_latent_steps: np.ndarray
     sample_answers: np.ndarray
     sample_cut: np.ndarray
+    sample_scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
@@ -96,10 +99,11 @@ def read_records(path: str | Path) -> EvalRecords:
         raise UserError(f"{path}: holds no problems; {_AGAIN}")
     seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0][1]["samples"]))
     per_seed = len(rows[0][1]["samples"]) // max(len(seeds), 1)
+    scorers = rows[0][1]["samples"][0].get("scores", {}) if rows[0][1]["samples"] else {}
     grids = [_by_seed(path, number, row, seeds, per_seed) for number, row in rows]
 
-    def samples(key: str, dtype: Any) -> np.ndarray:
-        nsm = [[[sample.get(key) for sample in line] for line in grid] for grid in grids]
+    def samples(key: str, dtype: Any, part: str = "") -> np.ndarray:
+        nsm = [[[(sample[part] if part else sample).get(key) for sample in line] for line in grid] for grid in grids]
         out = np.array(nsm, dtype=dtype).reshape(len(rows), len(seeds), per_seed)
         return np.swapaxes(out, 0, 1)
 
@@ -120,6 +124,7 @@ def read_records(path: str | Path) -> EvalRecords:
         sample_latent_steps=samples("latent_steps", np.int64),
         sample_answers=samples("answer", object),
         sample_cut=samples("cut", bool),
+        sample_scores={name: samples(name, np.float64, "scores") for name in scorers},
     )
 
 

@@ -22,6 +22,7 @@ class EvaluateConfig:
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
         max_answer_tokens: A; None is config.max_answer_tokens.
+        scorers: names in `policy.scorers.SCORERS`: the report has best-of-k and score-weighted votes by each.
         thresholds: of the gate, swept on the validation split.
         save_latents: also write eval/ROW/NAME.latents.npz.
         rows_from: workdir of another run, whose rows the report also has: those that this run has none of its own of.
@@ -41,6 +42,7 @@ class EvaluateConfig:
     max_answer_tokens: int | None = setting(
         None, least=1, note="None is config.max_answer_tokens", affects="rollouts"
     )
+    scorers: tuple[str, ...] = ()
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     save_latents: bool = False
     rows_from: str = ""
@@ -52,7 +54,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("thresholds", "datasets"):
+        for name in ("thresholds", "datasets", "scorers"):
             values = getattr(self, name) or ()
             if len(set(values)) < len(values):
                 raise FieldError(self, name, "give each once")

@@ -6,7 +6,7 @@ files are to the byte what was written then. All four are digests, so that neith
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slpo_jax.io.files import digest, file_digest, write_text
@@ -28,6 +28,7 @@ class Stamp:
             all its sets.
         samples: rollouts under noise for each problem and seed.
         seeds: of these.
+        scorers: of these.
         files: digests of the files that were written, by name.
         left_out: how many more problems the source has, whose answers can't be compared.
     """
@@ -40,6 +41,7 @@ class Stamp:
     settings: Mapping[str, Any]
     samples: int = 0
     seeds: int = 0
+    scorers: Sequence[str] = ()
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
 

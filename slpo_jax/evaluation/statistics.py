@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords
+from slpo_jax.evaluation.selection import best_of, weighted_vote
 from slpo_jax.policy.subsets import solved_share
 
 FEWEST_VOTES = 8  # of a majority
@@ -73,33 +74,6 @@ def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
     return solved_share(n, np.asarray(n_correct), k)
 
 
-def majority_correct(sample_answers: np.ndarray, sample_correct: np.ndarray, k: int) -> np.ndarray:
-    """Majority vote of the first k samples: the commonest answer, the one seen first on a tie.
-
-    Samples without an answer (None) don't vote; if none votes, the problem counts as not solved. Whether the winner
-    is right is read off the first sample that gave it, so references need no canonical form here.
-
-    Args:
-        sample_answers: [S, N, M] canonical decimals (or LaTeX, as written) or None.
-        sample_correct: [S, N, M] bool.
-        k: votes a problem and seed.
-
-    Returns:
-        [S, N] bool.
-    """
-    if not 1 <= k <= sample_answers.shape[2]:
-        raise ValueError(f"k={k} needs between 1 and {sample_answers.shape[2]} samples a seed")
-    out = np.zeros(sample_answers.shape[:2], bool)
-    for s, i in np.ndindex(*out.shape):
-        votes: dict[str, list[int]] = {}  # in the order first seen, which max() keeps on ties
-        for m, answer in enumerate(sample_answers[s, i, :k]):
-            if answer is not None:
-                votes.setdefault(answer, []).append(m)
-        if votes:
-            out[s, i] = sample_correct[s, i, max(votes.values(), key=len)[0]]
-    return out
-
-
 def distinct_answers(sample_answers: np.ndarray) -> np.ndarray:
     """How many different answers the samples of a problem and seed have; all that have none count as one: int [S, N].
 
@@ -133,8 +107,8 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
 
     Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k of `pass_ks(M)`, mean over seeds; maj@k
-    from 8 votes on), pass@k_unbiased (all S*M samples pooled, k a power of two below S*M), sample_latent_steps and
-    distinct_answers (of the M samples, mean over seeds).
+    from 8 votes on), best@k_SCORER and vote@k_SCORER (see `selection`), pass@k_unbiased (all S*M samples pooled, k a
+    power of two below S*M), sample_latent_steps and distinct_answers (of the M samples, mean over seeds).
     """
     correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
     out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
@@ -145,7 +119,11 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     out |= {f"pass@{k}_unbiased": pass_at_k_unbiased(right, total, k) for k in powers_of_two(total - 1)}
     for k in pass_ks(per_seed):
         if k >= FEWEST_VOTES:
-            out[f"maj@{k}"] = majority_correct(records.sample_answers, correct, k).mean(axis=0)
+            out[f"maj@{k}"] = weighted_vote(records.sample_answers, correct, k).mean(axis=0)
+    for name, scores in records.sample_scores.items():
+        for k in pass_ks(per_seed):
+            out[f"best@{k}_{name}"] = best_of(correct, scores, k).mean(axis=0)
+            out[f"vote@{k}_{name}"] = weighted_vote(records.sample_answers, correct, k, scores).mean(axis=0)
     out["distinct_answers"] = distinct_answers(records.sample_answers).mean(axis=0)
     out["sample_latent_steps"] = records.sample_latent_steps.mean(axis=(0, 2))
     return out

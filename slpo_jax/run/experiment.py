@@ -184,7 +184,7 @@ class Setup:
         rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
         policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
-        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key)
+        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers)
 
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""

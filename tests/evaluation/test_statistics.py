@@ -12,6 +12,7 @@ from scipy import stats
 
 from slpo_jax.evaluation import comparisons, statistics
 from slpo_jax.evaluation.records import EvalRecords
+from slpo_jax.evaluation.selection import weighted_vote
 
 
 def make_records(correct, latent_steps, problem_steps, sample_correct, sample_answers=None, sample_latent_steps=None):
@@ -62,7 +63,7 @@ def test_k_beyond_the_samples_is_refused(k):
     with pytest.raises(ValueError, match="k="):
         statistics.solved_within(correct, k)
     with pytest.raises(ValueError, match="k="):
-        statistics.majority_correct(correct.astype(object), correct, k)
+        weighted_vote(correct.astype(object), correct, k)
     with pytest.raises(ValueError, match="k="):
         statistics.pass_at_k_unbiased(np.array([1]), 2, k)
 
@@ -95,8 +96,8 @@ def test_majority_vote_by_hand():
         object,
     )
     correct = answers == "7"
-    assert statistics.majority_correct(answers, correct, 4).tolist() == [[True, False, True, False, False]]
-    assert statistics.majority_correct(answers, correct, 3).tolist() == [[False, False, False, False, True]]
+    assert weighted_vote(answers, correct, 4).tolist() == [[True, False, True, False, False]]
+    assert weighted_vote(answers, correct, 3).tolist() == [[False, False, False, False, True]]
 
 
 def test_pearson_against_scipy_and_its_t_test():
