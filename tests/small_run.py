@@ -56,7 +56,8 @@ def get_config():
     config.objective.slpo.passes = 2
     config.objective.slpo.latent_reduction = "mean"
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-3, warmup_steps=0)
-    config.evaluate.update(batch_size=32, limit=6, samples=2, prompt_multiple=20, seeds=2, thresholds=(0.5, 0.9))
+    config.evaluate.update(batch_size=32, limit=6, samples=2, prompt_multiple=20, seeds=2, thresholds=(0.5, 0.9),
+                           scorers=("likelihood",))
     config.log_every = 1
     config.checkpoint_every = 20
     return config

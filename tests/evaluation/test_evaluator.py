@@ -8,7 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import END, FAST, PAD, ROLLOUT, both_params, keys_of, pad_left, policy_of, random_prompts, run_rollout
+from scipy import special
+from tiny import (
+    END,
+    EOS,
+    FAST,
+    PAD,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    keys_of,
+    pad_left,
+    policy_of,
+    random_prompts,
+    run_rollout,
+)
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
@@ -143,3 +157,21 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
         assert done.tokens[place].tolist() == alone.tokens[0].tolist()
         assert done.latent_steps[place] == alone.lengths[0]
         np.testing.assert_allclose(done.values["latents"][place], alone.actions[0], atol=1e-5)
+
+
+def test_samples_have_the_likelihood_of_their_own_answers(problems):
+    """The geometric mean over the tokens up to the end, after the prompt's own thought, in a slow loop."""
+    config = dataclasses.replace(BY_THRESHOLD, dropout_rate=0.0, temperature=1.0, stopping="length")
+    mesh, params = device_mesh(jax.devices("cpu")[:1]), both_params()
+    scored = Evaluator(policy_of(config), mesh, 8, (3, 6, 9), jax.random.key(2), ("likelihood",))
+    done = scored.run(params, problems, "length", 3, seed=0, samples=2, limit=3)
+    slow, found = SlowReasoner(params["reasoner"]), done.values["likelihood"]
+    for row, tokens in enumerate(done.tokens.tolist()):
+        prompt = problems.prompts[row // 2]
+        used = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
+        inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 3), slow.embed([END, *tokens[: used - 1]])])
+        log_probs = special.log_softmax(slow.logits(slow.hidden(inputs)[-used:]), axis=-1)
+        mean = np.mean([log_probs[at, token] for at, token in enumerate(tokens[:used])])
+        assert found[row] == pytest.approx(np.exp(mean), rel=1e-4)
+    assert len(np.unique(done.tokens, axis=0)) > 3
+    assert "likelihood" not in scored.run(params, problems, "length", 3, limit=3).values
