@@ -86,7 +86,8 @@ def _evaluate_row(
     """
     config, row = experiment.config.evaluate, _choose_rule(experiment, row, load)
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
-    tests, sampled = {name: experiment.test_set(name) for name in names}, (config.samples, config.used_seeds, [*config.scorers])
+    tests = {name: experiment.test_set(name) for name in names}
+    sampled = config.samples, config.used_seeds, [*config.scorers]
     stamps = {
         name: Stamp(
             name, row.checkpoint, *problems_digest(test, config.limit), settings, *sampled, left_out=test.left_out
