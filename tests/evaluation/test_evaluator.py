@@ -96,7 +96,7 @@ def test_the_noise_of_a_set_is_its_own(problems):
 
     def program(params, prompts, index_N, sample_N, real_N, key, rule_N):
         drawn_N = jax.vmap(jax.random.bits)(noise.row_keys(key, index_N, sample_N)).view(jnp.int32)
-        return drawn_N[:, None], jnp.zeros(len(index_N), jnp.int32), None
+        return {"tokens": drawn_N[:, None], "latent_steps": jnp.zeros(len(index_N), jnp.int32)}
 
     made = evaluator(64)
     made._program = lambda *_: program
