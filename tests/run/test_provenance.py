@@ -181,7 +181,7 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
     ],
 )
 def test_what_changes_speed_and_memory_alone_may_change(run, changes):
-    """As docs/train.md lists it."""
+    """As docs/configuration.md lists it."""
     changed = run.config(**changes)
     assert changed.to_json_best_effort() != run.config().to_json_best_effort()
     check_stages(run.experiment(**changes))
