@@ -22,10 +22,11 @@ A field also says what it can change (`affects`), from which a run knows what a 
 """
 
 import dataclasses
+import functools
 import math
 import struct
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict
@@ -101,6 +102,7 @@ def setting(
     in_config: bool = True,
     affects: Affects = "",
     chooses: Collection[str] = (),
+    make: Callable[[], Any] | None = None,
 ) -> Any:
     """A dataclass field with a range.
 
@@ -115,10 +117,33 @@ def setting(
         in_config: False for what is known only when the dataclass is built: it is no key of the config's section.
         affects: what it can change, see above; "" is what the section that it stands in can.
         chooses: names of sections beside it, of which its value names the one that is used.
+        make: makes the default when it is asked for, as what is registered by then has it.
     """
     limits = _Limits(least, most, above, below, fewest, note, in_config, affects, chooses)
-    given = {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    make = default.copy if isinstance(default, dict) else make
+    given = {"default_factory": make} if make else {"default": default}
     return dataclasses.field(**given, metadata={"limits": limits})  # type: ignore[call-overload]
+
+
+def choice(base: Any, field: str, default: str, registry: Mapping[str, type], chosen_alone: bool = False) -> Any:
+    """A section with a field that names one of several, and a section for the settings of each, as defaults have it.
+
+    Args:
+        base: what all of them share.
+        field: which one is used.
+        registry: by name the dataclass of each, those that are registered by now.
+        chosen_alone: the others' settings affect nothing.
+    """
+    return _choice(base, field, default, tuple(registry.items()), chosen_alone)()
+
+
+@functools.cache
+def _choice(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], chosen_alone: bool) -> Any:
+    fields: list[Any] = [(name, cls, cls()) for name, cls in members]
+    names = dict.fromkeys([default, *dict(members)])
+    which = setting(default, chooses=tuple(names) if chosen_alone else ())
+    fields.insert(0, (field, Literal[*names], which))
+    return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 
 
 def check_fields(settings: Any) -> None:
@@ -256,7 +281,8 @@ def _fields(cls: Any) -> tuple[tuple[str, Any, Any, _Limits], ...]:
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found.append((field.name, hints[field.name], default, field.metadata.get("limits", _Limits())))
+        hint = type(default) if dataclasses.is_dataclass(default) else hints[field.name]
+        found.append((field.name, hint, default, field.metadata.get("limits", _Limits())))
     return tuple(found)
 
 

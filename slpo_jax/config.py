@@ -9,7 +9,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
-    config.imitate             training/recipes/         ImitateConfig
+    config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
@@ -43,12 +43,12 @@ from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.thinkers import ThinkerConfig
+from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
-from slpo_jax.training.recipes import ImitateConfig
+from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
 
@@ -112,13 +112,13 @@ class Config:
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
     max_answer_tokens: int = setting(16, least=1, affects="rollouts")
     dropout: DropoutConfig = setting(DropoutConfig(), affects="rollouts")
-    thinker: ThinkerConfig = setting(ThinkerConfig(), affects="rollouts")
+    thinker: ThinkerConfig = setting(make=thinker_config, affects="rollouts")
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
-    imitate: ImitateConfig = ImitateConfig()
+    imitate: ImitateSettings = setting(make=imitate_config)
     cold_start: ColdStartConfig = ColdStartConfig()
     rl: RlConfig = RlConfig()
-    objective: dict[str, Objective] = setting({name: kind() for name, kind in OBJECTIVES.items()})
+    objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     log_every: int = setting(10, least=1, affects="nothing")
     checkpoint_every: int = setting(500, least=1, affects="nothing")

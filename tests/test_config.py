@@ -28,14 +28,14 @@ def _leaves(node: ConfigDict, key: str = "config"):
 
 def _hint(key: str) -> Any:
     """The annotation of a key's field, found by walking the dataclasses from `Config`."""
-    cls: Any = Config
-    names = key.split(".")[1:]
-    if names[0] == "objective":
-        cls, names = OBJECTIVES[names[1]], names[2:]
+    owner: Any = Config()
+    *names, last = key.split(".")[1:]
+    if names[:1] == ["objective"]:
+        owner, names = OBJECTIVES[names[1]](), []
     for name in names:
-        assert name in {field.name for field in dataclasses.fields(cls)}, f"{key} is in no dataclass"
-        cls = get_type_hints(cls)[name]
-    return cls
+        owner = getattr(owner, name)
+    assert last in {field.name for field in dataclasses.fields(owner)}, f"{key} is in no dataclass"
+    return get_type_hints(type(owner))[last]
 
 
 def _bad_values(hint: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.kinds import kind_of
 from slpo_jax.origin.opening import locate
-from slpo_jax.policy.thinkers import WITH_PARAMETERS
+from slpo_jax.policy.thinkers import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
@@ -46,7 +46,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     every, section = values(config, _TRAINED), _SECTION.get(stage, "rl")
     facts = {key: value for key, value in every.items() if key not in _SECTIONS}
     thinks = config.max_latents and not (section == "imitate" and not kind_of(config.reasoner).has_latents)
-    if not thinks and config.thinker.name not in WITH_PARAMETERS:
+    if not thinks and not config.thinker.chosen.has_parameters:
         del facts["thinker"]
     facts["stage"] = section
     if section == "rl":
@@ -128,7 +128,7 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
     name = experiment.config.thinker.name
     for stage in stages:
         then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
-        if {name, then.get("thinker.name", name)} & {*WITH_PARAMETERS}:
+        if has_parameters(name) or has_parameters(then.get("thinker.name", name)):
             now["thinker.name"] = name
         for key, value in now.items():
             if then and then.get(key, "none") != value:

@@ -13,7 +13,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import IN_WORDS
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
-from slpo_jax.policy.thinkers import OF_LATENTS, OF_TEXT, THINKERS
+from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
 
@@ -21,27 +21,29 @@ from slpo_jax.text.chat import PromptConfig
 def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     name, thinker, kind = config.thinker.name, config.thinker.chosen, origin.kind
-    if not kind.has_latents and config.max_latents and name in OF_LATENTS:
+    if not kind.has_latents and config.max_latents and thinker.of_latents:
+        others = ", ".join(each for each, settings in THINKERS.items() if not settings.of_latents)
         raise UserError(
             f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.thinker.name="
-            f"{name}; set it to 0, or use one of {', '.join(n for n in THINKERS if n not in OF_LATENTS)}"
+            f"{name}; set it to 0, or use one of {others}"
         )
-    if kind.has_latents and (name in OF_TEXT or bool(getattr(thinker, "end_text", ""))):
+    end: str = getattr(thinker, "end_text", "")
+    if kind.has_latents and (thinker.writes or end):
         raise UserError(
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             f"latents; use {IN_WORDS}, or another thinker"
         )
-    if name in OF_TEXT and not config.max_latents:
+    if thinker.writes and not config.max_latents:
         raise UserError(
             f"config.max_latents: 0, but config.thinker.name={name} writes in its thought alone; give at least 1, or "
             "another thinker"
         )
-    if name in OF_TEXT and config.prompt.stop:
+    if thinker.writes and config.prompt.stop:
         raise UserError(
             f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
             f"{name} writes in its thought too; leave it out"
         )
-    steps = thinker.cold_steps if getattr(thinker, "cold_entropy", 0) else 0
+    steps = getattr(thinker, "cold_steps", 0) if getattr(thinker, "cold_entropy", 0) else 0
     if config.max_latents and steps > config.max_latents:
         raise UserError(
             f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "

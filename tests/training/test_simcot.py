@@ -19,7 +19,7 @@ from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
-from slpo_jax.training.recipes import ImitateConfig, recipe_of
+from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.simcot import EXPLAINER
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
@@ -38,7 +38,8 @@ SAID = {
 
 def _settings(name: str, **changes):
     own = {"curriculum": dict(c_thought=2, max_latent_stage=2), "distil": dict(c_thought=1, max_latent_stage=LATENTS)}
-    return ImitateConfig(cot_steps=0, stage_steps=0, final_steps=3, batch_size=4, **own[name] | changes)
+    few = dict(cot_steps=0, stage_steps=0, final_steps=3, batch_size=4)
+    return dataclasses.replace(imitate_config(), **few | own[name] | changes)
 
 
 @pytest.fixture(scope="module", params=sorted(SAID))

@@ -1,18 +1,17 @@
 """The laws of a step of thought. A new one is a file here, a line in `THINKERS`, and `config.thinker.name`."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.checked import check_fields, choice
 from slpo_jax.policy.thinkers.additive import Additive
 from slpo_jax.policy.thinkers.gumbel import Gumbel
 from slpo_jax.policy.thinkers.hybrid import Hybrid
 from slpo_jax.policy.thinkers.latent import Latent
 from slpo_jax.policy.thinkers.noisy_soft import NoisySoft
 from slpo_jax.policy.thinkers.soft import Soft
-from slpo_jax.policy.thinkers.thinker import Action, Thinker
+from slpo_jax.policy.thinkers.thinker import Action, Thinker, ThinkerSettings
 
-THINKERS = {
+THINKERS: dict[str, type[ThinkerSettings]] = {
     "latent": Latent,
     "additive": Additive,
     "soft": Soft,
@@ -22,41 +21,32 @@ THINKERS = {
 }
 """By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
 
-OF_LATENTS = ("latent", "additive")
-"""Those that feed the reasoner's own latents, which a text reasoner has none of."""
 
-OF_TEXT = ("hybrid",)
-"""Those that write, which a latent reasoner does only after its thought."""
-
-WITH_PARAMETERS = ("hybrid",)
-"""Those with parameters of their own, which every checkpoint has then."""
+def has_parameters(name: str) -> bool:
+    """Whether a thinker of this name has parameters of its own, as far as can be told of one that is not here."""
+    return name not in THINKERS or THINKERS[name].has_parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class ThinkerChoice:
-    """The name of a thinker; its settings stand beside it."""
+class ThinkerConfig:
+    """The section `config.thinker`: the name of the one that is used, and beside it the settings of each."""
 
     name: str = "latent"
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
-    def chosen(self) -> Any:
+    def chosen(self) -> ThinkerSettings:
         """The settings of the one that is used."""
-        return getattr(self, self.name)
+        found: ThinkerSettings = getattr(self, self.name)
+        return found
 
 
-if TYPE_CHECKING:
-    ThinkerConfig = ThinkerChoice
-else:
-    ThinkerConfig = dataclasses.make_dataclass(
-        "ThinkerConfig",
-        [
-            ("name", Literal[*THINKERS], setting("latent", chooses=THINKERS)),
-            *((name, kind, kind()) for name, kind in THINKERS.items()),
-        ],
-        bases=(ThinkerChoice,),
-        frozen=True,
-        namespace={"__post_init__": check_fields},
-    )
-"""The section `config.thinker`: the name of the one that is used, and the settings of each."""
+def thinker_config() -> ThinkerConfig:
+    """The defaults, with a section for each of `THINKERS`."""
+    section: ThinkerConfig = choice(ThinkerConfig, "name", "latent", THINKERS, chosen_alone=True)
+    return section
 
-__all__ = ["OF_LATENTS", "OF_TEXT", "THINKERS", "WITH_PARAMETERS", "Action", "Thinker", "ThinkerConfig"]
+
+__all__ = ["THINKERS", "Action", "Thinker", "ThinkerConfig", "ThinkerSettings", "has_parameters", "thinker_config"]

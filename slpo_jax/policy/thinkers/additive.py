@@ -2,25 +2,24 @@
 
 import dataclasses
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.checked import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.thinkers.noise import gaussian_thinker
-from slpo_jax.policy.thinkers.thinker import Thinker
+from slpo_jax.policy.thinkers.thinker import Thinker, ThinkerSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Additive:
+class Additive(ThinkerSettings):
     """h + sigma n, with n standard normal and h the reasoner's own latent (for CODI after the projector).
 
     Attributes:
         sigma: standard deviation of each coordinate; published: 0.6 for COCONUT, 1.4 for CODI, on GPT-2.
     """
 
-    sigma: float = setting(0.6, above=0)
+    of_latents = True
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    sigma: float = setting(0.6, above=0)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is the noisy latent, which the gate sees too."""

@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.checked import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.parts import THINKER
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.sampling import most_likely
 from slpo_jax.policy.thinkers.mixture import mixture
-from slpo_jax.policy.thinkers.thinker import Thinker
+from slpo_jax.policy.thinkers.thinker import Thinker, ThinkerSettings
 
 _SHARPNESS = 8.0  # c of the decay, as Griffin's (De et al., 2024) recurrent gate has it
 _MOST = 0.999  # of a decay, at the start
@@ -20,7 +20,7 @@ _EPSILON = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid:
+class Hybrid(ThinkerSettings):
     """Token w of q = softmax(logits / temperature), cut to the likeliest, is fed as a e_w + sqrt(1 - a^2) i s.
 
     s = q^T E / |q|_2, and of e_w the gates r = sig(W_r e_w + b_r), i = sig(W_i e_w + b_i) and the decay
@@ -35,15 +35,15 @@ class Hybrid:
         end_id: of `end_text`. No key of the section.
     """
 
+    writes = True
+    has_parameters = True
+
     temperature: float = setting(0.5, above=0)
     top_k: int = setting(50, least=0, note="0 keeps all")
     r_min: float = setting(0.99, above=0, below=_MOST)
     end_text: str = "####"
     decay_rate: float = setting(10.0, above=0)
     end_id: int | None = setting(None, least=0, in_config=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""

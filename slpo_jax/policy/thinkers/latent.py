@@ -4,12 +4,14 @@ import dataclasses
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.thinkers.thinker import Thinker
+from slpo_jax.policy.thinkers.thinker import Thinker, ThinkerSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Latent:
+class Latent(ThinkerSettings):
     """Nothing to set."""
+
+    of_latents = True
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is the latent itself; its density, over dropout's masks, is intractable."""

@@ -5,13 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.checked import FieldError, setting
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.sampling import most_likely
+from slpo_jax.policy.thinkers.thinker import ThinkerSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class Kept(ThinkerSettings):
     """Which tokens are mixed, by softmax(logits / temperature).
 
     Attributes:
@@ -37,7 +38,7 @@ class Kept:
     end_id: int | None = setting(None, least=0, in_config=False)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.cold_entropy and not self.end_text and self.end_id is None:
             raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
 

@@ -1,10 +1,15 @@
 """What a thinker is: the law of one step of thought, as pure functions."""
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+
+from slpo_jax.checked import check_fields
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
 
 Params = Any
 Action = Any
@@ -45,3 +50,22 @@ class Thinker:
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None
     rates: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ThinkerSettings(abc.ABC):
+    """A thinker's settings, a frozen dataclass that is its own config section; calling it makes the thinker."""
+
+    of_latents: ClassVar[bool] = False
+    """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
+    writes: ClassVar[bool] = False
+    """Whether it has `says`: a latent reasoner writes only after its thought."""
+    has_parameters: ClassVar[bool] = False
+    """Whether it has parameters of its own, which every checkpoint has then."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The thinker on this reasoner."""

@@ -1,8 +1,8 @@
 """The recipes of the stage `imitate`. A new one is a file here, a line in `RECIPES`, and its name in a config."""
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+from slpo_jax.checked import choice
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.distil import Distillation
@@ -18,23 +18,18 @@ RECIPES: dict[str, Any] = {
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 
-if TYPE_CHECKING:
-    ImitateConfig = ImitateSettings
-else:
-    ImitateConfig = dataclasses.make_dataclass(
-        "ImitateConfig",
-        [("recipe", Literal["", *RECIPES], ""), *((name, kind, kind()) for name, kind in RECIPES.items())],
-        bases=(ImitateSettings,),
-        frozen=True,
-    )
-"""The section `config.imitate`: what all recipes share, and the settings of each."""
+
+def imitate_config() -> ImitateSettings:
+    """The section `config.imitate`: what all recipes share, and the settings of each of `RECIPES`."""
+    settings: ImitateSettings = choice(ImitateSettings, "recipe", "", RECIPES)
+    return settings
 
 
-def recipe_of(settings: ImitateConfig, default: str) -> Recipe:
+def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     """What `config.imitate` describes.
 
     Args:
-        settings: an `ImitateConfig`.
+        settings: of `imitate_config`.
         default: the name of the reasoner's own recipe.
     Raises:
         UserError: unknown, or not to be used with these settings.
@@ -47,4 +42,4 @@ def recipe_of(settings: ImitateConfig, default: str) -> Recipe:
     return with_lora(recipe, settings.lora.rank, settings.lora.alpha) if settings.lora.rank else recipe
 
 
-__all__ = ["RECIPES", "ImitateConfig", "ImitateSettings", "Phase", "Recipe", "recipe_of", "with_lora"]
+__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "imitate_config", "recipe_of", "with_lora"]
