@@ -81,7 +81,8 @@ def _settings(settings: Mapping[str, Mapping[str, Any]]) -> str:
 
     lines = [f"- `{stage}`: {listed(stage)}" for stage in settings if stage and settings[stage]]
     shared = listed("") if settings.get("") else ""
-    return "\n".join([f"Trained with {shared}; and" if shared else "Trained with:", "", *lines]) if lines else shared
+    begin = "Trained, where not at the defaults, with"
+    return "\n".join([f"{begin} {shared}; and" if shared else f"{begin}:", "", *lines]) if lines else shared
 
 
 def _labelled(entries: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Mapping[str, Any]]:

@@ -34,6 +34,7 @@ class Row:
         checkpoint: digest of the parameters.
         evaluation: what all its evaluations depend on, see `stamps.Stamp.settings`.
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
+        shown: of these, by key of the config, those that a report names.
         source: the workdir that the row was taken from; "" for a run's own.
     """
 
@@ -51,6 +52,7 @@ class Row:
     checkpoint: str = ""
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 
     @property
@@ -65,7 +67,7 @@ Rows = dict[str, Row]
 _KINDS: dict[str, Any] = {
     "label": str, "order": int, "gated": bool, "fixed": bool, "baselines": list, "stage": str, "stopping": str,
     "rules": list, "rule": (int, float, type(None)), "chosen_for": str, "checkpoint": str, "evaluation": dict,
-    "settings": dict, "source": str,
+    "settings": dict, "shown": dict, "source": str,
 }  # fmt: skip
 
 

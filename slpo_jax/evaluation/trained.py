@@ -7,19 +7,6 @@ from typing import Any
 from slpo_jax.evaluation.rows import Rows
 from slpo_jax.io.files import flatten
 
-COMMON = (
-    "seed", "init", "reasoner", "data.train", "data.valid", "max_latents", "dropout.rate", "thinker.name",
-    "model.dtype",
-)  # fmt: skip
-"""Keys that a report names once, where all checkpoints agree in them."""
-_OF_A_STAGE = frozenset({
-    "cot_steps", "stage_steps", "final_steps", "steps", "batch_size", "trajectories", "group", "passes", "advantage",
-    "pass_k", "after", "estimator", "mixture_weight", "k", "log", "temperature", "learning_rate", "schedule",
-    "latent_reduction", "sigma",
-})  # fmt: skip
-"""Last parts of the keys that a report names for each checkpoint."""
-_IN_FULL = ("imitate.dropout",)
-
 
 def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     """What the checkpoints of some runs' rows were trained with, as far as all runs agree.
@@ -30,14 +17,14 @@ def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     Returns:
         {"": settings that all checkpoints share, STAGE: its own, in the rows' order}, each by key of the config.
     """
-    by_stage: dict[str, list[dict[str, Any]]] = {}
+    by_stage: dict[str, list[Mapping[str, Any]]] = {}
     for rows in runs:
         for row in rows.values():
-            if row.settings:
-                by_stage.setdefault(row.stage or row.name, []).append(flatten(row.settings))
+            if row.shown:
+                by_stage.setdefault(row.stage or row.name, []).append(row.shown)
     agreed = {stage: _agreed(found) for stage, found in by_stage.items()}
-    shared = _agreed([{key: found[key] for key in COMMON if key in found} for found in agreed.values()])
-    own = {stage: _shown(found, shared) for stage, found in agreed.items()}
+    shared = _agreed([*agreed.values()])
+    own = {stage: {key: found[key] for key in found if key not in shared} for stage, found in agreed.items()}
     return {"": shared} | own
 
 
@@ -56,10 +43,3 @@ def _agreed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     texts = [{key: json.dumps(value, sort_keys=True) for key, value in one.items()} for one in found]
     return {key: value for key, value in found[0].items() if all(one.get(key) == texts[0][key] for one in texts)}
-
-
-def _shown(found: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's settings that a report names, except those that it shares with the others, or that aren't set."""
-    keys = [key for key in found if key in COMMON or ("." in key and key.rpartition(".")[2] in _OF_A_STAGE)]
-    keys += [key for key in _IN_FULL if key in found]
-    return {key: found[key] for key in keys if key not in shared and found[key] not in (None, "")}

@@ -4,7 +4,7 @@ import dataclasses
 
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import claim
-from slpo_jax.run.stage import check_batch, prompted_batches, starting_params
+from slpo_jax.run.stage import prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training import cold_start
 from slpo_jax.training.optimizer import make_optimizer
@@ -17,7 +17,6 @@ def run_cold_start(experiment: Experiment) -> None:
     if experiment.workdir.stage("cold_start").is_finished:
         return
     config, stage = experiment.config.cold_start, "cold_start"
-    check_batch(experiment, stage)
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
     params = starting_params(experiment, stage)
     trained = experiment.trained_by(stage, params)

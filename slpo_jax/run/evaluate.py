@@ -20,7 +20,7 @@ from slpo_jax.io.workdir import SetFiles
 from slpo_jax.origin.settings import made_like
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
-from slpo_jax.run.rows import rows, trained_with
+from slpo_jax.run.rows import rows, shown_settings, trained_with
 from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
@@ -94,7 +94,8 @@ def _evaluate_row(
         )
         for name, test in tests.items()
     }
-    row = dataclasses.replace(row, settings=trained_with(experiment, row.stage), evaluation=settings)
+    trained = trained_with(experiment, row.stage)
+    row = dataclasses.replace(row, settings=trained, shown=shown_settings(trained), evaluation=settings)
     if row.name == row.stage and made_like(experiment.config, row.settings):
         write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't

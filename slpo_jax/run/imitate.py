@@ -12,7 +12,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import ADAPTER, claim
-from slpo_jax.run.stage import check_batch, close_stage, note_finished, open_stage
+from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.run.usable import check_answers
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -80,7 +80,6 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
 def run_imitate(experiment: Experiment) -> None:
     """The recipe of `config.imitate`; then, if asked for, the control's further steps."""
     config = experiment.config.imitate
-    check_batch(experiment, "imitate")
     claim(experiment, "imitate")
     if not experiment.workdir.stage("imitate").is_finished:
         _imitate(experiment, "imitate")

@@ -10,7 +10,7 @@ from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.provenance import claim
-from slpo_jax.run.stage import check_batch, close_stage, open_stage, prompted_batches, starting_params
+from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
@@ -35,7 +35,6 @@ def train_objective(experiment: Experiment, name: str) -> None:
         name: a name under `config.objective`.
     """
     config = experiment.config.rl
-    check_batch(experiment, STAGE)
     objective = make_objective(experiment, name)
     policy = training_policy(experiment, objective)
     params = starting_params(experiment, name)

@@ -1,11 +1,13 @@
 """Which rows a run's report has: one a finished stage, at each way of stopping that it is asked about."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from slpo_jax.checked import values
 from slpo_jax.config import Config, own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
-from slpo_jax.io.files import read_json
+from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.training.objectives import OBJECTIVES
@@ -64,6 +66,15 @@ def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
         return read_json(experiment.workdir.stage(stage).facts, default={})
     orbax, init = experiment.origin.orbax, {"init": experiment.config.init}
     return init if orbax is None else init | read_json(StageFolder.of(orbax).facts, default={})
+
+
+def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a checkpoint was trained with, by key: the seed, and what is not at its default."""
+    said, default = flatten(facts), flatten(as_json(values(Config())))
+    for name, own in facts.get("objective", {}).items():
+        kind = OBJECTIVES.get(own.get("kind") or name)
+        default |= flatten({"objective": {name: as_json(values(kind()))}}) if kind else {}
+    return {key: value for key, value in said.items() if key == "seed" or value != default.get(key, value)}
 
 
 def _objectives(experiment: Experiment, planned: bool) -> list[str]:

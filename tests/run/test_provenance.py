@@ -14,7 +14,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.provenance import check_starts, claim, starting_stage
+from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.provenance import check_starts, claim, settings_of, starting_stage
+from slpo_jax.run.rows import shown_settings
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -201,33 +203,34 @@ def test_data_may_lie_elsewhere(run, tmp_path):
     assert "has changed since" in run.error(r"config\.data\.train", **start, **{"data.train": str(moved)})
 
 
-def test_an_objective_with_a_rate_of_its_own_does_not_care_for_the_shared_one(run):
+@pytest.mark.parametrize(
+    ("own", "shared"),
+    [
+        ({"learning_rate": 0.25}, {"rl.optimizer.learning_rate": 0.5}),
+        ({"schedule": "cosine"}, {"rl.optimizer.schedule": "linear"}),
+        ({"steps": 3}, {"rl.steps": 77}),
+    ],
+)
+def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, own, shared):
     for stage in ORDER:
         run.delete(stage)
-    changed = {"rl.optimizer.learning_rate": 0.5}
-    for own in (None, 0.25):
-        run.train("exact", **_text(), stages=("rl",), **{"objective.exact.learning_rate": own})
-        if own is None:
-            run.error(r"config\.rl\.optimizer\.learning_rate", **_text(), stages=("rl",), **changed)
-    check_stages(run.experiment(**_text(), stages=("rl",), **{"objective.exact.learning_rate": own}, **changed))
-    run.error(r"config\.objective\.exact\.learning_rate", **_text(), stages=("rl",), **changed)
+    ((name, value),) = own.items()
+    (key,), mine = shared, {f"objective.exact.{name}": value}
+    run.train("exact", **_text(), stages=("rl",))
+    run.error(rf"config\.{key}", **_text(), stages=("rl",), **shared)
+    run.train("exact", **_text(), stages=("rl",), **mine)
+    check_stages(run.experiment(**_text(), stages=("rl",), **mine, **shared))
+    run.error(rf"config\.objective\.exact\.{name}", **_text(), stages=("rl",), **shared)
 
 
-def test_an_objective_with_a_schedule_of_its_own_does_not_care_for_the_shared_one(run):
-    for stage in ORDER:
-        run.delete(stage)
-    own, changed = {"objective.exact.schedule": "cosine"}, {"rl.optimizer.schedule": "linear"}
-    run.train("exact", **_text(), stages=("rl",), **own)
-    check_stages(run.experiment(**_text(), stages=("rl",), **own, **changed))
-    run.error(r"config\.objective\.exact\.schedule", **_text(), stages=("rl",), **changed)
-
-
-def test_an_objective_with_steps_of_its_own_does_not_care_for_the_shared_number(run):
-    for stage in ORDER:
-        run.delete(stage)
-    run.train("exact", **_text(), stages=("rl",), **{"objective.exact.steps": 3})
-    check_stages(run.experiment(**_text(), stages=("rl",), **{"objective.exact.steps": 3, "rl.steps": 77}))
-    run.error(r"config\.objective\.exact\.steps", **_text(), stages=("rl",))
+def test_a_report_names_what_is_not_at_its_default(run):
+    config = run.config(**{"rl.steps": 7})
+    objective_variant(config, "mine", "grpo", clip=0.5)
+    config.rl.objectives = ("mine",)
+    shown = shown_settings(settings_of(read_config(config), "mine"))
+    assert {key: value for key, value in shown.items() if key.startswith(("objective.", "rl.s", "seed", "gate"))} == {
+        "seed": 0, "objective.mine.kind": "grpo", "objective.mine.clip": 0.5, "rl.steps": 7
+    }  # fmt: skip
 
 
 def test_an_objective_after_another_depends_on_it(run):
