@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.tensors import weights_file
-from slpo_jax.interop.weights import Stored
+from slpo_jax.interop.tensors import Stored, weights_file
 from slpo_jax.io.files import read_json
 
 CONFIG = "adapter_config.json"

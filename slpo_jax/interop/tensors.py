@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,49 +27,21 @@ SAFETENSORS_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U
 AGAIN = "it is truncated or corrupt; fetch it again"
 
 
-class Entry(NamedTuple):
-    """One tensor: its shape, the file that it's in, and what reads it."""
+class Stored(NamedTuple):
+    """A tensor that has not been read yet.
 
+    Attributes:
+        name: its own name in its file, for messages.
+        shape: its shape there.
+        read: gives the array, in the type that it is stored in, bfloat16 as ml_dtypes' type; anew each time.
+    """
+
+    name: str
     shape: tuple[int, ...]
-    source: Path
     read: Callable[[], np.ndarray]
 
 
-class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name. Names and shapes are known; values are read anew each time that they're asked for."""
-
-    def __init__(self, entries: Mapping[str, Entry]):
-        self._entries = dict(entries)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._entries[name].read()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries  # Mapping's own would read the tensor
-
-    def names(self) -> list[str]:
-        """The names, in the file's order."""
-        return list(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].shape
-
-    def source(self, name: str) -> Path:
-        """The file that the tensor is in, for messages."""
-        return self._entries[name].source
-
-    def read(self, name: str) -> np.ndarray:
-        """The tensor's values in the type that they're stored in, bfloat16 as ml_dtypes' type."""
-        return self._entries[name].read()
-
-
-def open_tensors(path: Path) -> Tensors:
+def open_tensors(path: Path) -> dict[str, Stored]:
     """Open a checkpoint's weights.
 
     Args:
@@ -114,7 +86,7 @@ def read_start(path: Path, size: int) -> bytes:
     return start
 
 
-def _open_file(path: Path) -> Tensors:
+def _open_file(path: Path) -> dict[str, Stored]:
     start = read_start(path, 64)
     if start.startswith(b"version https://git-lfs"):
         raise UserError(f"{path}: is a git-lfs pointer, not the weights; run `git lfs pull` where it came from")
@@ -129,12 +101,12 @@ def _open_file(path: Path) -> Tensors:
         raise UserError(f"{path}: is neither safetensors nor a torch checkpoint; give one of those, or fetch it again")
     if not entries:
         raise UserError(f"{path}: holds no tensors; give a checkpoint with weights")
-    return Tensors(entries)
+    return entries
 
 
-def _open_shards(index: Path) -> Tensors:
+def _open_shards(index: Path) -> dict[str, Stored]:
     shard_of = _weight_map(index)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Stored] = {}
     for shard in dict.fromkeys(shard_of.values()):
         path = index.parent / shard
         if not path.is_file():
@@ -145,8 +117,8 @@ def _open_shards(index: Path) -> Tensors:
             raise UserError(f"{path}: lacks {lost[0]}, which {index.name} says is there; fetch both again")
         if extra := sorted(set(tensors) - listed):
             raise UserError(f"{path}: holds {extra[0]}, which {index.name} doesn't say is there; fetch both again")
-        entries |= {name: Entry(tensors.shape(name), path, tensors._entries[name].read) for name in tensors}
-    return Tensors({name: entries[name] for name in shard_of})
+        entries |= tensors
+    return {name: entries[name] for name in shard_of}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -160,7 +132,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return shard_of
 
 
-def _open_safetensors(path: Path) -> dict[str, Entry]:
+def _open_safetensors(path: Path) -> dict[str, Stored]:
     try:
         file = safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
@@ -170,11 +142,11 @@ def _open_safetensors(path: Path) -> dict[str, Entry]:
         view = file.get_slice(name)
         if view.get_dtype() not in SAFETENSORS_DTYPES:
             raise UserError(f"{path}: {name} is stored as {view.get_dtype()}; convert it to a float of 16 or 32 bits")
-        entries[name] = Entry(tuple(view.get_shape()), path, functools.partial(file.get_tensor, name))
+        entries[name] = Stored(name, tuple(view.get_shape()), functools.partial(file.get_tensor, name))
     return entries
 
 
-def _open_torch(path: Path) -> dict[str, Entry]:
+def _open_torch(path: Path) -> dict[str, Stored]:
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"{path}: is a torch checkpoint, which torch alone can read; `pip install torch`")
     import torch  # nothing else needs it
@@ -191,7 +163,7 @@ def _open_torch(path: Path) -> dict[str, Entry]:
             raise UserError(f"{path}: {name} is not a plain dense tensor; save it as one")
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
             raise UserError(f"{path}: {name} is stored as {tensor.dtype}; convert it to a float of 16 or 32 bits")
-        entries[name] = Entry(tuple(tensor.shape), path, functools.partial(_to_numpy, tensor))
+        entries[name] = Stored(name, tuple(tensor.shape), functools.partial(_to_numpy, tensor))
     return entries
 
 

@@ -1,13 +1,14 @@
 """Hugging Face's tensor names against our parameter trees: strict in both directions."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
+from slpo_jax.interop.tensors import Stored
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 
@@ -15,20 +16,6 @@ EMBEDDING = {"gpt2": "transformer.wte.weight", "llama": "model.embed_tokens.weig
 
 Path = tuple[str, ...]
 Tree = dict[str, Any]
-
-
-class Stored(NamedTuple):
-    """A tensor that has not been read yet.
-
-    Attributes:
-        name: its own name in its file, for messages.
-        shape: its shape there.
-        read: gives the array.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
 
 
 class Weight(NamedTuple):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.interop.weights import Stored, Weight
+from slpo_jax.interop.tensors import Stored
+from slpo_jax.interop.weights import Weight
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone
 from slpo_jax.text.chat import PromptConfig

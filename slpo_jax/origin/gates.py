@@ -4,7 +4,7 @@ import re
 
 from absl import logging
 
-from slpo_jax.interop.weights import Stored
+from slpo_jax.interop.tensors import Stored
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
 _IN_A_BLOCK = re.compile(r"(^|\.)(h|layers)\.\d+\.")  # Llama's MLPs have a gate_proj

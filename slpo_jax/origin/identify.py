@@ -113,7 +113,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
         return _ours(source, path.absolute())
-    opened = open_checkpoint(source, base, lora_alpha, load_tokenizer)
+    opened = open_checkpoint(source, base, lora_alpha)
     described = opened.description
     kind = type(described.kind) if described else opened.layout.kind
     return Identity(

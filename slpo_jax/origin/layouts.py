@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import Lora, merge_lora
-from slpo_jax.interop.weights import EMBEDDING, Stored, strip_all
+from slpo_jax.interop.tensors import Stored
+from slpo_jax.interop.weights import EMBEDDING, strip_all
 from slpo_jax.kinds import KINDS, Kind, Unwrapped
 from slpo_jax.origin.gates import take_gate
 

@@ -20,13 +20,14 @@ from slpo_jax.interop.adapters import (
     refuse_half_tied,
 )
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
-from slpo_jax.interop.tensors import Tensors, open_tensors, read_start
-from slpo_jax.interop.weights import EMBEDDING, Stored, check_tree, gate_weights
+from slpo_jax.interop.tensors import Stored, open_tensors, read_start
+from slpo_jax.interop.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.origin import description as descriptions
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.layouts import Layout, recognise
+from slpo_jax.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -111,13 +112,7 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
-def open_checkpoint(
-    init: str,
-    base: str,
-    lora_alpha: float | None,
-    load_tokenizer: Callable[[str], "PreTrainedTokenizerFast"],
-    key: str = "config.init",
-) -> Opened:
+def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Opened:
     """Open what `config.init` names.
 
     Args:
@@ -125,7 +120,6 @@ def open_checkpoint(
         base: directory or hub id of the base model, for what comes without config and tokenizer, or holds adapters
             alone; "" for none.
         lora_alpha: scale of LoRA adapters times their rank; None if it is not known.
-        load_tokenizer: directory -> tokenizer.
         key: the config's name for `init`, for messages.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
@@ -135,12 +129,12 @@ def open_checkpoint(
         return _open_gguf(path)
     folder = path if path.is_dir() else None
     if folder and holds_adapters_alone(folder):
-        return _open_adapters(folder, base, lora_alpha, load_tokenizer)
+        return _open_adapters(folder, base, lora_alpha)
     if path.name in WEIGHTS and not folder:
         raise UserError(
             f"{key}: {path} holds PEFT's adapters alone; give its folder, {path.parent}, which has {CONFIG}"
         )
-    layout = recognise(_stored(open_tensors(path)), str(path), lora_of(folder, lora_alpha))
+    layout = recognise(open_tensors(path), str(path), lora_of(folder, lora_alpha))
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     original = layout.tensors.original
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
@@ -185,7 +179,7 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
             f"{folder}: tensor {tensor.name} lies among the language model's, but {descriptions.FILE} is of an export, "
             f"which has it in {SIDE_FILE}; give the export as it was written, or remove {descriptions.FILE}"
         )
-    side = _stored(open_tensors(path)) if path.is_file() else {}
+    side = open_tensors(path) if path.is_file() else {}
     width = described.model.n_embd
     of_gate = gate_weights(width, described.gate) if described.gate is not None else []
     check_tree(described.kind.heads(width) + of_gate, side, str(path))
@@ -210,9 +204,7 @@ def _say_threshold(model: dict[str, Any], source: Path) -> None:
             logging.warning("%s: says %s=%s, which is not taken by itself; %s", source, key, value, remedy)
 
 
-def _open_adapters(
-    folder: Path, base: str, lora_alpha: float | None, load_tokenizer: Callable[[str], "PreTrainedTokenizerFast"]
-) -> Opened:
+def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
     """A folder of PEFT's: the base model with its adapters merged."""
     if not base:
         named = read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
@@ -224,12 +216,12 @@ def _open_adapters(
     below_path = locate(base, "config.base")
     if below_path.is_dir() and holds_adapters_alone(below_path):
         raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
-    below = open_checkpoint(base, base, lora_alpha, load_tokenizer, "config.base")
+    below = open_checkpoint(base, base, lora_alpha, "config.base")
     file = adapter_file(folder)
     assert file is not None
     tensors = below.layout.tensors
     with fitting(base):
-        model = adapted(tensors.model, _stored(open_tensors(file)), lora, str(file))
+        model = adapted(tensors.model, open_tensors(file), lora, str(file))
     refuse_half_tied(tensors.model, model, EMBEDDING[below.layout.backbone], folder)
     layout = dataclasses.replace(below.layout, tensors=tensors._replace(model=model), source=str(folder))
     own = _has_tokenizer(folder)
@@ -267,12 +259,8 @@ def _open_gguf(path: Path) -> Opened:
     from slpo_jax.interop.gguf import open_gguf
 
     found = open_gguf(path)
-    layout = recognise(_stored(found.tensors), str(path), None)
+    layout = recognise(found.tensors, str(path), None)
     return Opened(str(path), layout, found.config, str(path), True, None, {}, found.tokenizer)
-
-
-def _stored(tensors: Tensors) -> dict[str, Stored]:
-    return {name: Stored(name, tensors.shape(name), partial(tensors.read, name)) for name in tensors.names()}
 
 
 def _base(base: str, path: Path) -> Path:

@@ -12,7 +12,7 @@ from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import Lora, adapted
-from slpo_jax.interop.weights import Stored
+from slpo_jax.interop.tensors import Stored
 from slpo_jax.origin.open import open_origin
 from slpo_jax.run.provenance import initial_files
 
