@@ -29,7 +29,8 @@ def main(argv: list[str]) -> None:
     _, action, source, target = argv
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config import Config
-    from slpo_jax.origin.exchange import check_free, export_checkpoint, guess_reasoner, import_checkpoint
+    from slpo_jax.io.files import check_free
+    from slpo_jax.origin.exchange import export_checkpoint, guess_reasoner, import_checkpoint
     from slpo_jax.origin.identify import identify
 
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.measure.workload import Parts, load_file
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
-from slpo_jax.origin.export import export_reasoner
+from slpo_jax.origin.exchange import export_reasoner
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.rl import make_objective, optimizer_config, training_policy
@@ -101,4 +101,4 @@ def export(setup: Setup, params: Mapping[str, Any], folder: Path) -> None:
         params: {"reasoner": ...}, and what is not exported.
     """
     origin, host = setup.origin, {"reasoner": jax.device_get(params["reasoner"])}
-    export_reasoner(folder, host, origin.description, setup.template.tokenizer, origin.tokens, "")
+    export_reasoner(folder, host, origin, "")

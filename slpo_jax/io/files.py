@@ -1,10 +1,12 @@
-"""Whole files: written at once or not at all, JSON that says what is wrong with it, and digests."""
+"""Whole files and folders: written at once or not at all, JSON that says what is wrong with it, and digests."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,37 @@ def write_text(path: str | Path, text: str) -> None:
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder to write to that is in use.
+
+    Raises:
+        UserError: it exists and is not an empty directory.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; give another directory")
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Another folder, to be filled, that becomes this one when all is written; on an error there is nothing.
+
+    Raises:
+        UserError: as `check_free`.
+    """
+    check_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield made
+        made.chmod(0o755)  # mkdtemp makes it private
+        if folder.exists():
+            folder.rmdir()
+        made.replace(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
         raise
 
 

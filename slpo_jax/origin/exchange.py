@@ -1,24 +1,26 @@
 """Checkpoints between Orbax and Hugging Face."""
 
 import dataclasses
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
+from slpo_jax.interop.weights import backbone_weights, gate_weights, write_tree
+from slpo_jax.io.files import check_free, whole_folder
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER
 from slpo_jax.kinds import KINDS, PLAIN
-from slpo_jax.models.parts import THINKER
+from slpo_jax.models.parts import GATE, REASONER, THINKER
 from slpo_jax.origin.card import model_card, short
-from slpo_jax.origin.export import export_reasoner
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
+from slpo_jax.origin.opening import SIDE_FILE
 from slpo_jax.origin.settings import made_with
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
@@ -47,18 +49,9 @@ def import_checkpoint(identity: Identity, target: Path, config: Config) -> Origi
         raise UserError(f"{source}: {what}; train one with the imitate stage")
     described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
     origin = dataclasses.replace(origin, description=described)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with whole_folder(target) as made:
         save_params(made, jax.tree.map(np.asarray, params))
         origin.write(made / REASONER_FOLDER)
-        made.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        made.replace(target)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
     return origin
 
 
@@ -85,8 +78,36 @@ def export_checkpoint(source: Path, target: Path) -> None:
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
     origin = Origin(description, template)
-    card = model_card(source, description, target.name)
-    export_reasoner(target, params, description, template.tokenizer, origin.tokens, card)
+    export_reasoner(target, params, origin, model_card(source, description, target.name))
+
+
+def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, card: str) -> None:
+    """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
+
+    Args:
+        folder: must not exist, or be empty; it appears whole or not at all.
+        params: the reasoner's part and the gate's, if there is one.
+        origin: what they are of.
+        card: README.md.
+    Raises:
+        UserError: the folder is in use, or the disk is full.
+    """
+    description, width = origin.description, origin.description.model.n_embd
+    side = write_tree(description.kind.heads(width), params[REASONER])
+    if description.gate is not None:
+        side |= write_tree(gate_weights(width, description.gate), params[GATE])
+    model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"])
+    with whole_folder(folder) as made:
+        origin.write(made)
+        (made / "README.md").write_text(card, encoding="utf-8")
+        try:
+            save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
+            if side:
+                save_file(side, made / SIDE_FILE)
+        except SafetensorError as error:  # what others raise as an OSError
+            raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
+        for file in made.iterdir():
+            file.chmod(0o644)  # safetensors makes its files private
 
 
 def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
@@ -104,13 +125,3 @@ def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
         return f"{PLAIN.name}_{identity.backbone}"
     known = " or ".join(f"{name}_{identity.backbone}" for name, kind in KINDS.items() if kind.has_latents)
     raise UserError(f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, {known}")
-
-
-def check_free(target: Path) -> None:
-    """Refuse a target that is in use.
-
-    Raises:
-        UserError: it exists and is not an empty directory.
-    """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: exists and is not empty; give another directory")

@@ -201,7 +201,7 @@ def test_torch_is_imported_for_pickles_alone(tmp_path):
     path = save_safetensors(tmp_path / "model.safetensors", {"a": values(2).astype(ml_dtypes.bfloat16)})
     code = (
         "import sys, pathlib; from slpo_jax.interop.tensors import open_tensors;"
-        f"print(open_tensors(pathlib.Path({str(path)!r})).read('a').dtype, 'torch' in sys.modules)"
+        f"print(open_tensors(pathlib.Path({str(path)!r}))['a'].read().dtype, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["bfloat16", "False"]
