@@ -139,9 +139,9 @@ def test_report_has_every_row_and_the_json_every_number(result):
 
 
 def test_works_without_torch(tmp_path, monkeypatch):
+    work = make_work(tmp_path)  # transformers, which is imported here, remembers whether there is torch
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "benchmarks.witness.step", raising=False)
-    work = make_work(tmp_path)
     assert list(passk.make_runs(work, "none")) == [OURS]
     with pytest.raises(UserError, match=r"^--torch: .*; pip install torch==2.13.0, or give --torch none$"):
         passk.make_runs(work, "eager")
