@@ -20,12 +20,12 @@ from tqdm import tqdm
 from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state, collectives, device_memory
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
 from benchmarks.measure.workload import GPT2, load_file
-from slpo_jax.checked import fill
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.presets import SOFT_METHODS
 from slpo_jax.run.rl import make_objective, optimizer_of, training_policy
+from slpo_jax.sections import fill
 from slpo_jax.training import cold_start, rl
 from slpo_jax.training.halves import make_rollout
 from slpo_jax.training.optimizer import make_optimizer

@@ -12,9 +12,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.checked import described
 from slpo_jax.config import Config
 from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.sections import described
 from slpo_jax.training.objectives import OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")

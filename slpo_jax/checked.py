@@ -26,11 +26,8 @@ import functools
 import math
 import struct
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from slpo_jax.errors import UserError
 
@@ -38,12 +35,11 @@ _LARGEST = 2**31 - 1  # step counters, indices and shapes are int32
 _SMALLEST_NORMAL = 2.0**-126  # of float32; XLA takes what is closer to 0 for 0
 _UNIONS = (Union, types.UnionType)
 
-T = TypeVar("T")
 Affects = Literal["", "model", "parameters", "rollouts", "report", "nothing"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Limits:
+class Limits:
     """The arguments of `setting`."""
 
     least: float | None = None
@@ -119,7 +115,7 @@ def setting(
         chooses: names of sections beside it, of which its value names the one that is used.
         make: makes the default when it is asked for, as what is registered by then has it.
     """
-    limits = _Limits(least, most, above, below, fewest, note, in_config, affects, chooses)
+    limits = Limits(least, most, above, below, fewest, note, in_config, affects, chooses)
     make = default.copy if isinstance(default, dict) else make
     given = {"default_factory": make} if make else {"default": default}
     return dataclasses.field(**given, metadata={"limits": limits})  # type: ignore[call-overload]
@@ -152,7 +148,7 @@ def check_fields(settings: Any) -> None:
     Raises:
         FieldError: a value is of another type or out of its range; the first such field is named.
     """
-    for name, hint, default, limits in _fields(type(settings)):
+    for name, hint, default, limits in fields_of(type(settings)):
         value = getattr(settings, name)
         if _accepts(hint, value, limits):
             continue
@@ -160,121 +156,10 @@ def check_fields(settings: Any) -> None:
             limits = dataclasses.replace(limits, most=_LARGEST)
         example = f", e.g. {default!r}" if get_origin(hint) is tuple and default else ""
         note = f"; {limits.note}" if limits.note else ""
-        raise FieldError(settings, name, f"give {_noun(hint, limits)}{example}{note}")
+        raise FieldError(settings, name, f"give {in_words(hint, limits)}{example}{note}")
 
 
-def section(settings: Any) -> ConfigDict:
-    """The config section that a dataclass describes.
-
-    Args:
-        settings: the dataclass, or an instance with other defaults.
-    Returns:
-        a key for each field: its default, a placeholder of its type for None or no default, and a section for a nested
-        dataclass or a dict.
-    """
-    cls = settings if isinstance(settings, type) else type(settings)
-    node = ConfigDict()
-    for name, hint, default, limits in _fields(cls):
-        if not limits.in_config:
-            continue
-        value = default if settings is cls else getattr(settings, name)
-        if dataclasses.is_dataclass(hint):
-            node[name] = section(hint if value is None else value)
-        elif isinstance(value, dict):
-            parts = {key: section(each) if dataclasses.is_dataclass(each) else each for key, each in value.items()}
-            node[name] = ConfigDict(parts)
-        else:
-            node[name] = placeholder(_plain(hint)) if value is None else value
-    return node
-
-
-def fill(cls: type[T], node: Any, key: str = "config", **known: Any) -> T:
-    """The dataclass that a config section describes.
-
-    Args:
-        cls: the dataclass.
-        node: its section, as `section` made it and the user changed it, or a dict.
-        key: where the section stands in the config.
-        **known: fields that are taken from here, whether they are keys of the section or not.
-    Raises:
-        UserError: a value is not valid, or a key unknown or missing; the message names it.
-    """
-    if not isinstance(node, Mapping | ConfigDict):
-        raise UserError(f"{key}: {node!r} is not valid; it is a section, with keys of its own")
-    values, keys = dict(known), [name for name, *_, limits in _fields(cls) if limits.in_config]
-    for name in node:
-        if name not in keys:
-            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(keys))}")
-    for name, hint, _, limits in _fields(cls):
-        if name in known or not limits.in_config:
-            continue
-        if name not in node:
-            raise UserError(f"{key}.{name}: missing config key; begin with slpo_jax.config.default_config()")
-        nested = dataclasses.is_dataclass(hint)
-        values[name] = fill(hint, node[name], f"{key}.{name}") if nested else _frozen(node[name])
-    return _made(cls, values, key)
-
-
-def values(settings: Any, affects: Collection[str] = ()) -> dict[str, Any]:
-    """A dataclass's values by key, nested as the sections of a config are.
-
-    Args:
-        affects: leave out what changes nothing of these, and sections that are not chosen; () keeps all.
-    """
-    return dict(_values(settings, affects, "parameters"))
-
-
-def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
-    """The dataclass with other values of some keys, all of them at once.
-
-    Args:
-        changes: by dotted key; lists may stand for tuples.
-        key: where the dataclass stands in the config.
-    Raises:
-        UserError: a value is not valid, or a key unknown; the message names it.
-    """
-    names = [field.name for field in dataclasses.fields(settings)]  # type: ignore[arg-type]
-    own: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        first, _, rest = name.partition(".")
-        if first not in names or (rest and not dataclasses.is_dataclass(getattr(settings, first))):
-            raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(names))}")
-        if rest:
-            inner.setdefault(first, {})[rest] = value
-        else:
-            own[first] = _frozen(value)
-    own = {name: changed(getattr(settings, name), found, f"{key}.{name}") for name, found in inner.items()} | own
-    return _made(type(settings), {name: getattr(settings, name) for name in names} | own, key)
-
-
-def _made(cls: type[T], values: dict[str, Any], key: str) -> T:
-    try:
-        return cls(**values)
-    except FieldError as error:
-        raise UserError(f"{key}.{error.field}: {error.problem}") from error
-
-
-def _values(settings: Any, affects: Collection[str], inherited: str) -> Iterator[tuple[str, Any]]:
-    fields = [found for found in _fields(type(settings)) if found[-1].in_config]
-    chosen = {name: getattr(settings, field) for field, *_, limits in fields for name in limits.chooses}
-    for name, *_, limits in fields:
-        value, own = getattr(settings, name), limits.affects or inherited
-        if affects and chosen.get(name, name) != name:
-            continue
-        if dataclasses.is_dataclass(value) or not affects or own in affects:
-            value = _nested(value, affects, own)
-            if value != {} or not affects:
-                yield name, value
-
-
-def _nested(value: Any, affects: Collection[str], own: str) -> Any:
-    if dataclasses.is_dataclass(value):
-        return dict(_values(value, affects, own))
-    return {key: _nested(each, affects, own) for key, each in value.items()} if isinstance(value, dict) else value
-
-
-def _fields(cls: Any) -> tuple[tuple[str, Any, Any, _Limits], ...]:
+def fields_of(cls: Any) -> tuple[tuple[str, Any, Any, Limits], ...]:
     """Name, annotation, default (None where there is none) and limits of each field."""
     hints, found = get_type_hints(cls), []
     for field in dataclasses.fields(cls):
@@ -282,18 +167,11 @@ def _fields(cls: Any) -> tuple[tuple[str, Any, Any, _Limits], ...]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         hint = type(default) if dataclasses.is_dataclass(default) else hints[field.name]
-        found.append((field.name, hint, default, field.metadata.get("limits", _Limits())))
+        found.append((field.name, hint, default, field.metadata.get("limits", Limits())))
     return tuple(found)
 
 
-def _frozen(value: Any) -> Any:
-    """A key's value with tuples for lists and dicts for sections."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
-    return value.to_dict() if isinstance(value, ConfigDict) else value
-
-
-def _accepts(hint: Any, value: Any, limits: _Limits) -> bool:
+def _accepts(hint: Any, value: Any, limits: Limits) -> bool:
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -330,45 +208,18 @@ def _single(value: float) -> float:
     return rounded if abs(rounded) >= _SMALLEST_NORMAL else 0.0
 
 
-def _noun(hint: Any, limits: _Limits) -> str:
+def in_words(hint: Any, limits: Limits) -> str:
     """What an annotation asks for, in words."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in _UNIONS:
-        return " or ".join(_noun(part, limits) for part in parts)
+        return " or ".join(in_words(part, limits) for part in parts)
     if kind is Literal:
         return f"one of {', '.join(str(part) or repr(part) for part in parts)}"
     if kind is tuple and parts[-1] is ...:
-        return f"a tuple{' of at least one element' * (limits.fewest > 0)}, each {_noun(parts[0], limits)}"
+        return f"a tuple{' of at least one element' * (limits.fewest > 0)}, each {in_words(parts[0], limits)}"
     if kind is tuple:
-        return f"({', '.join(_noun(part, limits) for part in parts)})"
+        return f"({', '.join(in_words(part, limits) for part in parts)})"
     if kind is dict:
-        return f"NAME = {_noun(parts[1], limits)}"
+        return f"NAME = {in_words(parts[1], limits)}"
     names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
     return names.get(hint, "None" if hint is type(None) else hint.__name__)
-
-
-def _plain(hint: Any) -> type:
-    """The type of an annotation's values, for a placeholder."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind in _UNIONS:
-        return next(_plain(part) for part in parts if part is not type(None))
-    return type(parts[0]) if kind is Literal else kind or hint
-
-
-class Described(NamedTuple):
-    """A key of a config section: its default, what may stand there in words, and what it affects; "" as its section."""
-
-    name: str
-    default: Any
-    values: str
-    affects: Affects
-
-
-def described(settings: Any) -> list[Described]:
-    """The keys of the section that a dataclass, or an instance with other defaults, describes."""
-    cls = settings if isinstance(settings, type) else type(settings)
-    return [
-        Described(name, default if settings is cls else getattr(settings, name), _noun(hint, limits), limits.affects)
-        for name, hint, default, limits in _fields(cls)
-        if limits.in_config
-    ]

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checked import FieldError, changed, check_fields, fill, section, setting
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
@@ -44,6 +44,7 @@ from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
+from slpo_jax.sections import changed, fill, section
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig

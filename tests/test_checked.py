@@ -8,8 +8,9 @@ from typing import Literal
 import pytest
 from ml_collections import ConfigDict
 
-from slpo_jax.checked import FieldError, check_fields, fill, section, setting
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
+from slpo_jax.sections import changed, fill, section, values
 
 
 @dataclass(frozen=True)
@@ -156,3 +157,46 @@ def test_errors_name_the_key():
     node.start = 5
     with pytest.raises(UserError, match=r"^config\.start: 5 is not valid; lower it to count$"):
         fill(Outer, node)
+
+
+@dataclass(frozen=True)
+class Choosing:
+    name: str = setting("one", chooses=("one", "two"))
+    one: Inner = Inner()
+    two: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Affecting:
+    seed: int = 0
+    shape: int = setting(1, affects="model")
+    report: Outer = setting(Outer(), affects="report")
+    law: Choosing = setting(Choosing(), affects="rollouts")
+    several: dict[str, Inner] = setting({"a": Inner()}, affects="nothing")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_values_are_those_that_affect_what_is_asked_for():
+    inner = {"rate": 0.5, "kind": "one"}
+    every = values(Affecting())
+    assert every["law"] == {"name": "one", "one": inner, "two": inner}
+    assert every["several"] == {"a": inner}
+    assert "total" not in every["report"]
+    assert values(Affecting(), ("rollouts",)) == {"law": {"name": "one", "one": inner}}
+    assert values(Affecting(), ("model", "parameters")) == {"seed": 0, "shape": 1}
+    assert values(Affecting(), ("nothing",)) == {"several": {"a": inner}}
+
+
+def test_several_values_change_at_once():
+    found = changed(Affecting(), {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]})
+    assert (found.report.count, found.report.start, found.report.sizes, found.law.name) == (5, 4, (1,), "two")
+    for key, value, said in (
+        ("report.start", 4, "report.start: 4 is not valid; lower it to count"),
+        ("report.nosuch", 1, "report.nosuch: unknown config key; use one of"),
+        ("seed.inner", 1, "seed.inner: unknown config key"),
+        ("report", None, "report: None is not valid"),
+    ):
+        with pytest.raises(UserError, match=rf"^config\.part\.{said}"):
+            changed(Affecting(), {key: value}, "config.part")

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slpo_jax.checked import fill
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json
 from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.kinds import KINDS, Kind
+from slpo_jax.sections import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -12,7 +12,6 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checked import changed, values
 from slpo_jax.config import Config, own_latents, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
@@ -21,6 +20,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import PLAIN, kind_of
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.sections import changed, values
 
 RULE = "rule"  # beside the settings: the threshold, or without a gate the number of latents
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.checked import changed
 from slpo_jax.config import Config, make_thinker
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
@@ -32,6 +31,7 @@ from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
+from slpo_jax.sections import changed
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand

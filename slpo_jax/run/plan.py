@@ -7,7 +7,6 @@ from pathlib import Path
 
 from absl import logging
 
-from slpo_jax.checked import values
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import write_text
@@ -21,6 +20,7 @@ from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
 from slpo_jax.run.stage import check_batch
+from slpo_jax.sections import values
 from slpo_jax.text.problem import shared
 
 RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}

@@ -4,8 +4,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checked import section
 from slpo_jax.errors import UserError
+from slpo_jax.sections import section
 from slpo_jax.training.objectives import OBJECTIVES
 
 GSM8K_AUG = 385_620  # training problems

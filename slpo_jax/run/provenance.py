@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.checked import changed, values
 from slpo_jax.config import STAGES, Config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import adapter_file
@@ -23,6 +22,7 @@ from slpo_jax.kinds import kind_of
 from slpo_jax.origin.opening import locate
 from slpo_jax.policy.thinkers import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.sections import changed, values
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
 

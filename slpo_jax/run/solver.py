@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from slpo_jax.checked import changed
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import THINKER
@@ -22,6 +21,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
+from slpo_jax.sections import changed
 from slpo_jax.text.batches import pad_prompts, padded_chunks
 
 NEAREST = 5  # tokens of a latent

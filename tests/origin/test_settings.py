@@ -6,7 +6,6 @@ import shutil
 import pytest
 from asked import ANSWER, RUN, T, run_config, workdir
 
-from slpo_jax.checked import values
 from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_rule
@@ -21,6 +20,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.provenance import claim
 from slpo_jax.run.solver import load_solver
+from slpo_jax.sections import values
 from slpo_jax.solve import _FLAGS
 from slpo_jax.text.chat import PromptConfig
 

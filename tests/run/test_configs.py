@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slpo_jax.checked import fill
 from slpo_jax.config import check, default_config
 from slpo_jax.errors import UserError
 from slpo_jax.kinds import REASONERS
 from slpo_jax.run.presets import SOFT_METHODS
+from slpo_jax.sections import fill
 from slpo_jax.training.optimizer import OptimizerConfig
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))

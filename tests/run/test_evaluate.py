@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from small_run import load_config, write_problems
 
-from slpo_jax.checked import changed
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator
@@ -22,6 +21,7 @@ from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.provenance import claim, params_digest
+from slpo_jax.sections import changed
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}

@@ -15,10 +15,10 @@ from datasets.packaged_modules.parquet.parquet import Parquet
 from pyarrow import parquet
 from small_run import load_config
 
-from slpo_jax.checked import fill
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
+from slpo_jax.sections import fill
 from slpo_jax.text import dataset_rows
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import load_problems
