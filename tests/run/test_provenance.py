@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import pytest
 from small_run import load_config, write_problems
 
-from slpo_jax.config import read_config
+from slpo_jax.config import Config, read_config
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
 from slpo_jax.io.orbax import save_params
+from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.presets import objective_variant
-from slpo_jax.run.provenance import check_starts, claim, settings_of, starting_stage
+from slpo_jax.run.provenance import check_starts, claim, evaluated_settings, settings_of, starting_stage
 from slpo_jax.run.rows import shown_settings
+from slpo_jax.sections import values
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -295,3 +298,23 @@ def test_facts_that_can_not_be_read_name_the_folder_to_delete(run):
     (run.work / "checkpoints/imitate/config.json").write_text('{"seed": ')
     with pytest.raises(UserError, match=f"is no JSON .*delete {_path(run, 'imitate')}"):
         check_stages(run.experiment())
+
+
+# Of results: speed, memory and places alone; or what of it there is, told by what was done.
+FREE = {
+    "stages", "log_every", "checkpoint_every", "max_skipped_steps", "stuck_after", "cpu_devices", "sharding.fsdp",
+    "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
+    "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
+    "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
+    "evaluate.save_latents", "evaluate.rows_from", "evaluate.scorers",
+}  # fmt: skip
+
+
+def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
+    config = Config()
+    found = set(evaluated_settings(config))
+    for stage in ("imitate", "cold_start", *config.objective):
+        found |= flatten(settings_of(config, stage)).keys()
+    others = {f"thinker.{name}" for name in THINKERS if name != config.thinker.name}
+    every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
+    assert every - found == FREE
