@@ -20,6 +20,16 @@ size (`hidden_N1D`).
 """
 
 import os
+from typing import Any
 
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+def __getattr__(name: str) -> Any:
+    """`register_objective` and its like, of `slpo_jax.registration`: nothing is imported before it is used."""
+    if not name.startswith("register_"):
+        raise AttributeError(f"module 'slpo_jax' has no attribute {name!r}")
+    from slpo_jax import registration
+
+    return getattr(registration, name)

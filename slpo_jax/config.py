@@ -44,6 +44,7 @@ from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
+from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.sections import changed, fill, section
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
@@ -89,6 +90,7 @@ class Config:
         rl: the stage rl.
         objective: NAME = settings of an objective, see `objective_of`; a further NAME has the `kind` that it is of, see
             `run.presets.objective_variant`.
+        reward: a name in `rewards.reward.REWARDS`: "correct", 1 where the answer is the reference, or a registered one.
         evaluate: the stage evaluate, and validation in the others.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
@@ -120,6 +122,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     rl: RlConfig = RlConfig()
     objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
+    reward: str = CORRECT
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     log_every: int = setting(10, least=1, affects="nothing")
     checkpoint_every: int = setting(500, least=1, affects="nothing")
@@ -130,6 +133,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.reward not in REWARDS:
+            raise FieldError(self, "reward", f"give one of {', '.join(REWARDS)}")
         if self.min_latents > max(self.max_latents, 1):
             raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
 
@@ -234,6 +239,11 @@ def check(node: ConfigDict) -> Config:
     need(
         settings.gate.enabled or "cold_start" not in settings.stages,
         "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",
+    )
+    need(
+        settings.reward == CORRECT or "cold_start" not in settings.stages,
+        f"reward: {settings.reward} is asked on the host, and cold_start asks inside its step; use {CORRECT}, or take "
+        "the stage out of config.stages",
     )
     need(
         not (settings.cold_start.train_backbone and settings.gate.detached),

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.run.command import run_command, set_up_jax
+from slpo_jax.run.command import register, run_command, set_up_jax
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _CONFIG = config_flags.DEFINE_config_file(
@@ -103,6 +103,7 @@ def _parse(argv: list[str]) -> list[str]:
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     known = ", ".join(sorted(map(str, Path("configs").glob("*.py")))) or "slpo_jax's configs/*.py"
+    register(argv)
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None

@@ -89,10 +89,10 @@ def _child(argv: list[str], folder: str, output: str, figures: bool) -> None:
     os.chdir(folder)
     sys.argv = argv
     from slpo_jax import main
-    from slpo_jax.evaluation import report
+    from slpo_jax.evaluation import figures as drawn
 
     if not figures:
-        report._draw = lambda *_: []
+        drawn.draw_figures = lambda *_: []
     try:
         main.run()
     finally:

@@ -39,9 +39,7 @@ class EvaluateConfig:
     temperature: float = setting(0.0, least=0, affects="rollouts")
     top_k: int = setting(0, least=0, note="0 is all", affects="rollouts")
     top_p: float = setting(1.0, above=0, most=1, affects="rollouts")
-    max_answer_tokens: int | None = setting(
-        None, least=1, note="None is config.max_answer_tokens", affects="rollouts"
-    )
+    max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens", affects="rollouts")
     scorers: tuple[str, ...] = ()
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     save_latents: bool = False

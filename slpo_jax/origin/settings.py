@@ -225,7 +225,7 @@ def _with(config: Config, facts: Mapping[str, Any], where: str) -> Config:
                 node[key] = value
 
     tree = values(config)
-    put(tree, facts)
+    put(tree, {key: value for key, value in facts.items() if key != "reward"})  # which is no part of a checkpoint
     with _read_from(where):
         return read_config(tree)
 
@@ -236,4 +236,7 @@ def _read_from(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{where}: key {str(error).removeprefix('config.')}; mend the file") from None
+        said = str(error).removeprefix("config.")
+        registers = said.startswith(("thinker.name:", "imitate.recipe:"))
+        remedy = "give the file that registers it with --register, or mend this one" if registers else "mend the file"
+        raise UserError(f"{where}: key {said}; {remedy}") from None

@@ -15,10 +15,12 @@ from absl import app, flags, logging
 
 from slpo_jax.errors import SaveError, UserError, silent_when_unread
 from slpo_jax.io import interrupts
+from slpo_jax.registration import read_registrations
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 flags.DEFINE_bool("debug", False, "Show tracebacks.")
+flags.DEFINE_multi_string("register", [], "Python file that registers methods of its own (slpo_jax.register_..).")
 
 
 @silent_when_unread()
@@ -35,7 +37,8 @@ def run_command(
         parse: the command line -> those arguments; None is `parse_flags`.
         goes_on: whether the same command goes on from what an interrupted one has finished.
     """
-    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["debug"])  # --help shows the main module's
+    for name in ("debug", "register"):  # --help shows the main module's
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
     def quiet(arguments: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
@@ -115,10 +118,23 @@ def parse_flags(argv: list[str]) -> list[str]:
         UserError: an unknown flag or a value of another type.
     """
     flags.FLAGS.set_gnu_getopt(True)
+    register(argv)
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
         raise UserError(f"{' '.join(str(error).split()).rstrip('.')}; see --help") from error
+
+
+def register(argv: list[str]) -> None:
+    """Run the files of --register, before flags are read whose values they may be.
+
+    Raises:
+        UserError: one can't be used.
+    """
+    for place, argument in enumerate(argv):
+        flag, given, path = argument.partition("=")
+        if flag in ("--register", "-register"):
+            read_registrations(path if given else "".join(argv[place + 1 : place + 2]))
 
 
 def in_flags(message: str, names: dict[str, str]) -> str:

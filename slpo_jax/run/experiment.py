@@ -27,7 +27,7 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import go_with
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.thinkers import Thinker
-from slpo_jax.rewards.reward import CORRECT, Reward
+from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
@@ -245,7 +245,7 @@ def assemble(config: Config, workdir: Workdir | None = None, identity: Identity 
     thinker = make_thinker(config, template.token)(reasoner.in_tree(), gate.in_tree())
     prompt_slots = fitting_slots(config, model.n_positions)
     reward = Reward(
-        CORRECT, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
+        config.reward, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
     )
     rollouts = RolloutConfig(
         max_latents=config.max_latents,

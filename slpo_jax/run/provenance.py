@@ -74,7 +74,8 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     tokens, rate = found.pop("max_answer_tokens"), found.pop("dropout.rate")
     found["evaluate.max_answer_tokens"] = evaluate.max_answer_tokens or tokens
     found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
-    return found | {"seed": config.seed, "model.dtype": config.model.dtype, "more_ends": list(more_ends)}
+    found |= {"seed": config.seed, "reward": config.reward, "model.dtype": config.model.dtype}
+    return found | {"more_ends": list(more_ends)}
 
 
 def claim(experiment: Experiment, stage: str, write: bool = True) -> None:

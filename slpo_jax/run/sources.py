@@ -7,6 +7,7 @@ from absl import logging
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.text.problem import Problem, without
 from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 
@@ -57,8 +58,8 @@ def load_set(config: Config, key: str, source: str) -> tuple[Problem, ...]:
     """
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-
     kind: Answers = "latex" if config.prompt.answers == "boxed" else "numbers"
+    kind = kind if config.reward == CORRECT else "texts"
 
     def load(key, source):
         try:

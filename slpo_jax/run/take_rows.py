@@ -21,6 +21,7 @@ from slpo_jax.run.provenance import evaluated_settings
 
 _KEY = "config.evaluate.rows_from"
 
+
 def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) -> list[Row]:
     """The rows that are to be taken.
 

@@ -1,0 +1,201 @@
+"""An objective, a latent policy and a reward from a file outside the package: trained, resumed, reported, asked."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from same_run import checkpoint_of, rows_of
+from small_run import CONFIG, new_folder, run
+
+import slpo_jax
+from slpo_jax.errors import UserError
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.registration import read_registrations
+from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.training.objectives import OBJECTIVES
+
+OWN = '''
+import dataclasses
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+
+import slpo_jax
+from slpo_jax.checked import setting
+from slpo_jax.models.parts import THINKER
+from slpo_jax.policy.thinkers import THINKERS, Thinker, ThinkerSettings
+from slpo_jax.training.objectives import OBJECTIVES
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(OBJECTIVES["answer_only"]):
+    """Its loss times a factor."""
+
+    factor: float = setting(2.0, above=0)
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        loss, metrics = super().__call__(policy, params, batch, trajectories, rewards_BG, key)
+        return self.factor * loss, metrics | {"factor": (jnp.float32(self.factor), jnp.float32(1))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(ThinkerSettings):
+    """The reasoner's latents and a vector of its own."""
+
+    of_latents = True
+    has_parameters = True
+
+    start: float = setting(0.5, least=0)
+
+    def __call__(self, reasoner, gate):
+        latent = THINKERS["latent"]()(reasoner, gate)
+        return dataclasses.replace(
+            latent,
+            init=lambda key: {"shift": jnp.full(reasoner.width, self.start)},
+            feed=lambda params, latents_BLD: latents_BLD + params[THINKER]["shift"][None, None],
+        )
+
+
+def digits(question, reference, completion):
+    """One for each token that has digits, of an answer that ended."""
+    with Path("asked.jsonl").open("a") as file:
+        file.write(json.dumps([question, reference, completion]) + "\\n")
+    if Path("crash").exists() and sum(1 for _ in Path("asked.jsonl").open()) > 60:
+        raise RuntimeError("the machine goes off")
+    return sum(any(map(str.isdigit, word)) for word in completion.split())
+
+
+slpo_jax.register_objective("scaled", Scaled)
+slpo_jax.register_thinker("shifted", Shifted)
+slpo_jax.register_reward("digits", digits)
+
+
+def get_config():
+    config = small()
+    config.stages = ("imitate", "rl", "evaluate")
+    config.gate.enabled = False
+    config.thinker.name = "shifted"
+    config.thinker.shifted.start = 0.25
+    config.reward = "digits"
+    config.imitate.update(control=False, cot_steps=0, final_steps=24)
+    config.rl.update(objectives=("scaled",), batch_size=8, group=8, steps=4)
+    config.objective.scaled.factor = 3.0
+    config.evaluate.scorers = ()
+    config.checkpoint_every = 1
+    return config
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a run that crashed within its second step and went on in `work`, and of one that nobody interrupted."""
+    found = new_folder(tmp_path_factory.mktemp("own"))
+    (found / "own.py").write_text(CONFIG.replace("get_config", "small") + OWN)
+    (found / "crash").touch()
+    done = run("--config=own.py", "--workdir=work", folder=found)
+    assert done.status != 0
+    assert "the machine goes off" in done.stderr
+    (found / "crash").unlink()
+    for workdir in ("work", "whole"):
+        done = run("--config=own.py", f"--workdir={workdir}", folder=found)
+        assert done.status == 0, done.stderr
+    return found
+
+
+@pytest.mark.slow
+def test_they_train_and_go_on(folder):
+    rows = [row for row in rows_of(folder / "work") if row["stage"] == "scaled"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["factor"] == 3.0 for row in rows)
+    assert any(row["reward"] > 0 for row in rows)
+    assert rows_of(folder / "work") == rows_of(folder / "whole")
+    ours, theirs = (checkpoint_of(folder / name, "scaled") for name in ("work", "whole"))
+    assert any("shift" in str(path) for path in ours)
+    for path, leaf in theirs.items():
+        np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
+    facts = json.loads((folder / "work" / "checkpoints" / "scaled" / "config.json").read_text())
+    assert (facts["reward"], facts["objective"]["scaled"]["factor"]) == ("digits", 3.0)
+    assert facts["thinker"] == {"name": "shifted", "shifted": {"start": 0.25}}
+    problems = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    known = {(problem["question"], problem["answer"]) for problem in problems}
+    asked = [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
+    assert sum((question, reference) in known for question, reference, _ in asked) > 60
+    changed = run("--config=own.py", "--workdir=work", "--config.objective.scaled.factor=4.0", folder=folder)
+    assert changed.stderr.splitlines()[-1].startswith("error: config.objective.scaled.factor: is 4.0, and 3.0 is what")
+
+
+@pytest.mark.slow
+def test_they_are_reported(folder):
+    report = json.loads((folder / "work" / "report.json").read_text())
+    assert list(report["eval"]) == ["imitate", "imitate_fixed_tmax", "scaled"]
+    lines = (folder / "work" / "eval" / "scaled" / "made.jsonl").read_text().splitlines()
+    for row in map(json.loads, lines):
+        for sample in row["samples"]:
+            has_digits = any(map(str.isdigit, sample["completion"]))
+            assert sample["correct"] == (has_digits and not sample["cut"])
+    again = run("--config=own.py", "--workdir=work", "--config.stages=('evaluate',)", folder=folder)
+    assert again.status == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_they_are_asked(folder):
+    def solve(*flags):
+        command = [sys.executable, "-m", "slpo_jax.solve", "--checkpoint=work", *flags, "Tom has 3 pens ."]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    done = solve("--register=own.py")
+    assert done.returncode == 0, done.stderr
+    assert "thought   3 latents" in done.stdout
+    done = solve()
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "key thinker.name: 'shifted' is not valid; give one of latent, additive" in line
+    assert line.endswith("give the file that registers it with --register, or mend this one")
+
+
+@pytest.mark.slow
+def test_another_config_takes_them_by_name(folder):
+    done = run("--config=small.py", "--register=own.py", "--workdir=other", "--config.reward=none", folder=folder)
+    assert done.stderr.splitlines()[-1] == "error: config.reward: 'none' is not valid; give one of correct, digits"
+    done = run("--config=small.py", "--register=own.py", "--workdir=other", "--config.reward=digits", folder=folder)
+    assert "config.reward: digits is asked on the host, and cold_start asks inside its step" in done.stderr
+
+
+@pytest.fixture
+def registries():
+    """Those of this process, put back afterwards."""
+    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, THINKERS, REWARDS)]
+    yield
+    for registry, members in kept:
+        registry.clear()
+        registry.update(members)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("objective", "slpo", OBJECTIVES["exact"]), "'slpo' is one of ours; use another name than answer_only, "),
+        (("objective", "my own", OBJECTIVES["exact"]), "'my own' is to be the key of a config"),
+        (("thinker", "mine", OBJECTIVES["exact"]), "mine: .*Exact'> is no dataclass that extends ThinkerSettings"),
+        (("reward", "mine", 1.0), "mine: 1.0 is no function"),
+    ],
+)
+def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
+    what, name, value = arguments
+    with pytest.raises(UserError, match=rf"^register_{what}: {fault}"):
+        getattr(slpo_jax, f"register_{what}")(name, value)
+
+
+def test_a_file_may_be_read_again(registries, tmp_path):
+    (tmp_path / "own.py").write_text("import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n")
+    for _ in range(2):
+        read_registrations(str(tmp_path / "own.py"))
+    assert [*REWARDS] == ["correct", "mine"]
+    (tmp_path / "bad.py").write_text("1 / 0\n")
+    for name, fault in (("bad.py", "ZeroDivisionError: division by zero; mend the file"), ("no.py", "no such file")):
+        with pytest.raises(UserError, match=rf"^--register={tmp_path / name}: {fault}"):
+            read_registrations(str(tmp_path / name))
+    assert importlib.util.find_spec("own") is None
