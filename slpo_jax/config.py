@@ -27,7 +27,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -46,6 +46,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.sections import changed, fill, section
+from slpo_jax.stages import CONTROL, SECTIONS, UNFINISHED, Section
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
@@ -54,10 +55,8 @@ from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
 
-Stage = Literal["imitate", "cold_start", "rl", "evaluate"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 # Of stages, checkpoints/ and rows, beside those of the objectives.
-_TAKEN = {*STAGES, "reasoner", "imitate_adapter", "imitate_control", "imitate_fixed_tmax",
+_TAKEN = {*SECTIONS, CONTROL, UNFINISHED, "reasoner", "imitate_fixed_tmax",
           "checkpoint", "best_fixed"}  # fmt: skip
 
 
@@ -101,7 +100,7 @@ class Config:
         sharding: how parameters lie on the devices.
     """
 
-    stages: tuple[Stage, ...] = setting(STAGES, fewest=1, affects="report")
+    stages: tuple[Section, ...] = setting(SECTIONS, fewest=1, affects="report")
     seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
     init: str = ""
     base: str = ""
@@ -217,8 +216,8 @@ def check(node: ConfigDict) -> Config:
             raise UserError(f"config.{message}")
 
     need(
-        settings.stages == tuple(stage for stage in STAGES if stage in settings.stages),
-        f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(STAGES)}",
+        settings.stages == tuple(stage for stage in SECTIONS if stage in settings.stages),
+        f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
     )
     _check_model(settings, need)
     _check_objectives(settings, need)

@@ -184,3 +184,13 @@ def _finish(folder: Path) -> Path:
     (folder / "stderr").write_text(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+def train(experiment, *sections: str) -> None:
+    """The stages of these sections that a config asks for; none is all."""
+    from slpo_jax.run.plan import run_stage
+    from slpo_jax.stages import wanted
+
+    for stage in wanted(experiment.config):
+        if not sections or stage.section in sections:
+            run_stage(experiment, stage)

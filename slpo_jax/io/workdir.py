@@ -23,6 +23,7 @@ from pathlib import Path
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import read_json
+from slpo_jax.stages import RL
 
 REASONER_FOLDER = "reasoner"
 BEST = "_best"
@@ -110,7 +111,7 @@ class StageFolder:
     @property
     def is_objective(self) -> bool:
         """Whether the stage rl made it."""
-        return read_json(self.facts, default={}).get("stage") == "rl"
+        return read_json(self.facts, default={}).get("stage") == RL
 
     @property
     def steps(self) -> list[int]:

@@ -9,13 +9,7 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description
-
-_TITLES = {
-    "imitate": "imitation (CoT-SFT and the latent curriculum or self-distillation)",
-    "imitate_control": "further imitation, a control",
-    "cold_start": "cold start of the stopping gate",
-    "rl": "reinforcement learning",
-}
+from slpo_jax.stages import CONTROL, RL, TITLES
 
 
 def model_card(checkpoint: Path, description: Description, name: str) -> str:
@@ -26,7 +20,7 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         name: the title.
     """
     stage = StageFolder.of(checkpoint)
-    in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in _TITLES
+    in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
     kind, backbone = description.kind, "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
     parts = [
         f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {kind.name}, slpo]\n---",
@@ -49,7 +43,7 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
 
 def _kind(stage: StageFolder) -> str:
     """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
-    return "rl" if stage.is_objective else stage.name
+    return RL if stage.is_objective else stage.name
 
 
 def _training(stage: StageFolder) -> str:
@@ -62,7 +56,7 @@ def _training(stage: StageFolder) -> str:
         section = facts[kind.removesuffix("_control")]
         own = facts.get("objective", {}).get(made.name, {})
         rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
-        title = _TITLES[kind] + (f" with the objective `{made.name}`" if kind == "rl" else "")
+        title = TITLES[kind] + (f" with the objective `{made.name}`" if kind == RL else "")
         lines.append(
             f"- {title}: {steps} steps of {section['batch_size']} problems, {section['optimizer']['name']} at "
             f"{rate:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
@@ -75,7 +69,7 @@ def _training(stage: StageFolder) -> str:
 def _led_to(stage: StageFolder) -> list[StageFolder]:
     """The stages that were run one after the other; an imitation control's steps include imitation's."""
     start = read_json(stage.facts, default={}).get("start", {}).get("stage", "")
-    if not start or stage.workdir is None or _kind(stage) == "imitate_control":
+    if not start or stage.workdir is None or _kind(stage) == CONTROL:
         return [stage]
     return [*_led_to(stage.workdir.stage(start)), stage]
 

@@ -15,12 +15,13 @@ from slpo_jax.kinds import Kind, backbone_of
 from slpo_jax.models.parts import GATE
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.opening import Opened, open_checkpoint
+from slpo_jax.stages import COLD_START, IMITATE, RL
 from slpo_jax.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_TRAIN_THE_GATE = {"cold_start", "rl"}  # sections of a stage's config.json
+_TRAIN_THE_GATE = {COLD_START, RL}  # sections of a stage's config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +89,8 @@ def newest_checkpoint(source: str) -> str:
     if is_checkpoint(workdir.root) or not workdir.checkpoints.is_dir():
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
-    named = read_json(workdir.config, default={}).get("rl", {}).get("objectives", ())
-    for stage in (*reversed(named), *_objectives(workdir), "cold_start", "imitate"):
+    named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
+    for stage in (*reversed(named), *_objectives(workdir), COLD_START, IMITATE):
         if is_checkpoint(workdir.stage(stage).path):
             return str(workdir.stage(stage).path)
     raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")

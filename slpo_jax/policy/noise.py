@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout
+from slpo_jax.stages import SECTIONS
 
 DropoutWhere = Literal["thought", "latents", "all"]
 
@@ -33,7 +34,7 @@ class DropoutConfig:
         check_fields(self)
 
 
-STREAMS = {name: number for number, name in enumerate(("imitate", "cold_start", "rl", "evaluate"))}
+STREAMS: dict[str, int] = {name: number for number, name in enumerate(SECTIONS)}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 

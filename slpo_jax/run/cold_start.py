@@ -3,7 +3,6 @@
 import dataclasses
 
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.provenance import claim
 from slpo_jax.run.stage import prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training import cold_start
@@ -11,12 +10,14 @@ from slpo_jax.training.optimizer import make_optimizer
 from slpo_jax.training.state import init_state, make_train_step
 
 
-def run_cold_start(experiment: Experiment) -> None:
+def check(experiment: Experiment, stage: str) -> None:
+    """Fail before the first stage on what it could not use."""
+    experiment.optimizer_config(stage, experiment.config.cold_start.steps)
+
+
+def train(experiment: Experiment, stage: str) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
-    claim(experiment, "cold_start")
-    if experiment.workdir.stage("cold_start").is_finished:
-        return
-    config, stage = experiment.config.cold_start, "cold_start"
+    config = experiment.config.cold_start
     optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
     params = starting_params(experiment, stage)
     trained = experiment.trained_by(stage, params)

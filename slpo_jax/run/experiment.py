@@ -32,6 +32,7 @@ from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.sections import changed
+from slpo_jax.stages import COLD_START, IMITATE, RL
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand
@@ -99,7 +100,7 @@ class Setup:
         if key not in self._sets:
             problems = load_set(self.config, key, source)
             try:
-                imitated = key == "config.data.train" and "imitate" in self.config.stages
+                imitated = key == "config.data.train" and IMITATE in self.config.stages
                 encoded = encode_problems(self.template, problems, with_steps=imitated)
             except UserError as error:
                 raise UserError(f"{key}: {source}: {error}") from None
@@ -111,7 +112,7 @@ class Setup:
     def _asked(self, key: str, count: int) -> range:
         """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""
         if key == "config.data.train":
-            return range(count if {"cold_start", "rl"}.intersection(self.config.stages) else 0)
+            return range(count if {COLD_START, RL}.intersection(self.config.stages) else 0)
         return range(min(self.config.evaluate.limit or count, count))
 
     @functools.cached_property
@@ -274,11 +275,11 @@ def assemble(config: Config, workdir: Workdir | None = None, identity: Identity 
 def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:
     """The parts of the parameters, and the stages that train each."""
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
-    with_backbone = {"cold_start"} if config.cold_start.train_backbone else set()
+    with_backbone = {COLD_START} if config.cold_start.train_backbone else set()
     return (
-        Part(REASONER, reasoner_key, reasoner.init, frozenset({"imitate", "rl"} | with_backbone)),
-        Part(GATE, gate_key, gate.init, frozenset({"cold_start", "rl"} if config.gate.enabled else {"cold_start"})),
-        Part(THINKER, jax.random.fold_in(key, 1 << 28), thinker.init, frozenset({"rl"})),
+        Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL} | with_backbone)),
+        Part(GATE, gate_key, gate.init, frozenset({COLD_START, RL} if config.gate.enabled else {COLD_START})),
+        Part(THINKER, jax.random.fold_in(key, 1 << 28), thinker.init, frozenset({RL})),
     )
 
 

@@ -1,19 +1,17 @@
 """Imitation of written solutions."""
 
 import dataclasses
-import shutil
 
 import jax
 import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.provenance import ADAPTER, claim
 from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.run.usable import check_answers
+from slpo_jax.stages import CONTROL, IMITATE, UNFINISHED
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -74,28 +72,20 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
     # A constant schedule that is not begun anew goes through all phases.
     whole = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
     steps = [whole or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
-    return recipe, plan, [experiment.optimizer_config("imitate", count) for count in steps]
+    return recipe, plan, [experiment.optimizer_config(IMITATE, count) for count in steps]
 
 
-def run_imitate(experiment: Experiment) -> None:
-    """The recipe of `config.imitate`; then, if asked for, the control's further steps."""
-    config = experiment.config.imitate
-    claim(experiment, "imitate")
-    if not experiment.workdir.stage("imitate").is_finished:
-        _imitate(experiment, "imitate")
-    if hosts.is_first():  # also those that a run left which was killed as soon as it was finished
-        shutil.rmtree(experiment.workdir.stage(ADAPTER).path, ignore_errors=True)
-    if not config.control:
-        return
-    claim(experiment, "imitate_control")
-    if not experiment.workdir.stage("imitate_control").is_finished:
-        _imitate(experiment, "imitate_control", experiment.config.rl.steps)
+def check(experiment: Experiment, stage: str) -> None:
+    """Fail before the first stage on problems or settings that could not be imitated."""
+    if not experiment.workdir.stage(stage).is_finished:
+        recipe, plan, _ = planned(experiment)
+        imitated(experiment, recipe, plan)
 
 
-def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
-    """Run the phases; the last goes on for some further steps for the control."""
+def train(experiment: Experiment, stage: str) -> None:
+    """Run the phases of the recipe; for the control the last goes on for as many steps as the stage rl has."""
     recipe, plan, optimizer_configs = planned(experiment)
-    until = plan[-1].end + further
+    until = plan[-1].end + (experiment.config.rl.steps if stage == CONTROL else 0)
     problems, total = imitated(experiment, recipe, plan), len(experiment.train)
     if len(problems) < total:
         reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
@@ -106,23 +96,23 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
     config, seed = experiment.config.imitate, experiment.config.seed
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params = experiment.initial_params()
-    trained = () if recipe.alone else experiment.trained_by("imitate", params)
+    trained = () if recipe.alone else experiment.trained_by(IMITATE, params)
     if recipe.init:
         own = recipe.init(jax.random.fold_in(experiment.key, 1 << 29), experiment.policy, params)
         params, trained = params | own, (*trained, *own)
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
-    if stage == "imitate_control":
-        before = StageCheckpoints(experiment.workdir.stage("imitate").path)
+    if stage == CONTROL:
+        before = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
         state, _ = before.restore(state, newest=True)
         before.close()
-    run, state, _ = open_stage(experiment, stage, state, until, ADAPTER if recipe.init else stage)
+    run, state, _ = open_stage(experiment, stage, state, until, UNFINISHED if recipe.init else stage)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
     for phase, optimizer in zip(plan, optimizers, strict=True):
         if int(state.step) >= phase.end:
             continue
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        how = (optimizer, trained, experiment.layout, "imitate", config.micro_batches)
+        how = (optimizer, trained, experiment.layout, IMITATE, config.micro_batches)
         step_fn = make_train_step(recipe.loss_of(policy), *how)
         slots = recipe.slots(problems, phase, config.suffix_slots)
 
@@ -145,7 +135,7 @@ def _imitate(experiment: Experiment, stage: str, further: int = 0) -> None:
 def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState) -> None:
     """The end of a recipe with parts of its own: parameters as every other stage leaves them."""
     finished = dataclasses.replace(state, params=jax.jit(recipe.finish)(state.params), opt_state=())
-    checkpoints = StageCheckpoints(experiment.workdir.stage("imitate").path)
+    checkpoints = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
     checkpoints.save(finished)
     checkpoints.close()
-    note_finished(experiment, "imitate", state)
+    note_finished(experiment, IMITATE, state)

@@ -2,28 +2,30 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
-from slpo_jax.run.cold_start import run_cold_start
+from slpo_jax.run import cold_start, imitate, rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.imitate import imitated, planned, run_imitate
 from slpo_jax.run.provenance import check_models, claim, starting_stage
-from slpo_jax.run.rl import make_objective, optimizer_config, run_rl
 from slpo_jax.run.rows import rows
-from slpo_jax.run.sources import sets_to_evaluate, stages_to_train
+from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
 from slpo_jax.sections import values
+from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, UNFINISHED, Stage, wanted
 from slpo_jax.text.problem import shared
 
-RUN = {"imitate": run_imitate, "cold_start": run_cold_start, "rl": run_rl, "evaluate": run_evaluate}
+_HOW: dict[str, Any] = {IMITATE: imitate, COLD_START: cold_start, RL: rl}
 
 
 def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:
@@ -43,8 +45,10 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
         try:
             check_stages(experiment)
             write_text(experiment.workdir.config, json.dumps(values(experiment.config), indent=1) + "\n")
-            for stage in config.stages:
-                RUN[stage](experiment)
+            for stage in wanted(experiment.config):
+                run_stage(experiment, stage)
+            if EVALUATE in config.stages:
+                run_evaluate(experiment)
         except BaseException:
             with contextlib.suppress(OSError):  # of a disk that is full; what went wrong first is said
                 experiment.log.close()
@@ -53,32 +57,27 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     return experiment
 
 
+def run_stage(experiment: Experiment, stage: Stage) -> None:
+    """Train a stage, if it isn't finished."""
+    claim(experiment, stage.name)
+    if not experiment.workdir.stage(stage.name).is_finished:
+        _HOW[stage.section].train(experiment, stage.name)
+    if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
+        shutil.rmtree(experiment.workdir.stage(UNFINISHED).path, ignore_errors=True)
+
+
 def check_stages(experiment: Experiment) -> None:
     """Fail before the first stage, not hours later, on what a later one could not use.
 
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
     """
-    config = experiment.config
-    for stage in config.stages:
-        if stage == "evaluate":
-            check_evaluation(experiment)
-            continue
-        check_batch(experiment, stage)
-        if stage == "rl":
-            for name in config.rl.objectives:
-                claim(experiment, name, write=False)
-                optimizer_config(experiment, make_objective(experiment, name))
-            continue
-        claim(experiment, stage, write=False)
-        if stage == "cold_start":
-            experiment.optimizer_config(stage, config.cold_start.steps)
-        else:
-            if stage in stages_to_train(config, experiment.workdir):
-                imitation, plan, _ = planned(experiment)
-                imitated(experiment, imitation, plan)
-            if config.imitate.control:
-                claim(experiment, "imitate_control", write=False)
+    for stage in wanted(experiment.config):
+        check_batch(experiment, stage.section)
+        claim(experiment, stage.name, write=False)
+        _HOW[stage.section].check(experiment, stage.name)
+    if EVALUATE in experiment.config.stages:
+        check_evaluation(experiment)
     _check_starts(experiment)
     _open_data(experiment)
 
@@ -90,11 +89,10 @@ def _check_starts(experiment: Experiment) -> None:
         UserError: they are of another model.
     """
     config, workdir = experiment.config, experiment.workdir
-    wanted = {"imitate", "cold_start"}.intersection(config.stages)
-    wanted |= set(config.rl.objectives if "rl" in config.stages else ())
-    starts = {starting_stage(experiment, name) for name in wanted if not workdir.stage(name).is_finished}
+    left = wanted(config, workdir.finished_stages())
+    starts = {starting_stage(experiment, stage.name) for stage in left}
     check_models(experiment, [name for name in sorted(starts) if workdir.stage(name).is_finished])
-    asked = rows(experiment, planned=True) if "evaluate" in config.stages else []
+    asked = rows(experiment, planned=True) if EVALUATE in config.stages else []
     if "" in starts or any(not row.stage for row in asked):
         experiment.stored_params()
 
@@ -106,13 +104,13 @@ def _open_data(experiment: Experiment) -> None:
         UserError: one is missing, malformed, or has a prompt that is too long.
     """
     config = experiment.config
-    to_train = stages_to_train(config, experiment.workdir)
+    to_train = {stage.section for stage in wanted(config, experiment.workdir.finished_stages())}
     if to_train:
         _ = experiment.train
-    if "evaluate" in config.stages:
+    if EVALUATE in config.stages:
         for name in sets_to_evaluate(config):
             experiment.test_set(name)
-    asked = rows(experiment, planned=True) if "evaluate" in config.stages else []
+    asked = rows(experiment, planned=True) if EVALUATE in config.stages else []
     choosing = [row for row in asked if len(row.rules) > 1]
     if choosing and not config.data.valid:
         what, way = "number of latents", ""
@@ -122,9 +120,9 @@ def _open_data(experiment: Experiment) -> None:
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
         )
-    if choosing or "cold_start" in to_train or ("rl" in to_train and config.rl.evaluate_every):
+    if choosing or COLD_START in to_train or (RL in to_train and config.rl.evaluate_every):
         _ = experiment.valid
-    if "evaluate" in config.stages:
+    if EVALUATE in config.stages:
         say_shared(experiment)
 
 

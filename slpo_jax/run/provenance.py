@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.config import STAGES, Config
+from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import adapter_file
 from slpo_jax.io import hosts
@@ -23,18 +23,12 @@ from slpo_jax.origin.opening import locate
 from slpo_jax.policy.thinkers import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.sections import changed, values
+from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, stage_of
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
 
-ADAPTER = "imitate_adapter"  # where imitation with adapters runs, until they are merged into the stage's own checkpoint
-
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
-_SECTIONS = (*STAGES, "objective")  # of which a stage has its own alone
-_SECTION = {"imitate_control": "imitate", ADAPTER: "imitate"} | {stage: stage for stage in STAGES}
-_BEFORE: dict[str, tuple[str, ...]] = {
-    "imitate": (), ADAPTER: (), "imitate_control": ("imitate",), "cold_start": ("imitate",),
-}  # fmt: skip
-_BEFORE_RL = ("imitate", "cold_start")
+_OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
@@ -43,13 +37,13 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     Without the thinker where it neither thinks nor has parameters in the checkpoint. An objective has the shared
     settings of the stage rl with its own in their place.
     """
-    every, section = values(config, _TRAINED), _SECTION.get(stage, "rl")
-    facts = {key: value for key, value in every.items() if key not in _SECTIONS}
-    thinks = config.max_latents and not (section == "imitate" and not kind_of(config.reasoner).has_latents)
+    every, section = values(config, _TRAINED), stage_of(config, stage).section
+    facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
+    thinks = config.max_latents and not (section == IMITATE and not kind_of(config.reasoner).has_latents)
     if not thinks and not config.thinker.chosen.has_parameters:
         del facts["thinker"]
     facts["stage"] = section
-    if section == "rl":
+    if section == RL:
         objective = config.objective[stage]
         own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
         changes = {key: value for name, key in own.items() if (value := getattr(objective, name))}
@@ -59,7 +53,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         }
     else:
         facts[section] = every[section]
-    if stage == "imitate_control":  # which goes on for as many steps
+    if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
     return as_json(facts)
 
@@ -87,8 +81,8 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
         UserError: the workdir holds the same stage of another config, of other data or from another start.
     """
     folder = experiment.workdir.stage(stage)
-    if stage == "imitate" and not folder.is_finished:  # it may have begun with adapters
-        claim(experiment, ADAPTER, write and experiment.recipe.init is not None)
+    if stage == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
+        claim(experiment, UNFINISHED, write and experiment.recipe.init is not None)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(experiment, stage)
@@ -147,15 +141,15 @@ def starting_stage(experiment: Experiment, stage: str) -> str:
     Raises:
         UserError: that one is neither there nor about to be.
     """
-    objective = experiment.config.objective.get(stage)
-    after = objective.after if objective else ""
-    for name in (after,) if after else reversed(_BEFORE.get(stage, _BEFORE_RL)):
-        if experiment.workdir.stage(name).is_finished or _is_about_to_be(experiment, name):
+    before = stage_of(experiment.config, stage).after
+    for name in before:
+        if experiment.workdir.stage(name).is_finished or stage_of(experiment.config, name).wanted:
             return name
-    if after:
+    objective = experiment.config.objective.get(stage)
+    if objective is not None and objective.after:
         raise UserError(
-            f"config.objective.{stage}.after: {after} is not in {experiment.workdir}; put it before {stage} into "
-            "config.rl.objectives"
+            f"config.objective.{stage}.after: {objective.after} is not in {experiment.workdir}; put it before "
+            f"{stage} into config.rl.objectives"
         )
     return ""
 
@@ -190,7 +184,7 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
         state |= {name: [it.st_size, it.st_mtime_ns] for name, it in found.items()}
     if not stage:  # what lacks in it is drawn, and how it is read can be set
         every = values(experiment.config, _TRAINED)
-        state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_SECTIONS, "data")})
+        state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_OF_STAGES, "data")})
     kept = experiment.workdir.digest(stage)
     known = _kept(kept, state)
     if hosts.decided(bool(known)):
@@ -214,11 +208,6 @@ def _params_folder(checkpoint: Path) -> Path:
     if (checkpoint / "params").is_dir():
         return checkpoint / "params"
     return checkpoint / str(StageFolder(checkpoint).steps[-1]) / "params"
-
-
-def _is_about_to_be(experiment: Experiment, stage: str) -> bool:
-    config = experiment.config
-    return stage in config.stages or ("rl" in config.stages and stage in config.rl.objectives)
 
 
 def _read(folder: StageFolder) -> dict[str, Any]:
@@ -293,6 +282,6 @@ def _start(experiment: Experiment, stage: str) -> dict[str, str]:
     facts: dict[str, Any] = {}
     if folder.steps:
         facts = _read(folder)
-    elif _is_about_to_be(experiment, stage):
+    elif stage_of(experiment.config, stage).wanted:
         facts = _manifest(experiment, stage)
     return {"stage": stage, "digest": digest(facts) if facts else ""}

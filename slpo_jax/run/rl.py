@@ -9,26 +9,23 @@ from slpo_jax.config import objective_of
 from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.provenance import claim
 from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
+from slpo_jax.stages import RL
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
 from slpo_jax.training.state import copied, init_state
 
-STAGE = "rl"
+STAGE = RL
 
 
-def run_rl(experiment: Experiment) -> None:
-    """Train each objective to its own checkpoint."""
-    for name in experiment.config.rl.objectives:
-        claim(experiment, name)
-        if not experiment.workdir.stage(name).is_finished:
-            train_objective(experiment, name)
+def check(experiment: Experiment, name: str) -> None:
+    """Fail before the first stage on an objective that could not be used."""
+    optimizer_config(experiment, make_objective(experiment, name))
 
 
-def train_objective(experiment: Experiment, name: str) -> None:
+def train(experiment: Experiment, name: str) -> None:
     """Train one objective from its start (`provenance.starting_stage`), with the same batches and keys as the others.
 
     Args:

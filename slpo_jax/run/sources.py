@@ -8,23 +8,13 @@ from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.stages import EVALUATE
+from slpo_jax.stages import wanted as wanted_stages
 from slpo_jax.text.problem import Problem, without
 from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
-
-
-def stages_to_train(config: Config, workdir: Workdir) -> list[str]:
-    """Those of `config.stages` that have steps left to take."""
-    makes = {
-        "imitate": {"imitate", *(["imitate_control"] if config.imitate.control else [])},
-        "cold_start": {"cold_start"},
-        "rl": set(config.rl.objectives),
-        "evaluate": set(),
-    }
-    finished = set(workdir.finished_stages())
-    return [stage for stage in config.stages if makes[stage] - finished]
 
 
 def sets_to_evaluate(config: Config) -> tuple[str, ...]:
@@ -39,9 +29,9 @@ def check_sources(config: Config, workdir: Path) -> None:
         UserError: the key and the file.
     """
     wanted = {}
-    if stages_to_train(config, Workdir(workdir)):
+    if wanted_stages(config, Workdir(workdir).finished_stages()):
         wanted["config.data.train"] = config.data.train
-    if "evaluate" in config.stages:
+    if EVALUATE in config.stages:
         wanted |= {f"config.data.eval.{name}": config.data.eval[name] for name in sets_to_evaluate(config)}
     for key, source in wanted.items():
         try:

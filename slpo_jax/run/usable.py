@@ -14,6 +14,7 @@ from slpo_jax.kinds import IN_WORDS
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.stages import EVALUATE, IMITATE, RL
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
 
@@ -58,13 +59,13 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
     if not kind.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
-    if origin.is_base and "imitate" not in {*config.stages, *finished}:
+    if origin.is_base and IMITATE not in {*config.stages, *finished}:
         raise UserError(
             f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {origin.lacks}); "
             "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
             f"{IN_WORDS}"
         )
-    trains = set(config.stages) != {"evaluate"} or bool(finished)
+    trains = set(config.stages) != {EVALUATE} or bool(finished)
     if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
@@ -81,7 +82,7 @@ def check_thinker(config: Config, stored: dict[str, Any], shapes: dict[str, Any]
             f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "
             "set config.thinker as it was trained with"
         )
-    if ours is not None and theirs is None and "rl" not in config.stages and not may_lack:
+    if ours is not None and theirs is None and RL not in config.stages and not may_lack:
         raise UserError(
             f"config.thinker.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
             "or use another thinker"

@@ -10,6 +10,7 @@ import optax
 import pytest
 from codi_run import QUESTION, SUMS, small_config
 from same_run import checkpoint_of, rows_of
+from small_run import train
 
 from slpo_jax import config as configs
 from slpo_jax.config import read_config
@@ -53,7 +54,7 @@ def _run(config, workdir):
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)
-        run_imitate_stage.run_imitate(experiment)
+        train(experiment, "imitate")
     finally:
         experiment.log.close()
     return experiment

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_run import load_config
+from small_run import load_config, train
 from tiny import compiled
 
 from slpo_jax.config import objective_of, read_config
@@ -111,9 +111,9 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(imitate, "_save_finished", killed)
         with pytest.raises(KeyboardInterrupt):
-            imitate.run_imitate(_built(tmp_path, changes))
+            train(_built(tmp_path, changes), "imitate")
     experiment = _built(tmp_path, changes)
-    imitate.run_imitate(experiment)
+    train(experiment, "imitate")
     first, left = experiment.initial_params(), starting_params(experiment, "grpo")
     assert jax.tree.structure(left) == jax.tree.structure(first)
     for name in left.keys() - {"reasoner"}:

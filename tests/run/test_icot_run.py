@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from same_run import checkpoint_of, rows_of
-from small_run import load_config
+from small_run import load_config, train
 
 from slpo_jax import config as configs
 from slpo_jax.config import read_config
@@ -44,7 +44,7 @@ def _run(config, workdir):
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)
-        run_imitate_stage.run_imitate(experiment)
+        train(experiment, "imitate")
     finally:
         experiment.log.close()
     return experiment

@@ -49,7 +49,7 @@ def _train(workdir, crash_at=None):
         patch.setattr(rl, "prompted_batches", failing)
         try:
             claim(experiment, "grpo")
-            rl.train_objective(experiment, "grpo")
+            rl.train(experiment, "grpo")
         finally:
             experiment.log.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from codi_run import small_config
-from small_run import load_config
+from small_run import load_config, train
 
 from slpo_jax import config as configs
 from slpo_jax.config import read_config
@@ -73,7 +73,7 @@ def test_a_recipe_that_writes_steps_needs_some(name, tmp_path, monkeypatch, warn
 
     monkeypatch.setattr(imitate, "make_optimizer", began)
     with pytest.raises(Began):
-        imitate.run_imitate(experiment)
+        train(experiment, "imitate")
     line = "imitate: 3 of 5 problems have no steps: just answers are written"
     assert [each for each in warnings if "steps" in each] == ([line] if fewest else [])
 

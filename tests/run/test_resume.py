@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from same_run import checkpoint_of, rows_of
-from small_run import load_config
+from small_run import load_config, train
 
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
@@ -116,9 +116,7 @@ def _seldom():
 def _run(workdir, config=None):
     experiment = build(read_config(config or _config()), workdir)
     try:
-        imitate.run_imitate(experiment)
-        cold_start.run_cold_start(experiment)
-        rl.run_rl(experiment)
+        train(experiment)
     finally:
         experiment.log.close()
 

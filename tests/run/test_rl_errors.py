@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 from small_run import load_config
 
-from slpo_jax.config import STAGES, check, objective_of, read_config
+from slpo_jax.config import check, objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.presets import objective_variant
 from slpo_jax.run.rl import make_objective, optimizer_config
 from slpo_jax.run.usable import check_answers
+from slpo_jax.stages import SECTIONS
 
 # case -> (changes, what the line begins with, what it says)
 CASES = {
@@ -229,7 +230,7 @@ def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
 @pytest.mark.parametrize(
     "name",
     [
-        *STAGES,
+        *SECTIONS,
         "imitate_control",
         "imitate_fixed_tmax",
         "cold_start_best",

@@ -1,0 +1,71 @@
+"""The stages of a run, and the checkpoints that they leave: the one list of both, made from the config."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from slpo_jax.config import Config
+
+Section = Literal["imitate", "cold_start", "rl", "evaluate"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+"""What `config.stages` may hold, in this order; each is a section of the config, and a stream of randomness."""
+
+IMITATE, COLD_START, RL, EVALUATE = SECTIONS
+CONTROL = "imitate_control"
+UNFINISHED = "imitate_adapter"
+"""Where imitation runs whose recipe has parts of its own, until it is finished into `IMITATE`'s checkpoint."""
+
+TITLES = {
+    IMITATE: "imitation (CoT-SFT and the latent curriculum or self-distillation)",
+    CONTROL: "further imitation, a control",
+    COLD_START: "cold start of the stopping gate",
+    RL: "reinforcement learning",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What leaves one checkpoint.
+
+    Attributes:
+        name: of the checkpoint; the stage rl leaves one for each objective, under the objective's name.
+        section: that it is part of.
+        after: names of those that it starts from, the first that is there or is going to be.
+        wanted: whether the config asks for it.
+    """
+
+    name: str
+    section: Section
+    after: tuple[str, ...]
+    wanted: bool
+
+
+def stages_of(config: "Config") -> tuple[Stage, ...]:
+    """All stages that a config names, in the order in which they are run; objectives that are not asked for last."""
+    asked = {section: section in config.stages for section in SECTIONS}
+    own = [
+        Stage(IMITATE, "imitate", (), asked[IMITATE]),
+        Stage(UNFINISHED, "imitate", (), False),
+        Stage(CONTROL, "imitate", (IMITATE,), asked[IMITATE] and config.imitate.control),
+        Stage(COLD_START, "cold_start", (IMITATE,), asked[COLD_START]),
+    ]
+    names = dict.fromkeys((*config.rl.objectives, *config.objective))
+    wanted = config.rl.objectives if asked[RL] else ()
+    return (*own, *(_objective(config, name, name in wanted) for name in names))
+
+
+def stage_of(config: "Config", name: str) -> Stage:
+    """The stage of a checkpoint's name; one that the config doesn't know was an objective's."""
+    return next((stage for stage in stages_of(config) if stage.name == name), _objective(config, name, False))
+
+
+def wanted(config: "Config", finished: Iterable[str] = ()) -> list[Stage]:
+    """The stages that the config asks for, but those of these names."""
+    done = set(finished)
+    return [stage for stage in stages_of(config) if stage.wanted and stage.name not in done]
+
+
+def _objective(config: "Config", name: str, is_wanted: bool) -> Stage:
+    own = config.objective.get(name)
+    return Stage(name, "rl", (own.after,) if own is not None and own.after else (COLD_START, IMITATE), is_wanted)
