@@ -223,19 +223,6 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     assert checkpoint_of(tmp_path, "imitate")["step"] == 9
 
 
-@pytest.mark.slow
-def test_a_key_younger_than_the_checkpoint_is_at_its_default(fake, folder, tmp_path):
-    _run(_config(folder, rank=0), tmp_path)
-    assert fake["trained"] == ("reasoner",)
-    path = tmp_path / "checkpoints" / "imitate" / "config.json"
-    facts = json.loads(path.read_text())
-    del facts["imitate"]["lora"], facts["imitate"]["distil"]
-    path.write_text(json.dumps(facts))
-    _run(_config(folder, rank=0), tmp_path)
-    with pytest.raises(UserError, match=r"config\.imitate\.distil\.distil_factor: is 2.0, and 20.0 is what"):
-        _run(_config(folder, rank=0, distil={"distil_factor": 2.0}), tmp_path)
-
-
 def test_what_can_not_be_imitated(fake, folder, tmp_path):
     cases = {
         r"config\.imitate\.control: .* goes on with the reasoner's parameters alone": _config(folder, control=True),
