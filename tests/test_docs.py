@@ -2,13 +2,14 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +24,23 @@ from tiny import GATE, compiled
 from slpo_jax import config as configs
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
+from slpo_jax.kinds import KINDS
 from slpo_jax.policy.advantage import ADVANTAGES
+from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.registration import read_registrations
+from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import presets
 from slpo_jax.training import rl
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES, ImitateSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
 OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_EXAMPLE = re.compile(r"^`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")
 
 
@@ -123,10 +129,13 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @of(PAGES)
-def test_runs_have_configs_that_can_be_used(page, monkeypatch):
+def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
     monkeypatch.chdir(ROOT)
     runs = [words for words in commands(page) if "slpo_jax.main" in words]
     for words in runs:
+        for file in [word for word in words if word.startswith("--register=")]:
+            example(Path(file.partition("=")[2]).stem)
+            words.remove(file)
         monkeypatch.setattr(sys, "argv", words[2:])  # where config_flags looks for the keys that are given
         values = flags.FlagValues()
         config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
@@ -145,7 +154,8 @@ def test_other_commands_have_their_files_and_flags(page):
             path = ROOT / words[1]
         else:
             continue
-        sources = [path.read_text(), (ROOT / "slpo_jax" / "main.py").read_text()]
+        shared = ("main.py", "run/command.py")
+        sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
             quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
@@ -154,7 +164,7 @@ def test_other_commands_have_their_files_and_flags(page):
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*THINKERS, *OBJECTIVES, *ADVANTAGES, *presets.SOFT_METHODS} - said
+    assert not {*THINKERS, *OBJECTIVES, *ADVANTAGES, *RECIPES, *KINDS, *presets.SOFT_METHODS} - said
 
 
 def test_reference_is_current(monkeypatch):
@@ -181,21 +191,28 @@ def test_figures_are_defined(tmp_path):
     assert not names - {name.removesuffix("_r") for name in defined()}
 
 
+REGISTRIES = (OBJECTIVES, THINKERS, RECIPES, SCORERS, REWARDS)
+
+
 @pytest.fixture
-def example(tmp_path, monkeypatch):
-    """name -> the class of docs/extend.md's example of that name, from a file as one would write it."""
+def example(tmp_path):
+    """name -> the module of docs/extend.md's example of that name, which registers what it has."""
+    before = [dict(registry) for registry in REGISTRIES]
 
     def load(name: str):
-        code = {Path(path).stem: code for path, code in _EXAMPLE.findall(EXTEND.read_text())}[name]
-        (tmp_path / f"example_{name}.py").write_text(code)
-        monkeypatch.syspath_prepend(tmp_path)
-        module = importlib.import_module(f"example_{name}")
-        monkeypatch.delitem(sys.modules, module.__name__)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        (made,) = (x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__)
-        return made
+        read_registrations(str(_example_file(name, tmp_path)))
+        return sys.modules[f"slpo_jax_registered_{name}"]
 
-    return load
+    yield load
+    for registry, was in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(was)
+
+
+def _example_file(name: str, folder: Path) -> Path:
+    file = folder / f"{name}.py"
+    file.write_text({Path(path).stem: code for path, code in _EXAMPLE.findall(EXTEND.read_text())}[name])
+    return file
 
 
 # In one capacity, which the examples know nothing of.
@@ -216,9 +233,9 @@ def _step(policy, objective):
 
 
 @pytest.mark.slow
-def test_example_of_an_objective(example, monkeypatch):
+def test_example_of_an_objective(example):
     """Right rollouts are imitated: the gradient is that of their mean likelihood, and wrong ones leave no trace."""
-    monkeypatch.setitem(OBJECTIVES, "right_answers", example("right_answers"))
+    example("right_answers")
     objective = OBJECTIVES["right_answers"](answer_weight=0.5)
     step = _step(PLAIN, objective)
     right, metrics = step((ALWAYS,) * 4)
@@ -247,9 +264,9 @@ def _mean_stop(policy) -> float:
 
 
 @pytest.mark.slow
-def test_example_of_a_thinker(example, monkeypatch):
+def test_example_of_a_latent_policy(example):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
-    monkeypatch.setitem(THINKERS, "tokens", example("tokens"))
+    example("tokens")
     thinker = THINKERS["tokens"](temperature=2.0)(REASONER.in_tree(), GATE.in_tree())
     params, vocabulary = small_params(), 61
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32)
@@ -271,42 +288,59 @@ def test_example_of_a_thinker(example, monkeypatch):
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient["reasoner"]))
 
 
+def test_example_of_a_recipe(example):
+    def drawn(policy, params, batch, key):
+        x = jax.random.normal(key)
+        return x, {"loss": (x, 2.0)}, None
+
+    example("averaged")
+    own = dataclasses.replace(RECIPES["curriculum"]()(ImitateSettings()), loss=drawn)
+    recipe = RECIPES["averaged"](masks=3)(ImitateSettings(), own)
+    key = jax.random.key(0)
+    expected = np.mean([jax.random.normal(jax.random.fold_in(key, i)) for i in range(3)])
+    loss, metrics, _ = recipe.loss(None, None, None, key)
+    np.testing.assert_allclose([loss, *metrics["loss"]], [expected, expected, 2.0], rtol=1e-6)
+    assert recipe.name == "averaged"
+
+
+def test_examples_of_a_scorer_and_a_reward(example):
+    for name in ("sure_stop", "mentioned"):
+        example(name)
+    logits_NT, lengths_N = np.random.default_rng(0).normal(size=(3, 4)), np.array([1, 4, 2])
+    policy = SimpleNamespace(thinker=SimpleNamespace(stop_logits=lambda params, actions: actions))
+    trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
+    expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
+    np.testing.assert_allclose(SCORERS["sure_stop"](policy, None, None, trajectories), expected, rtol=1e-5)
+    assert [REWARDS["mentioned"]("q", "8", text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
+
+
+def test_example_of_a_kind(example):
+    damped = example("damped").Damped(factor=0.25)
+    hidden_BLD = np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
+    np.testing.assert_allclose(damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD)
+    assert damped.unwrap({}, "") is None
+
+
 @pytest.mark.slow
-def test_an_example_is_one_file_one_line_and_one_config(tmp_path):
-    """In a copy of the package, followed to the letter: the command trains the new thinker with the new objective."""
-    for folder in ("slpo_jax", "configs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("right_answers", "tokens"):
-        _follow(name, tmp_path)
+def test_examples_work_together(tmp_path):
+    """As users' files beside a config: imitation, both objectives, the scorer's figures."""
+    names = ("right_answers", "tokens", "averaged", "sure_stop")
     small = {
-        "stages": "('rl',)", "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)",
-        "rl.optimizer.warmup_steps": 0, "cpu_devices": 1, "data.synthetic.train_size": 16,
-        "data.synthetic.valid_size": 4, "rl.objectives": "('exact','right_answers')", "model.n_layer": 1,
+        "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)", "cpu_devices": 1,
+        "rl.optimizer.warmup_steps": 0, "data.synthetic.train_size": 16, "data.synthetic.valid_size": 4,
+        "data.synthetic.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
+        "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.recipe": "averaged",
+        "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "cold_start.batch_size": 4,
+        "cold_start.evaluate_every": 1, "dropout.rate": 0.0, "thinker.name": "tokens",
+        "rl.objectives": "('exact','right_answers')", "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2,
+        "evaluate.seeds": 1, "evaluate.datasets": "('same',)",
     }  # fmt: skip
-    command = [sys.executable, "-m", "slpo_jax.main", "--config=configs/tokens.py", "--workdir=work"]
-    command += [f"--config.{key}={value}" for key, value in small.items()]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / 'quickstart.py'}"]
+    command += [f"--register={_example_file(name, tmp_path)}" for name in names]
+    command += ["--workdir=work", *(f"--config.{key}={value}" for key, value in small.items())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for objective in ("exact", "right_answers"):
-        assert (tmp_path / "work" / "checkpoints" / objective / "finished").read_text() == "1\n"
-    program = "from configs.right_answers import get_config; from slpo_jax.config import check; check(get_config())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def _follow(name: str, folder: Path) -> None:
-    """What the page says of an example, done to a copy of the package: its file, its line, its config as NAME.py."""
-    page = EXTEND.read_text()
-    path, code = next((path, code) for path, code in _EXAMPLE.findall(page) if Path(path).stem == name)
-    after = page.partition(code)[2]
-    line, config = re.findall(r"^```python\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]
-    (folder / path).write_text(code)
-    table = (folder / path).parent / "__init__.py"
-    module, made = ".".join(Path(path).with_suffix("").parts), line.split()[-1].rstrip(",")
-    source, replaced = re.subn(r"^((?:OBJECTIVES|THINKERS)\b.*= \{)", rf"\1\n{line}", table.read_text(), flags=re.M)
-    assert replaced == 1
-    table.write_text(source.replace("from slpo_jax", f"from {module} import {made}\nfrom slpo_jax", 1))
-    (folder / "configs" / f"{name}.py").write_text(config)
+    rows = json.loads((tmp_path / "work" / "report.json").read_text())["eval"]
+    assert "best@2_sure_stop" in rows["right_answers"]["same"]
+    assert "best@2_sure_stop" in rows["exact"]["same"]
