@@ -1,4 +1,4 @@
-"""`python -m benchmarks.versus OTHER [--what step|passk] [--shapes gpt2|llama|quickstart] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.versus OTHER [--what step|passk|grpo] [--shapes gpt2|llama|quickstart]`; see `--help`.
 
 Is this checkout slower than another one of this repository? A process of each does the same work, step by step in
 turns, so that a noisy machine is noisy for both; and then another pair of processes does, as one program's speed
@@ -24,12 +24,14 @@ from benchmarks.measure.workload import SHAPES as STEP_SHAPES
 from slpo_jax.errors import UserError
 
 SIDES = ("other", "this")
+PROGRAMS = {"step": ("rollout", "surrogate", "step"), "passk": ("passk",), "grpo": ("rollout", "gradient", "step")}
 FAULTS = 2000  # page faults in a round, above which freed memory was not kept
 DEFINITIONS = """
 other: the checkout that was given; this: the one that measured
 ratio: of a pair of processes: median over the rounds of this one's seconds over the other's of the same round
 all pairs: geometric mean of the pairs' ratios, and the interval of 95 % around it, from Student's t over the pairs
-a round: one of each, the order turned around every time; step: K, G = 4, 8; passk: 16 samples of every problem
+a round: one of each, the order turned around every time; step: K, G = 4, 8; passk: 16 samples of every problem; \
+grpo: a step of benchmarks.grpo on --problems, in bfloat16
 compile: making all the programs, one side after the other
 memory kept, faulted: pairs of which neither or either process faults the pages of its scratch memory in anew in \
 every round: glibc may give it back to the system, which differs from process to process; mixed pairs are in "all" alone
@@ -41,7 +43,8 @@ WORKER = """
 import json, resource, sys, tempfile, time
 from pathlib import Path
 import jax
-what, shapes_name, prompts, cache, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.stdout
+what, shapes_name, prompts, cache, problems, rounds, out = *sys.argv[1:7], sys.stdout
+prompts = int(prompts)
 sys.stdout = sys.stderr
 from benchmarks import passk
 from benchmarks.measure import passk_work, workload
@@ -51,9 +54,9 @@ from slpo_jax.run.command import set_up_jax
 def say(found):
     print(json.dumps(found), file=out, flush=True)
 
-shapes = (workload if what == "step" else passk_work).SHAPES[shapes_name]
+shapes = (passk_work if what == "passk" else workload).SHAPES[shapes_name]
 config = workload.load_config(shapes)
-set_up_jax(config.cpu_devices)
+set_up_jax(1 if what == "grpo" else config.cpu_devices)
 jax.config.update("jax_compilation_cache_dir", cache)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
@@ -65,6 +68,11 @@ with tempfile.TemporaryDirectory() as folder:
         work = workload.make_workload(shapes, config, prompts, Path(folder))
         ours = Ours(work, 4, 8, {})
         measure, compiling = lambda i: ours.measure(work, i), ours.compile_seconds
+    elif what == "grpo":
+        from benchmarks import grpo
+        flags = grpo.parse([problems, "--prompts", str(prompts), "--rounds", rounds, "--warmup", "0"])
+        ours = grpo.Ours(grpo.make_work(flags, {"model.dtype": "bfloat16"}))
+        measure, compiling = ours.measure, ours.compile_seconds
     else:
         work = passk_work.make_work(shapes, config, prompts, 16, Path(folder))
         run = passk.make_runs(work, "none")["slpo_jax"]
@@ -87,7 +95,9 @@ class Worker:
         """Starts it; returns when it has compiled, or taken its programs from the cache."""
         self.checkout = checkout
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        command = [sys.executable, "-c", WORKER, flags.what, flags.shapes, str(flags.prompts), str(cache)]
+        rounds = flags.warmup + flags.rounds
+        command = [sys.executable, "-c", WORKER, *map(str, (flags.what, flags.shapes, flags.prompts, cache))]
+        command += [flags.problems, str(rounds)]
         environment = os.environ | {"PYTHONPATH": str(checkout)}
         self.process = subprocess.Popen(command, cwd=checkout, env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)  # fmt: skip
@@ -141,7 +151,7 @@ def measure_pair(flags: argparse.Namespace, order: tuple[str, str], caches: Path
         found["compile"] = {side: summary([spent]) for side, spent in compiling.items()}
         found["compile"]["ratio"] = compiling["this"] / compiling["other"]
     faults = {side: statistics.median(row["faults"] for row in rounds[side][flags.warmup :]) for side in SIDES}
-    for name in ("rollout", "surrogate", "step") if flags.what == "step" else ("passk",):
+    for name in PROGRAMS[flags.what]:
         values = {side: [row[name] for row in rounds[side][flags.warmup :]] for side in SIDES}
         found[name] = {side: summary(values[side]) for side in SIDES}
         found[name]["faults"] = faults
@@ -209,7 +219,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """
     parser = Parser("versus", "Speed of this checkout against another's.", STEP_SHAPES)
     parser.add_argument("other", type=Path, help="the other checkout's folder")
-    parser.add_argument("--what", choices=("step", "passk"), default="step", help="default: step")
+    parser.add_argument("--what", choices=tuple(PROGRAMS), default="step", help="default: step")
+    parser.add_argument("--problems", default="", help="of grpo: a file or set, as config.data.train takes it")
     parser.add_argument("--prompts", type=int, help="prompts a step, problems of an evaluation; default: the shapes'")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of processes; default: 6")
     parser.add_argument("--compiled", type=int, default=2, help="pairs whose compilation is timed; the others take "
@@ -218,8 +229,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=4, help="rounds before them; default: 4")
     flags = parser.parse_args(argv)
     if flags.prompts is None:
-        flags.prompts = (STEP_SHAPES if flags.what == "step" else PASSK_SHAPES)[flags.shapes].prompts
+        flags.prompts = (PASSK_SHAPES if flags.what == "passk" else STEP_SHAPES)[flags.shapes].prompts
     check_flags(flags, prompts=1, pairs=1, compiled=1, rounds=1, warmup=0)
+    if (flags.what == "grpo") != bool(flags.problems):
+        raise UserError("--problems: goes with --what grpo; give both, e.g. --problems=data/gsm8k_train.jsonl")
     flags.other = flags.other.resolve()
     if not (flags.other / "benchmarks").is_dir():
         raise UserError(f"{flags.other}: no checkout with a folder benchmarks/; give one of this repository")

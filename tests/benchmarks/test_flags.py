@@ -37,6 +37,7 @@ OWN = {
     versus: [
         (["--pairs", "0"], "--pairs: 0"),
         (["--what", "all"], "--what"),
+        (["--what", "grpo"], "--problems: goes with --what grpo"),
     ],
     generate: [
         (["--rows", "8", "0"], "--rows: 0"),
