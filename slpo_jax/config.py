@@ -72,7 +72,7 @@ class Config:
             config.model's shapes are the checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
-        reasoner: a name in `slpo_jax.kinds.REASONERS`.
+        reasoner: kind and backbone: coconut, codi, colar or text, then _gpt2 or _llama.
         tokenizer: "synthetic:LARGEST_NUMBER", "bytes", a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a text reasoner is asked with.
@@ -87,9 +87,8 @@ class Config:
         imitate: the stage imitate.
         cold_start: the stage cold_start.
         rl: the stage rl.
-        objective: NAME = settings of an objective, see `objective_of`; a further NAME has the `kind` that it is of, see
-            `run.presets.objective_variant`.
-        reward: a name in `rewards.reward.REWARDS`: "correct", 1 where the answer is the reference, or a registered one.
+        objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
+        reward: "correct" is 1 where the answer is the reference, else 0; others are registered.
         evaluate: the stage evaluate, and validation in the others.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.

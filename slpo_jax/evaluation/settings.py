@@ -22,7 +22,7 @@ class EvaluateConfig:
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
         max_answer_tokens: A; None is config.max_answer_tokens.
-        scorers: names in `policy.scorers.SCORERS`: the report has best-of-k and score-weighted votes by each.
+        scorers: the report has best-of-k and score-weighted votes by each.
         thresholds: of the gate, swept on the validation split.
         save_latents: also write eval/ROW/NAME.latents.npz.
         rows_from: workdir of another run, whose rows the report also has: those that this run has none of its own of.

@@ -16,16 +16,14 @@ class OptimizerConfig:
     """What `make_optimizer` builds: the section `config.STAGE.optimizer`. Values are checked on construction.
 
     Attributes:
-        name: "adafactor" (the paper's, for reinforcement learning and the gate) or "adamw".
+        name: the paper's is adafactor, for reinforcement learning and the gate.
         learning_rate: the rate after warm-up.
         warmup_steps: optimizer steps in which the rate climbs linearly from 0; the first of them has rate 0.
-        schedule: after warm-up, "constant", or down to `final_fraction * learning_rate` at `total_steps`, in a
-            "linear" way or along half a "cosine".
+        schedule: after warm-up; "linear" and "cosine" fall to `final_fraction * learning_rate` at the last step.
         final_fraction: what is left of the rate at the end of a falling schedule, and after it.
         clip_norm: largest global norm of the gradient; None leaves it unclipped.
         weight_decay: decoupled, multiplied by the scheduled rate, as torch's AdamW and transformers' Adafactor do.
-        decay_vectors: also decay biases and norm scales, as an optimizer given all of a model's parameters does
-            (COCONUT's own training); the Hugging Face trainer leaves them out, and so does False.
+        decay_vectors: also decay biases and norm scales, as COCONUT's own training does.
         total_steps: optimizer steps of the whole run, warm-up included; None where they are not known yet. It is the
             stage's, no key of the section.
         b1: AdamW's decay of the first moment. Adafactor has none. No key of the section.

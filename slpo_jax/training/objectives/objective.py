@@ -29,14 +29,13 @@ class Objective(abc.ABC):
 
     Attributes:
         kind: a name in `OBJECTIVES`; "" is the one of its own name.
-        after: the objective of the same run that it begins where that one ended; "": where imitation and the cold start
-            did.
+        after: the objective that it goes on from; "": it begins where imitation and the cold start ended.
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
         learning_rate: None is the stage's (`config.rl.optimizer`).
-        schedule: of the rate, "constant", "linear" or "cosine" (`OptimizerConfig`); "" is the stage's.
-        thinker_learning_rate: of parameters of the thinker's own, under the same schedule; None is `learning_rate`.
+        schedule: of the rate; "" is the stage's.
+        thinker_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
-        advantage: "rloo", "grpo", "pkpo" or "pkpo_sloo", see `policy.advantage`.
+        advantage: how a group's rewards become A_i.
         pass_k: k of "pkpo", at most G, and of "pkpo_sloo", below G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
     """

@@ -21,7 +21,7 @@ class ImitateSettings:
     """What every recipe has of the section `config.imitate`; further keys are the recipes' own sections, by name.
 
     Attributes:
-        recipe: a name in `recipes.RECIPES`; "" is the reasoner's own: COCONUT's curriculum or CODI's distillation.
+        recipe: "" is the reasoner's own: COCONUT's curriculum or CODI's distillation.
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         max_tokens: leaves out problems whose question, steps and answer are longer; 0 keeps all.
