@@ -67,9 +67,8 @@ class Config:
     Attributes:
         stages: what is run, in this order.
         seed: of initialisation, input order and all noise.
-        init: where the first weights come from: "" (random), an Orbax checkpoint of this project, a workdir (its newest
-            stage or objective), a Hugging Face directory or hub id, a torch or safetensors file, or a GGUF file. Then
-            config.model's shapes are the checkpoint's.
+        init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
+            checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
         reasoner: kind and backbone: coconut, codi, colar or text, then _gpt2 or _llama.
@@ -93,8 +92,8 @@ class Config:
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
-        stuck_after: seconds in which none of several processes gets on (compiling is not getting on) before the one
-            that is behind is named and the run ends; 0 is never.
+        stuck_after: seconds in which none of several processes gets on before the one that is behind is named and the
+            run ends; 0 is never.
         cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
         sharding: how parameters lie on the devices.
     """

@@ -25,8 +25,8 @@ class EvaluateConfig:
         scorers: the report has best-of-k and score-weighted votes by each.
         thresholds: of the gate, swept on the validation split.
         save_latents: also write eval/ROW/NAME.latents.npz.
-        rows_from: workdir of another run, whose rows the report also has: those that this run has none of its own of.
-            They must have been evaluated on the same problems, with as many samples and answer tokens.
+        rows_from: workdir of another run, evaluated on the same problems in the same way, whose further rows the report
+            also has.
     """
 
     datasets: tuple[str, ...] | None = None

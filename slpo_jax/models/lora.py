@@ -17,8 +17,8 @@ class LoraConfig:
     """The section `config.imitate.lora`.
 
     Attributes:
-        rank: of the updates. Above 0, low-rank adapters of the blocks' kernels are trained, and CODI's projector,
-            instead of the whole reasoner; the stage's checkpoint has them merged.
+        rank: of the updates; above 0 adapters of the blocks' kernels, and a projector, are trained instead of the whole
+            reasoner, and merged in the stage's checkpoint.
         alpha: the updates' scale times the rank.
     """
 

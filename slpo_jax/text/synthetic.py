@@ -54,8 +54,8 @@ class SyntheticConfig:
         train_size: number of training problems; a smaller set is the beginning of a larger one.
         valid_size: number of validation problems.
         test_size: number of problems in each of "test", "large" and "template".
-        small_share: share of problems whose operands are all at most max_value // 3; the others draw from the whole
-            range, and "large" draws from above max_value // 3 alone. Factors are 2 or 3 everywhere.
+        small_share: share of problems whose operands are all at most max_value // 3; "large" draws from above that
+            alone.
         puzzle_share: share of problems in the second template.
         long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
         written_share: share of training problems whose steps are written; of the others there is the answer alone.

@@ -33,8 +33,8 @@ class RlConfig:
         top_k: likeliest tokens that they are sampled from; 0 is all.
         top_p: then the likeliest of these that have this probability together; 1 is all.
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
-        capacities: shares of a prompt's latent and answer slots that scoring has room for, ascending to (1, 1): the
-            smallest pair that a batch fits in is used. Speed alone depends on it; each pair is compiled.
+        capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
+            pair that a batch fits in is used, each a compiled program.
         evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
             the last ones.
         optimizer: of each objective, but for its own learning rate.

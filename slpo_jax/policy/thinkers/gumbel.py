@@ -22,9 +22,8 @@ class Gumbel(Kept):
 
     Attributes:
         tau: towards 0 the mixture is one sampled token.
-        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k with p the softmax over all tokens at
-            temperature 1, which is no density; "concrete" is that of the weights themselves (Maddison et al., 2017),
-            given which tokens are kept.
+        likelihood: of a step: "cross_entropy" is the paper's, sum_k y_k log p_k, which is no density; "concrete" is
+            that of the weights themselves (Maddison et al., 2017).
     """
 
     temperature: float = setting(1.0, above=0)

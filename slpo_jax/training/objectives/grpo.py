@@ -66,12 +66,12 @@ class Grpo(Objective):
     Attributes:
         updates: optimizer updates on the same rollouts.
         clip: how far rho may go from 1; None does not clip.
-        reduction: over choices: "token_mean" of the whole batch (Yu et al., 2025), "sequence_mean" of each rollout's
-            own means (Shao et al., 2024), or "sum" over a rollout's, as the other objectives.
+        reduction: over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own means, or "sum"
+            over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where it has a likelihood; 0 leaves them out.
         kl_weight: beta; 0 leaves k3 out, and needs neither its pass nor the parameters of the start.
-        detach_inputs: no gradient goes through the embeddings that are fed, of prompt, thought and answer, as in
-            trainers that store a rollout's inputs (LEPO); a tied table then learns as the output head alone.
+        detach_inputs: no gradient goes through the embeddings that are fed, as in trainers that store a rollout's
+            inputs (LEPO).
     """
 
     label = "GRPO"

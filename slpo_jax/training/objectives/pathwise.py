@@ -63,13 +63,11 @@ class Pathwise(Objective):
 
     Attributes:
         estimator: "pass_at_k" maximises `pass_at_k_log_prob` of the reference answer, whose tokens have to be known;
-            "reward" is -A_i s_i(a_i) of the rollouts' own answers, for any verifier, which have to be sampled at
-            temperature 1 (greedy ones bias it); "mixture" is `mixture_weight` of "pass_at_k" and the rest the mean of
-            s_i(reference).
-        mixture_weight: of "mixture", from 0 to 1.
-        k: of "pass_at_k" and "mixture", how many of the G rollouts may try; None is all of them. With 1 it is Pass@1.
-        log: of these two, whether the logarithm of that probability is maximised, or itself, whose gradient is weaker
-            the rarer a problem is solved.
+            "reward" is -A_i s_i(a_i) of the rollouts' own answers, sampled at temperature 1 (greedy ones bias it);
+            "mixture" is `mixture_weight` of the first and the rest the mean of s_i(reference).
+        mixture_weight: of "mixture".
+        k: of "pass_at_k" and "mixture", how many of the G rollouts may try; None is all, 1 is Pass@1.
+        log: of these two, whether the logarithm of that probability is maximised, or itself.
     """
 
     estimator: Literal["pass_at_k", "reward", "mixture"] = "pass_at_k"

@@ -78,8 +78,8 @@ class SimCot:
 
     Attributes:
         weight: of the explanations, beside the loss of the reasoner's own recipe.
-        mean: "rows": the sum over a text's tokens, its mean over rows and thoughts, as published on COCONUT; "tokens":
-            the mean over tokens of each thought, and of these over thoughts, as on CODI; "" is what was published.
+        mean: "rows": of the sums over a text's tokens, over rows and thoughts (published on COCONUT); "tokens": of each
+            thought's tokens, then over thoughts (on CODI); "" is what was published.
     """
 
     weight: float = setting(1.0, least=0)
