@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: --workdir: {error.filename}: {error.strerror}; give another", file=sys.stderr)
         return 2
-    words = [word for word in (sys.argv[1:] if argv is None else argv) if not word.startswith("--workdir")]
-    command = shlex.join(["python", "launch/reproduce.py", *words])
+    given = [f"--{key}={value}" for key in ("seeds", "only", "limit") if (value := getattr(flags, key))]
+    command = shlex.join(["python", "launch/reproduce.py", flags.name, *given])
     write_text(root / f"{flags.name}.json", dump({**provenance(command), "seeds": seeds, "tables": tables}))
     text = "\n".join(f"{title}:\n\n{markdown(table)}" for title, table in tables.items())
     write_text(root / f"{flags.name}.md", text)
