@@ -24,7 +24,6 @@ command is given is a ConfigDict, which is checked once; from there on a run has
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,20 +32,15 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.evaluation.settings import EvaluateConfig
-from slpo_jax.io.workdir import BEST
-from slpo_jax.kinds import REASONERS, kind_of
+from slpo_jax.kinds import kind_of
 from slpo_jax.models.gate import GateConfig
-from slpo_jax.models.llama import LlamaConfig
-from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
 from slpo_jax.rewards.reward import CORRECT, REWARDS
-from slpo_jax.sections import changed, fill, section
-from slpo_jax.stages import CONTROL, SECTIONS, UNFINISHED, Section
+from slpo_jax.sections import fill, section
+from slpo_jax.stages import SECTIONS, Section
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
@@ -54,10 +48,6 @@ from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
-
-# Of stages, checkpoints/ and rows, beside those of the objectives.
-_TAKEN = {*SECTIONS, CONTROL, UNFINISHED, "reasoner", "imitate_fixed_tmax",
-          "checkpoint", "best_fixed"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -197,110 +187,3 @@ def make_thinker(config: Config, token: Callable[[str], int]) -> Any:
         return dataclasses.replace(settings, end_id=token(settings.end_text))
     except UserError as error:
         raise UserError(f"config.thinker.{config.thinker.name}.end_text: {error}") from None
-
-
-def check(node: ConfigDict) -> Config:
-    """Fail early on values that no stage could use: each section's own, then what spans several.
-
-    Returns:
-        the config that a run goes by.
-    Raises:
-        UserError: one line with the key and the remedy.
-    """
-    settings = read_config(node)
-
-    def need(ok, message):
-        if not ok:
-            raise UserError(f"config.{message}")
-
-    need(
-        settings.stages == tuple(stage for stage in SECTIONS if stage in settings.stages),
-        f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
-    )
-    _check_model(settings, need)
-    _check_objectives(settings, need)
-    need(
-        settings.max_latents > 0 or not settings.gate.enabled,
-        "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
-    )
-    own = settings.imitate.c_thought * settings.imitate.max_latent_stage
-    need(
-        "imitate" not in settings.stages or settings.imitate.c_thought == 0 or kind_of(settings.reasoner).has_latents,
-        f"imitate.c_thought: {settings.imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; "
-        "set it to 0",
-    )
-    need(
-        "imitate" not in settings.stages or own <= settings.max_latents,
-        f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",
-    )
-    need(
-        settings.gate.enabled or "cold_start" not in settings.stages,
-        "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",
-    )
-    need(
-        settings.reward == CORRECT or "cold_start" not in settings.stages,
-        f"reward: {settings.reward} is asked on the host, and cold_start asks inside its step; use {CORRECT}, or take "
-        "the stage out of config.stages",
-    )
-    need(
-        not (settings.cold_start.train_backbone and settings.gate.detached),
-        "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
-    )
-    for stage in ("cold_start", "rl"):
-        if stage in settings.stages:
-            own = getattr(settings, stage)
-            changed(own.optimizer, {"total_steps": own.steps}, f"config.{stage}.optimizer")
-    sets = settings.data.eval
-    need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
-    need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
-    for name in settings.evaluate.scorers:
-        need(name in SCORERS, f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}")
-    for name in settings.evaluate.datasets or ():
-        need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
-    return settings
-
-
-def _check_model(settings: Config, need: Any) -> None:
-    """What only random weights need: a checkpoint brings shapes of its own."""
-    if settings.init:
-        return
-    kind_of(settings.reasoner)
-    model, llama = settings.model, BACKBONES[REASONERS[settings.reasoner][1]] is LlamaConfig
-    need(
-        model.n_embd % model.n_head == 0,
-        f"model.n_embd: {model.n_embd} is not a multiple of model.n_head ({model.n_head}); change one of them",
-    )
-    need(
-        not llama or model.n_head % (model.n_kv_head or model.n_head) == 0,
-        f"model.n_kv_head: {model.n_kv_head} does not divide model.n_head ({model.n_head}); use one that does",
-    )
-    need(
-        not llama or model.n_embd // model.n_head % 2 == 0,
-        f"model.n_embd: heads of {model.n_embd // model.n_head} have no pairs to rotate; use an even multiple of "
-        f"model.n_head ({model.n_head})",
-    )
-
-
-def _check_objectives(config: Config, need: Any) -> None:
-    for name in config.objective:
-        need(
-            re.fullmatch(r"[^\W\d]\w*", name),
-            f"objective.{name}: its name is that of a key and of files, a letter and then letters, digits and _; use "
-            "another",
-        )
-        need(
-            name not in _TAKEN and not name.endswith(BEST),
-            f"objective.{name}: a stage or a row of the report has this name; use another",
-        )
-    if "rl" in config.stages:
-        for place, name in enumerate(config.rl.objectives):
-            after = objective_of(config, name).after
-            need(
-                after in ("", *config.objective),
-                f"objective.{name}.after: {after!r} is no objective; use one of {', '.join(config.objective)}",
-            )
-            need(
-                after not in config.rl.objectives[place:],
-                f"objective.{name}.after: {after} is not trained before it; put it before {name} into "
-                "config.rl.objectives",
-            )

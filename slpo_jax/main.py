@@ -30,7 +30,7 @@ _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
 
 def main(argv: list[str]) -> None:
     # Here and below imports that take seconds wait until they are needed: --help and most errors come at once.
-    from slpo_jax.config import check
+    from slpo_jax.checks import check
 
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")

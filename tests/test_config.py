@@ -8,7 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from ml_collections import ConfigDict
 
-from slpo_jax.config import Config, check, default_config, objective_of
+from slpo_jax.checks import check
+from slpo_jax.config import Config, default_config, objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant
 from slpo_jax.training.objectives import OBJECTIVES

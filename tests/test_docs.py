@@ -21,7 +21,8 @@ from ml_collections import ConfigDict, config_flags
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
-from slpo_jax import config as configs
+from slpo_jax import checks
+from slpo_jax.config import default_config
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.kinds import KINDS
@@ -112,7 +113,7 @@ def holds(node, key: str) -> bool:
 
 @of(PAGES)
 def test_config_keys_exist(page):
-    config, text = configs.default_config(), prose(page)
+    config, text = default_config(), prose(page)
     quoted = [key.partition("=")[0] for key in re.findall(r"`(?:--)?config\.(?!json`)([\w.]+(?:=\S*)?)`", text)]
     sections = "|".join(key for key, value in config.items() if isinstance(value, ConfigDict))
     quoted += re.findall(rf"`((?:STAGE|{sections})\.(?!py`)[\w.]+)`", text)
@@ -141,7 +142,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
         config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
         flags.DEFINE_string("workdir", None, "", flag_values=values)
         assert values(words[2:]) == ["slpo_jax.main"]
-        configs.check(values.config)
+        checks.check(values.config)
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
@@ -174,7 +175,7 @@ def test_reference_is_current(monkeypatch):
     assert configuration.PAGE.read_text() == configuration.render(), "run python docs/configuration.py"
     rows = [line for line in configuration.PAGE.read_text().splitlines() if line.startswith("|`")]
     assert not [row for row in rows if row.endswith("||")]
-    keys = [key for key, value in configs.default_config().items() if not isinstance(value, ConfigDict)]
+    keys = [key for key, value in default_config().items() if not isinstance(value, ConfigDict)]
     assert set(keys) <= {row.split("`")[1] for row in rows}
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import accelerator
-from slpo_jax.config import check
+from slpo_jax.checks import check
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from codi_run import QUESTION, SUMS, small_config
 from same_run import checkpoint_of, rows_of
 from small_run import train
 
-from slpo_jax import config as configs
+from slpo_jax import checks
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
@@ -50,7 +50,7 @@ def _config(folder, rank: int = RANK, **changes):
 
 
 def _run(config, workdir):
-    configs.check(config)
+    checks.check(config)
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)

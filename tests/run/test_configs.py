@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slpo_jax.config import check, default_config
+from slpo_jax.checks import check
+from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.kinds import REASONERS
 from slpo_jax.run.presets import SOFT_METHODS

@@ -8,7 +8,7 @@ import pytest
 from codi_run import small_config
 from small_run import load_config, train
 
-from slpo_jax import config as configs
+from slpo_jax import checks
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
@@ -40,7 +40,7 @@ def _config(name: str, folder: Path):
         config.max_latents, config.gate.enabled = 0, False
     config.imitate.optimizer.warmup_steps = 0
     config.imitate.update(RECIPES[name][0])
-    configs.check(config)
+    checks.check(config)
     return config
 
 

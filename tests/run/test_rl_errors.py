@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from small_run import load_config
 
-from slpo_jax.config import check, objective_of, read_config
+from slpo_jax.checks import check
+from slpo_jax.config import objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
