@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import chex
 import jax
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from slpo_jax.policy.subsets import solved_share
 
-AdvantageName = Literal["rloo", "grpo", "pkpo", "pkpo_sloo"]
 Advantage = Callable[[jax.Array], jax.Array]
 """Rewards float [G] of a group -> advantages [G], without gradient."""
 
@@ -98,3 +97,7 @@ ADVANTAGES: dict[str, Callable[[int], Advantage]] = {
     "pkpo_sloo": lambda k: functools.partial(pkpo_sloo, k=k),
 }
 """By name, how an advantage is made of k, which only PKPO's read."""
+if TYPE_CHECKING:
+    AdvantageName = str
+else:
+    AdvantageName = Literal[*ADVANTAGES]
