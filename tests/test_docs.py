@@ -146,6 +146,14 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
+def test_a_second_name_can_be_given():
+    """As docs/train.md shows."""
+    config = importlib.import_module("configs.quickstart").get_config()
+    (code,) = blocks(ROOT / "docs" / "train.md", "python")
+    exec(code, {"config": config})
+    assert checks.check(config).objective["slpo_grpo"].advantage == "grpo"
+
+
 @of(PAGES)
 def test_other_commands_have_their_files_and_flags(page):
     for words in commands(page):
