@@ -100,7 +100,11 @@ def read_records(path: str | Path) -> EvalRecords:
     seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0][1]["samples"]))
     per_seed = len(rows[0][1]["samples"]) // max(len(seeds), 1)
     scorers = rows[0][1]["samples"][0].get("scores", {}) if rows[0][1]["samples"] else {}
-    grids = [_by_seed(path, number, row, seeds, per_seed) for number, row in rows]
+    grids = []
+    for number, row in rows:
+        grids.append([[sample for sample in row["samples"] if sample["seed"] == seed] for seed in seeds])
+        if len(row["samples"]) != len(seeds) * per_seed or any(len(each) != per_seed for each in grids[-1]):
+            raise UserError(f"{path} line {number}: has not {per_seed} samples of each seed in {seeds}; {_AGAIN}")
 
     def samples(key: str, dtype: Any, part: str = "") -> np.ndarray:
         nsm = [[[(sample[part] if part else sample).get(key) for sample in line] for line in grid] for grid in grids]
@@ -203,42 +207,20 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     return sorted(rows.values(), key=lambda row: row["step"]), notes
 
 
-_KINDS = {
+_KINDS: dict[str, Any] = {
     "index": int, "reference": (str, int, float), "correct": bool, "latent_steps": int, "cut": bool,
-    "completion_tokens": list,
+    "completion_tokens": list, "samples": list,
 }  # fmt: skip
+_SAMPLE_KINDS: dict[str, Any] = {"seed": int, "correct": bool, "latent_steps": int, "cut": bool}
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} line {number}: not JSON ({error.msg}); {_AGAIN}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{path} line {number}: not an object; {_AGAIN}")
-    row.setdefault("samples", [])
-    row.setdefault("completion_tokens", [])
-    for key, kinds in _KINDS.items():
-        _check(path, number, row, key, kinds)
-    for sample in row["samples"]:
-        for key, kinds in (("seed", int), ("correct", bool), ("latent_steps", int), ("cut", bool)):
-            _check(path, number, sample, key, kinds)
+        row = {"samples": [], "completion_tokens": []} | json.loads(line)
+        parts = [(row, _KINDS), *((sample, _SAMPLE_KINDS) for sample in row["samples"])]
+        bad = [key for part, kinds in parts for key, kind in kinds.items() if not isinstance(part.get(key), kind)]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} line {number}: is no record ({error}); {_AGAIN}") from error
+    if bad:
+        raise UserError(f"{path} line {number}: '{bad[0]}' is missing or of the wrong type; {_AGAIN}")
     return row
-
-
-def _check(path: Path, number: int, row: Mapping[str, Any], key: str, kinds: Any) -> None:
-    if not isinstance(row.get(key), kinds):
-        raise UserError(f"{path} line {number}: '{key}' is missing or of the wrong type; {_AGAIN}")
-
-
-def _by_seed(path: Path, number: int, row: Mapping[str, Any], seeds: list[int], per_seed: int) -> list[list[Any]]:
-    """Samples of one problem as a list a seed, in the order of `seeds`."""
-    groups: dict[int, list[Any]] = {seed: [] for seed in seeds}
-    for sample in row["samples"]:
-        groups.setdefault(sample["seed"], []).append(sample)
-    if len(groups) != len(seeds) or any(len(group) != per_seed for group in groups.values()):
-        counts = {seed: len(group) for seed, group in groups.items()}
-        raise UserError(
-            f"{path} line {number}: samples a seed are {counts}, expected {per_seed} for each of {seeds}; {_AGAIN}"
-        )
-    return list(groups.values())

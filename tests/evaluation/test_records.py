@@ -46,12 +46,12 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     ("text", "expected"),
     [
         ("", "holds no problems"),
-        (json.dumps(problem(0, 1)) + "\n{not json\n", "line 2: not JSON"),
-        ("[1]\n", "line 1: not an object"),
+        (json.dumps(problem(0, 1)) + "\n{not json\n", "line 2: is no record"),
+        ("[1]\n", "line 1: is no record"),
         (json.dumps({k: v for k, v in problem(0, 1).items() if k != "correct"}), "line 1: 'correct' is missing"),
         (json.dumps(problem(0, 1) | {"latent_steps": "3"}), "line 1: 'latent_steps'"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1, 0]])), "line 2: samples a seed"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1], [0]])), "line 2: samples a seed"),
+        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1, 0]])), "line 2: has not 1 samples"),
+        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1], [0]])), "line 2: has not 1 samples"),
     ],
 )
 def test_malformed_records_name_the_file_and_line(tmp_path, text, expected):
