@@ -6,8 +6,9 @@ from data_sets import write_jsonl
 from small_run import load_config
 
 from slpo_jax.config import read_config
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
-from slpo_jax.rewards.reward import CORRECT, Reward
+from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.solver import Solution, Solver
@@ -146,3 +147,21 @@ def test_rollouts_are_evaluated_under_a_noise_of_their_own():
         assert setup.policy.config.dropout_rate == 0.1
     assert found[None] == found[0.1]
     assert found[0.0]["evaluate.dropout"] == 0.0
+
+
+def test_a_function_is_asked_on_the_host_of_what_ended(monkeypatch):
+    """In evaluation what earns 1 or more is right; a cut completion earns nothing, unasked."""
+    earned = {"7": 0.5, "8": 1, "9": np.float32(2), "10": True}
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: earned[text.split()[-1]])
+    template = _template("last_number")
+    reward = _reward(template, "mine")
+    assert reward.on_device is None
+    tokens = _tokens(template, ["7 <eos>", "8 <eos>", "9 <eos>", "10 <eos>", "11"])
+    asked = [Problem("Tom ?", (), "7")] * len(tokens)
+    assert reward.on_host(tokens, asked).tolist() == [0.5, 1.0, 2.0, 1.0, 0.0]
+    readings = [reward.read(row) for row in tokens]
+    assert reward.right(readings, asked) == [False, True, True, True, False]
+    for value in (None, "1", float("nan"), float("inf"), [1.0]):
+        earned["7"] = value
+        with pytest.raises(UserError, match=r"^config.reward: mine gives .* for 'Tom \?'; return a finite number"):
+            reward.on_host(tokens[:1], asked[:1])
