@@ -154,4 +154,4 @@ def decode_here(settings: dict, folder: Path) -> tuple[list[list[int]], np.ndarr
     )
     experiment.log.close()
     assert (done.latent_steps == LATENTS).all()
-    return [experiment.reward.read(row).ids for row in done.tokens], done.latents
+    return [experiment.reward.read(row).ids for row in done.tokens], done.values["latents"]
