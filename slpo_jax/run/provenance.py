@@ -26,6 +26,7 @@ from slpo_jax.sections import changed, values
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, stage_of
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
+from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
 _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
@@ -34,12 +35,13 @@ _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """A stage's part of the config, as it comes back from JSON.
 
-    Without the thinker where it neither thinks nor has parameters in the checkpoint. An objective has the shared
-    settings of the stage rl with its own in their place.
+    Without the thinker where it neither thinks nor has parameters in the checkpoint, and without recipes that are not
+    used. An objective has the shared settings of the stage rl with its own in their place.
     """
     every, section = values(config, _TRAINED), stage_of(config, stage).section
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
-    thinks = config.max_latents and not (section == IMITATE and not kind_of(config.reasoner).has_latents)
+    kind = kind_of(config.reasoner)
+    thinks = config.max_latents and not (section == IMITATE and not kind.has_latents)
     if not thinks and not config.thinker.chosen.has_parameters:
         del facts["thinker"]
     facts["stage"] = section
@@ -52,7 +54,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
             "rl": values(changed(config.rl, changes, "config.rl"), _TRAINED),
         }
     else:
-        facts[section] = every[section]
+        unused = {*RECIPES} - {config.imitate.recipe, kind.default_recipe} if section == IMITATE else set()
+        facts[section] = {key: value for key, value in every[section].items() if key not in unused}
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}
     return as_json(facts)

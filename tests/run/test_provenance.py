@@ -19,7 +19,8 @@ from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.presets import objective_variant
 from slpo_jax.run.provenance import check_starts, claim, evaluated_settings, settings_of, starting_stage
 from slpo_jax.run.rows import shown_settings
-from slpo_jax.sections import values
+from slpo_jax.sections import changed, values
+from slpo_jax.training.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 ORDER = ("imitate", "imitate_control", "cold_start", "slpo")
@@ -180,12 +181,13 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"imitate.micro_batches": 2},
+        {"imitate.micro_batches": 2, "imitate.icot.tokens_per_epoch": 3},
+        {"imitate.control": False},
         {"rl.capacities": ((0.5, 0.5), (1.0, 1.0))},
         {"model.scan_layers": True, "model.remat": True},
     ],
 )
-def test_what_changes_speed_and_memory_alone_may_change(run, changes):
+def test_what_changes_no_number_may_change(run, changes):
     """As docs/configuration.md lists it."""
     changed = run.config(**changes)
     assert changed.to_json_best_effort() != run.config().to_json_best_effort()
@@ -315,6 +317,9 @@ def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     found = set(evaluated_settings(config))
     for stage in ("imitate", "cold_start", *config.objective):
         found |= flatten(settings_of(config, stage)).keys()
-    others = {f"thinker.{name}" for name in THINKERS if name != config.thinker.name}
+    others = [f"thinker.{name}" for name in THINKERS if name != config.thinker.name]
+    others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
     every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
     assert every - found == FREE
+    icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")["imitate"]
+    assert icot.keys() & RECIPES.keys() == {"icot", "curriculum"}
