@@ -322,4 +322,4 @@ def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
     assert every - found == FREE
     icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")["imitate"]
-    assert icot.keys() & RECIPES.keys() == {"icot", "curriculum"}
+    assert icot.keys() & RECIPES.keys() == {"icot"}
