@@ -65,7 +65,7 @@ class Identity:
     def gate_trained(self) -> bool:
         """Whether there is a stopping gate that is no longer random."""
         if self.description is None:
-            return self.opened is not None and bool(self.opened.gate)
+            return self.opened is not None and bool(self.opened.layout.gate)
         return self.description.gate_trained
 
     @property

@@ -1,8 +1,8 @@
 """The layouts in which latent reasoners are published, peeled down to plain Hugging Face names."""
 
 import collections
-import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import Lora, merge_lora
@@ -12,28 +12,20 @@ from slpo_jax.kinds import KINDS, Kind, Unwrapped
 from slpo_jax.origin.gates import take_gate
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A checkpoint's tensors under Hugging Face's names.
 
     Attributes:
         kind: None where there is a language model alone.
         backbone: its name, by the tensors'.
         tensors: the language model's, adapters merged, and the kind's own.
-        source: the file or directory.
         gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
     """
 
     kind: type[Kind] | None
     backbone: str
     tensors: Unwrapped
-    source: str
-    gate: dict[str, Stored] = dataclasses.field(default_factory=dict)
-
-    @property
-    def embedding(self) -> Stored:
-        """The token embedding [V, D]."""
-        return self.tensors.model[EMBEDDING[self.backbone]]
+    gate: dict[str, Stored]
 
 
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
@@ -68,7 +60,7 @@ def recognise(stored: Mapping[str, Stored], source: str, lora: Lora | None) -> L
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(kind, backbone, unwrapped._replace(model=tensors), source, gate)
+            return Layout(kind, backbone, unwrapped._replace(model=tensors), gate)
     raise _unknown(stored, source)
 
 

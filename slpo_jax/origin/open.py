@@ -152,12 +152,12 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
     if not opened.has_own_model:
         _check_vocabulary(kind, opened, stored.vocab_size, tokenizer)
-        stored = dataclasses.replace(stored, vocab_size=layout.embedding.shape[0])
+        stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
     with fitting("" if config.tokenizer else opened.tokenizer_base):
         lacks = _lacks(kind, opened, stored.n_embd, tokenizer)
     made = _made(kind, opened, stored.n_embd, bool(lacks))
     with fitting("" if config.tokenizer else opened.tokenizer_base):
-        first_id = layout.embedding.shape[0] - (0 if lacks else len(kind.tokens))
+        first_id = opened.embedding.shape[0] - (0 if lacks else len(kind.tokens))
         template = made.template(tokenizer, first_id if kind.after_vocabulary else None, config.prompt)
     if not kind.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
@@ -179,7 +179,7 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     def read() -> dict[str, Any]:
         tree = grow(read_tree(weights, layout.tensors.model, source), rows, template.tokenizer)
         reasoner = {"backbone": tree} | read_tree(heads, layout.tensors.head, source)
-        return {REASONER: reasoner} | ({GATE: read_tree(gates, opened.gate, source)} if gates else {})
+        return {REASONER: reasoner} | ({GATE: read_tree(gates, opened.layout.gate, source)} if gates else {})
 
     return Origin(description, template, read, lacks=lacks)
 
@@ -205,7 +205,7 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
 
 def _check_vocabulary(kind: type[Kind], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> None:
     """A file without a config has the base's rows, or those of the kind's tokens too."""
-    embedding, more = opened.layout.embedding, len(kind.tokens)
+    embedding, more = opened.embedding, len(kind.tokens)
     rows, sizes = embedding.shape[0], {base} if kind.after_vocabulary else {base, len(tokenizer)}
     if rows not in sizes | {size + more for size in sizes}:
         raise UserError(
@@ -219,16 +219,16 @@ def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedT
 
     Tokens come from the tokenizer by name where it has them, else they have the published ids.
     """
-    layout, rows, size = opened.layout, opened.layout.embedding.shape[0], len(tokenizer)
+    layout, rows, size = opened.layout, opened.embedding.shape[0], len(tokenizer)
     if size > rows:
         raise UserError(
-            f"{opened.source}: tensor {layout.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
+            f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
     has_tokens = not kind.tokens or has_latent_tokens(tokenizer) or rows == size + len(kind.tokens)
     if layout.tensors.original and not kind.after_vocabulary and not has_tokens:
         raise UserError(
-            f"{opened.source}: tensor {layout.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
+            f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
             f"the reasoner's {len(kind.tokens)} special tokens; give the base model that it was trained from"
         )
     if layout.kind is not None:
@@ -242,7 +242,7 @@ def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedT
 def _gate(config: Config, kind: Kind, opened: Opened, width: int) -> list[Weight]:
     """The stopping gate's weights, if the checkpoint has one."""
     hidden = opened.gate_hidden
-    if not opened.gate:
+    if not opened.layout.gate:
         return []
     if not kind.has_gate and opened.description is None:  # exports of ours have one all the same
         raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.source} has; set a latent one")
@@ -255,7 +255,7 @@ def _gate(config: Config, kind: Kind, opened: Opened, width: int) -> list[Weight
 
 def _check_extras(kind: Kind, weights: list[Weight], opened: Opened) -> None:
     """The head's and the gate's tensors must be these."""
-    stored = opened.layout.tensors.head | opened.gate
+    stored = opened.layout.tensors.head | opened.layout.gate
     check_tree(weights, stored, opened.source)
     for name in stored.keys() - {weight.name for weight in weights}:
         raise UserError(f"{opened.source}: tensor {stored[name].name} is unexpected; give a {kind.name} checkpoint")

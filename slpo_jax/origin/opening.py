@@ -44,12 +44,11 @@ class Opened:
 
     Attributes:
         source: the file or directory, for messages.
-        layout: its tensors under Hugging Face's names.
+        layout: its tensors under Hugging Face's names, an export's side file among them.
         model: the config.json that goes with them, the checkpoint's own or the base model's.
         model_source: where that is from.
         has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
         description: what our exports say of themselves; None for others.
-        gate: tensors of its stopping gate, empty without one.
         tokenizer: loads the checkpoint's or the base's tokenizer; None if neither has one.
         generation: its generation_config.json, empty without one.
         model_base: `config.base` where the shapes are from there, "" for the checkpoint's own.
@@ -62,7 +61,6 @@ class Opened:
     model_source: str
     has_own_model: bool
     description: Description | None
-    gate: dict[str, Stored]
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     model_base: str = ""
@@ -73,8 +71,13 @@ class Opened:
         """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
         if self.description is not None:
             return self.description.gate
-        hidden = self.gate.get("gate.hidden.weight")
-        return (hidden.shape[0] if hidden else 0) if self.gate else None
+        hidden = self.layout.gate.get("gate.hidden.weight")
+        return (hidden.shape[0] if hidden else 0) if self.layout.gate else None
+
+    @property
+    def embedding(self) -> Stored:
+        """The token embedding [V, D]."""
+        return self.layout.tensors.model[EMBEDDING[self.layout.backbone]]
 
     def shapes(self) -> BackboneConfig:
         """The backbone's, of its config.json.
@@ -153,7 +156,6 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         model_source=str(source),
         has_own_model=own and not original,
         description=described,
-        gate=layout.gate,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
         model_base="" if own else base,
@@ -185,7 +187,7 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
     check_tree(described.kind.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    return dataclasses.replace(layout, gate=gate, tensors=layout.tensors._replace(head=head))
+    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head))
 
 
 def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
@@ -222,14 +224,13 @@ def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
     tensors = below.layout.tensors
     with fitting(base):
         model = adapted(tensors.model, open_tensors(file), lora, str(file))
-    refuse_half_tied(tensors.model, model, EMBEDDING[below.layout.backbone], folder)
-    layout = dataclasses.replace(below.layout, tensors=tensors._replace(model=model), source=str(folder))
-    own = _has_tokenizer(folder)
+    embedding, own = EMBEDDING[below.layout.backbone], _has_tokenizer(folder)
+    refuse_half_tied(tensors.model, model, embedding, folder)
     return dataclasses.replace(
         below,
         source=str(folder),
-        layout=layout,
-        model=below.model | {"vocab_size": layout.embedding.shape[0]},
+        layout=below.layout._replace(tensors=tensors._replace(model=model)),
+        model=below.model | {"vocab_size": model[embedding].shape[0]},
         tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
         model_base=base,
         tokenizer_base="" if own else base,
@@ -260,7 +261,7 @@ def _open_gguf(path: Path) -> Opened:
 
     found = open_gguf(path)
     layout = recognise(found.tensors, str(path), None)
-    return Opened(str(path), layout, found.config, str(path), True, None, {}, found.tokenizer)
+    return Opened(str(path), layout, found.config, str(path), True, None, found.tokenizer)
 
 
 def _base(base: str, path: Path) -> Path:

@@ -10,7 +10,7 @@ from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.kinds import IN_WORDS
+from slpo_jax.kinds import IN_WORDS, Kind
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import THINKERS
@@ -21,7 +21,34 @@ from slpo_jax.text.chat import PromptConfig
 
 def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
-    name, thinker, kind = config.thinker.name, config.thinker.chosen, origin.kind
+    kind = origin.kind
+    _check_thought(config, kind)
+    asked = [key for key, value in vars(PromptConfig()).items() if getattr(config.prompt, key) != value]
+    if kind.has_latents and asked:
+        raise UserError(
+            f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
+            f"{IN_WORDS}"
+        )
+    if not kind.has_gate and config.gate.enabled:
+        raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
+    finished = workdir.finished_stages() if workdir else []
+    if origin.is_base and IMITATE not in {*config.stages, *finished}:
+        raise UserError(
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {origin.lacks}); "
+            "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
+            f"{IN_WORDS}"
+        )
+    trains = set(config.stages) != {EVALUATE} or bool(finished)
+    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
+        raise UserError(
+            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
+            "number of latents, or train a gate with the cold_start stage"
+        )
+
+
+def _check_thought(config: Config, kind: Kind) -> None:
+    """The thinker must be one for this kind of reasoner, and have something to do."""
+    name, thinker = config.thinker.name, config.thinker.chosen
     if not kind.has_latents and config.max_latents and thinker.of_latents:
         others = ", ".join(each for each, settings in THINKERS.items() if not settings.of_latents)
         raise UserError(
@@ -49,27 +76,6 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
         raise UserError(
             f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
             f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
-        )
-    asked = [key for key, value in vars(PromptConfig()).items() if getattr(config.prompt, key) != value]
-    if kind.has_latents and asked:
-        raise UserError(
-            f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
-            f"{IN_WORDS}"
-        )
-    if not kind.has_gate and config.gate.enabled:
-        raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
-    finished = workdir.finished_stages() if workdir else []
-    if origin.is_base and IMITATE not in {*config.stages, *finished}:
-        raise UserError(
-            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {origin.lacks}); "
-            "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
-            f"{IN_WORDS}"
-        )
-    trains = set(config.stages) != {EVALUATE} or bool(finished)
-    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
-        raise UserError(
-            f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
-            "number of latents, or train a gate with the cold_start stage"
         )
 
 
