@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 Section = Literal["imitate", "cold_start", "rl", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-"""What `config.stages` may hold, in this order; each is a section of the config, and a stream of randomness."""
+"""What `config.stages` may hold, in this order: sections of the config. `noise.STREAMS` has a number for each."""
 
 IMITATE, COLD_START, RL, EVALUATE = SECTIONS
 CONTROL = "imitate_control"

@@ -1,1 +1,1 @@
-"""Backbones, reasoners and the stopping gate (the only room that uses Linen)."""
+"""Backbones, reasoners and the stopping gate (Linen is used here and in `kinds/` alone)."""

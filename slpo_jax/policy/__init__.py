@@ -1,1 +1,1 @@
-"""Rollout, surrogate, advantage and objective: one pure function an equation."""
+"""Rollouts, their scores, scorers, the surrogate and advantages: one pure function an equation."""

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout
-from slpo_jax.stages import SECTIONS
 
 DropoutWhere = Literal["thought", "latents", "all"]
 
@@ -34,7 +33,8 @@ class DropoutConfig:
         check_fields(self)
 
 
-STREAMS: dict[str, int] = {name: number for number, name in enumerate(SECTIONS)}
+# Of `stages.SECTIONS`. A number never changes, or runs that go on would draw other noise: a new one is the next.
+STREAMS = {"imitate": 0, "cold_start": 1, "rl": 2, "evaluate": 3}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 

@@ -134,7 +134,12 @@ def train(experiment: Experiment, stage: str) -> None:
 
 def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState) -> None:
     """The end of a recipe with parts of its own: parameters as every other stage leaves them."""
-    finished = dataclasses.replace(state, params=jax.jit(recipe.finish)(state.params), opt_state=())
+    known = experiment.abstract_params().keys()
+
+    def finish(params):
+        return {name: part for name, part in recipe.finish(params).items() if name in known}
+
+    finished = dataclasses.replace(state, params=jax.jit(finish)(state.params), opt_state=())
     checkpoints = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
     checkpoints.save(finished)
     checkpoints.close()

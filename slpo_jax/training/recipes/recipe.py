@@ -108,7 +108,7 @@ class Recipe:
             The policy's `max_latents` is the phase's latent slots; dropout, if any, is on at every position.
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
         alone: whether these are all that it trains.
-        finish: all parts, trained -> those that later stages get.
+        finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
     """
 
     name: str

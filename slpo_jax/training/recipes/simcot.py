@@ -126,7 +126,7 @@ class SimCot:
             return total, {**metrics, "loss": (total, count), "explained": (explained, count)}, thought
 
         return dataclasses.replace(
-            default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init, finish=_without_explainer
+            default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init
         )
 
 
@@ -208,7 +208,3 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
     return {EXPLAINER: {"backbone": jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"])}}
-
-
-def _without_explainer(params: Params) -> Params:
-    return {name: part for name, part in params.items() if name != EXPLAINER}
