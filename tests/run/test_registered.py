@@ -1,4 +1,4 @@
-"""An objective, a latent policy and a reward from a file outside the package: trained, resumed, reported, asked."""
+"""An objective, a latent policy, a recipe, a scorer and a reward from a file outside the package: trained, resumed, reported, asked."""
 
 import importlib.util
 import json
@@ -12,10 +12,12 @@ from small_run import CONFIG, new_folder, run
 
 import slpo_jax
 from slpo_jax.errors import UserError
+from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES
 
 OWN = '''
 import dataclasses
@@ -68,6 +70,28 @@ def digits(question, reference, completion):
     return sum(any(map(str.isdigit, word)) for word in completion.split())
 
 
+@dataclasses.dataclass(frozen=True)
+class Louder:
+    """The reasoner's own loss times a factor, and parameters of its own that are added to it and trained."""
+
+    by: float = setting(1.0, above=0)
+
+    def __call__(self, settings, default):
+        def loss(policy, params, batch, key):
+            loss, metrics, thought = default.loss(policy, params, batch, key)
+            own = jnp.sum(params["louder"]["own"] ** 2)
+            return self.by * loss + own, metrics | {"own": (own, jnp.float32(1))}, thought
+
+        init = lambda key, policy, params: {"louder": {"own": jnp.ones(3)}}
+        return dataclasses.replace(default, name="louder", loss=loss, init=init)
+
+
+def brevity(policy, params, prompts, trajectories):
+    return 1 / (1 + trajectories.lengths.astype(jnp.float32))
+
+
+slpo_jax.register_recipe("louder", Louder)
+slpo_jax.register_scorer("brevity", brevity)
 slpo_jax.register_objective("scaled", Scaled)
 slpo_jax.register_thinker("shifted", Shifted)
 slpo_jax.register_reward("digits", digits)
@@ -80,10 +104,11 @@ def get_config():
     config.thinker.name = "shifted"
     config.thinker.shifted.start = 0.25
     config.reward = "digits"
-    config.imitate.update(control=False, cot_steps=0, final_steps=24)
+    config.imitate.update(recipe="louder", control=False, cot_steps=0, final_steps=24)
+    config.imitate.louder.by = 1.5
     config.rl.update(objectives=("scaled",), batch_size=8, group=8, steps=4)
     config.objective.scaled.factor = 3.0
-    config.evaluate.scorers = ()
+    config.evaluate.scorers = ("brevity",)
     config.checkpoint_every = 1
     return config
 '''
@@ -119,6 +144,12 @@ def test_they_train_and_go_on(folder):
     facts = json.loads((folder / "work" / "checkpoints" / "scaled" / "config.json").read_text())
     assert (facts["reward"], facts["objective"]["scaled"]["factor"]) == ("digits", 3.0)
     assert facts["thinker"] == {"name": "shifted", "shifted": {"start": 0.25}}
+    own = [row["own"] for row in rows_of(folder / "work") if row["stage"] == "imitate"]
+    assert own == sorted(own, reverse=True)
+    assert own[0] > own[-1]
+    facts = json.loads((folder / "work" / "checkpoints" / "imitate" / "config.json").read_text())
+    assert (facts["imitate"]["recipe"], facts["imitate"]["louder"]) == ("louder", {"by": 1.5})
+    assert not any("louder" in str(path) for path in checkpoint_of(folder / "work", "imitate"))
     problems = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     known = {(problem["question"], problem["answer"]) for problem in problems}
     asked = [json.loads(line) for line in (folder / "asked.jsonl").read_text().splitlines()]
@@ -136,6 +167,8 @@ def test_they_are_reported(folder):
         for sample in row["samples"]:
             has_digits = any(map(str.isdigit, sample["completion"]))
             assert sample["correct"] == (has_digits and not sample["cut"])
+            assert sample["scores"] == {"brevity": pytest.approx(1 / (1 + sample["latent_steps"]))}
+    assert "best@2_brevity" in report["eval"]["scaled"]["made"]
     again = run("--config=own.py", "--workdir=work", "--config.stages=('evaluate',)", folder=folder)
     assert again.status == 0, again.stderr
 
@@ -167,7 +200,7 @@ def test_another_config_takes_them_by_name(folder):
 @pytest.fixture
 def registries():
     """Those of this process, put back afterwards."""
-    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, THINKERS, REWARDS)]
+    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, THINKERS, REWARDS, RECIPES, SCORERS)]
     yield
     for registry, members in kept:
         registry.clear()
@@ -181,6 +214,8 @@ def registries():
         (("objective", "my own", OBJECTIVES["exact"]), "'my own' is to be the key of a config"),
         (("thinker", "mine", OBJECTIVES["exact"]), "mine: .*Exact'> is no dataclass that extends ThinkerSettings"),
         (("reward", "mine", 1.0), "mine: 1.0 is no function"),
+        (("recipe", "icot", OBJECTIVES["exact"]), "'icot' is one of ours"),
+        (("scorer", "mine", "likelihood"), "mine: 'likelihood' is no function"),
     ],
 )
 def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
