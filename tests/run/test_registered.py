@@ -1,4 +1,4 @@
-"""An objective, a latent policy, a recipe, a scorer and a reward from a file outside the package: trained, resumed, reported, asked."""
+"""Methods of five sorts from a file outside the package: trained, resumed, reported, asked."""
 
 import importlib.util
 import json
