@@ -158,7 +158,7 @@ def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
     found = []
     for stage in stages:
         path = workdir.stage(stage).facts
-        facts = read_json(path, default={})
+        facts = read_json(path, f"delete {path.parent} to run the stage anew, or use another --workdir", default={})
         decisive, said = _decisive(_with(Config(), facts, str(path))), flatten(facts)
         found.append({key: value for key, value in decisive.items() if key in said})
     every = {key: [each[key] for each in found if key in each] for each in found for key in each}

@@ -119,7 +119,7 @@ FLAGS = {
     ),
     "text with latents": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
-        "config.max_latents: 3, but a text reasoner has no latents for config.thinker.name=latent",
+        "config.max_latents: 3, but text_gpt2 has no latents for config.thinker.name=latent",
         "soft, noisy_soft, gumbel, hybrid",
     ),
     "a prompt for a reasoner that has its own": (

@@ -146,12 +146,21 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
         check_starts(run.experiment(**changes))
 
 
-@pytest.mark.parametrize("stage", ORDER)
-def test_facts_that_are_lost_name_the_folder_to_delete(run, stage):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no such file"),
+        ('{"seed": ', "is no JSON .*"),
+        ('{"start": null}', "'start' is no object"),
+        ('{"files": null}', "'files' is no object"),
+    ],
+)
+def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, said):
     """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
-    (run.work / "checkpoints" / stage / "config.json").unlink()
+    path = run.work / "checkpoints" / "cold_start" / "config.json"
+    path.unlink() if text is None else path.write_text(text)
     for changes in ({}, {"stages": ("evaluate",)}):
-        with pytest.raises(UserError, match=f"config.json: no such file; delete {_path(run, stage)}"):
+        with pytest.raises(UserError, match=f"config.json: {said}.*; delete {_path(run, 'cold_start')}"):
             check_stages(run.experiment(**changes))
 
 
@@ -283,23 +292,9 @@ def test_a_refused_command_leaves_the_config_of_the_one_before(run):
     refused("thinker.name", **_text("hybrid"), init=init, stages=("evaluate",))
 
 
-@pytest.mark.parametrize("key", ["start", "files"])
-def test_facts_of_the_wrong_kind_name_the_folder_to_delete(run, key):
-    path = run.work / "checkpoints/slpo/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
-    with pytest.raises(UserError, match=f"config.json: '{key}' is no object; delete {_path(run, 'slpo')}"):
-        check_starts(run.experiment())
-
-
 def test_a_file_that_is_no_step_is_none(run):
     (run.work / "checkpoints/imitate/²").touch()
     check_starts(run.experiment())
-
-
-def test_facts_that_can_not_be_read_name_the_folder_to_delete(run):
-    (run.work / "checkpoints/imitate/config.json").write_text('{"seed": ')
-    with pytest.raises(UserError, match=f"is no JSON .*delete {_path(run, 'imitate')}"):
-        check_stages(run.experiment())
 
 
 # Of results: speed, memory and places alone; or what of it there is, told by what was done.
