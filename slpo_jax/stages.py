@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any, Literal, get_args
 
-if TYPE_CHECKING:
-    from slpo_jax.config import Config
+Config = Any  # of `config`, which builds on this module
 
 Section = Literal["imitate", "cold_start", "rl", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -41,7 +40,7 @@ class Stage:
     wanted: bool
 
 
-def stages_of(config: "Config") -> tuple[Stage, ...]:
+def stages_of(config: Config) -> tuple[Stage, ...]:
     """All stages that a config names, in the order in which they are run; objectives that are not asked for last."""
     asked = {section: section in config.stages for section in SECTIONS}
     own = [
@@ -55,17 +54,17 @@ def stages_of(config: "Config") -> tuple[Stage, ...]:
     return (*own, *(_objective(config, name, name in wanted) for name in names))
 
 
-def stage_of(config: "Config", name: str) -> Stage:
+def stage_of(config: Config, name: str) -> Stage:
     """The stage of a checkpoint's name; one that the config doesn't know was an objective's."""
     return next((stage for stage in stages_of(config) if stage.name == name), _objective(config, name, False))
 
 
-def wanted(config: "Config", finished: Iterable[str] = ()) -> list[Stage]:
+def wanted(config: Config, finished: Iterable[str] = ()) -> list[Stage]:
     """The stages that the config asks for, but those of these names."""
     done = set(finished)
     return [stage for stage in stages_of(config) if stage.wanted and stage.name not in done]
 
 
-def _objective(config: "Config", name: str, is_wanted: bool) -> Stage:
+def _objective(config: Config, name: str, is_wanted: bool) -> Stage:
     own = config.objective.get(name)
     return Stage(name, "rl", (own.after,) if own is not None and own.after else (COLD_START, IMITATE), is_wanted)

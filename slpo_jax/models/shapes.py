@@ -28,7 +28,7 @@ class ModelConfig:
         n_kv_head: Llama's heads of keys and values; 0 is n_head.
         rope_theta: base of Llama's rotary frequencies.
         tied: the head is the token embedding.
-        projector: width of CODI's projector; 0 is n_embd.
+        projector: hidden width of CODI's projector and of CoLaR's head; 0 is n_embd.
         dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
         scan_layers: compile one block for all layers.
