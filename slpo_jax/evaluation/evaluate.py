@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.kept import Batch, KeptRollouts
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
@@ -175,6 +176,19 @@ def _in_order(results: list[Batch], rows: int) -> Completions:
     return Completions({name: merged([batch.values[name] for batch in results]) for name in results[0].values})
 
 
+def _scores(values: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What a sample's record says of its scores.
+
+    Raises:
+        UserError: one is no finite number of 0 or more.
+    """
+    found = {name: np.asarray(score, np.float64) for name, score in values.items() if name in SCORERS}
+    for name, score in found.items():
+        if score.ndim or not (np.isfinite(score) and score >= 0):
+            raise UserError(f"config.evaluate.scorers: {name} gives {score}; return a finite number of 0 or more each")
+    return {"scores": {name: float(score) for name, score in found.items()}} if found else {}
+
+
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
     """Share of problems (one completion each, from the first on) whose completion is right."""
     asked = problems.problems[: len(completions.tokens)]
@@ -218,7 +232,7 @@ def record_rows(
                     "latent_steps": int(values["latent_steps"]),
                     "cut": reading.cut,
                     "correct": hit,
-                    "scores": {name: float(score) for name, score in values.items() if name in SCORERS},
+                    **_scores(values),
                 }
                 for (seed, reading, values), hit in zip(drawn, right, strict=True)
             ],

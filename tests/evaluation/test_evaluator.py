@@ -25,11 +25,13 @@ from tiny import (
 )
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation import evaluate
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.evaluation.schedule import classes, shard
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.scorers import SCORERS
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
@@ -175,3 +177,11 @@ def test_samples_have_the_likelihood_of_their_own_answers(problems):
         assert found[row] == pytest.approx(np.exp(mean), rel=1e-4)
     assert len(np.unique(done.tokens, axis=0)) > 3
     assert "likelihood" not in scored.run(params, problems, "length", 3, limit=3).values
+
+
+@pytest.mark.parametrize("score", [np.nan, -1.0, np.inf, np.ones(2)])
+def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
+    monkeypatch.setitem(SCORERS, "mine", None)
+    with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine gives .*; return a finite number"):
+        evaluate._scores({"mine": score})
+    assert evaluate._scores({"tokens": 1}) == {}

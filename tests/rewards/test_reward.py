@@ -82,7 +82,7 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
         assert (row["reference"], row["answer"], row["correct"], row["cut"]) == ("7", answer, hit, cut)
         other = texts[::-1][index // 2]
         assert [list(sample) for sample in row["samples"]] == [
-            ["seed", "completion", "answer", "latent_steps", "cut", "correct", "scores"]
+            ["seed", "completion", "answer", "latent_steps", "cut", "correct"]
         ] * 2
         assert [tuple(sample.values())[2:] for sample in row["samples"]] == [
             (answer, index, cut, hit, {}), (other[1], index, "<eos>" not in other[0], other[2], {})
