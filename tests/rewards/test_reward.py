@@ -85,7 +85,7 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
             ["seed", "completion", "answer", "latent_steps", "cut", "correct"]
         ] * 2
         assert [tuple(sample.values())[2:] for sample in row["samples"]] == [
-            (answer, index, cut, hit, {}), (other[1], index, "<eos>" not in other[0], other[2], {})
+            (answer, index, cut, hit), (other[1], index, "<eos>" not in other[0], other[2])
         ]  # fmt: skip
 
 
