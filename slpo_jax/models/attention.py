@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dense import float_product, is_low, sums_over_rows
-from slpo_jax.models.remade import after
+from slpo_jax.models.dense import float_product
+from slpo_jax.models.xla_cpu import after
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 Slots = tuple[tuple[jax.Array, jax.Array], ...]
@@ -67,35 +67,16 @@ def grow(cache: KVCache, slots: int) -> KVCache:
 
 def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
     """The layer's keys and values [B, G, S, Dh] with slots start .. start+L-1 replaced."""
-    return _put(cache.keys[layer], k_BGLD, start), _put(cache.values[layer], v_BGLD, start)
-
-
-def _put(slots_BGSD: jax.Array, new_BGLD: jax.Array, start) -> jax.Array:
-    """The array with slots start .. start+L-1 replaced.
-
-    XLA:CPU casts all of an array of bfloat16 to float32 and back to change a part of it; of integers it changes only
-    that.
-    """
-    if slots_BGSD.dtype.itemsize == 2 and jax.default_backend() == "cpu":
-        bits = jax.lax.bitcast_convert_type(slots_BGSD, jnp.uint16), jax.lax.bitcast_convert_type(new_BGLD, jnp.uint16)
-        changed = jax.lax.dynamic_update_slice_in_dim(*bits, start, axis=2)
-        return jax.lax.bitcast_convert_type(changed, slots_BGSD.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(slots_BGSD, new_BGLD, start, axis=2)
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=2)
+    return put(cache.keys[layer], k_BGLD), put(cache.values[layer], v_BGLD)
 
 
 def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
     """bool [B, L, S]: query i (slot start+i) sees the valid slots up to its own, of the same owner if there are any."""
-
-    def mask():
-        slots = jnp.arange(valid_BS.shape[1])
-        causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
-        mask_BLS = causal_LS[None] & valid_BS[:, None, :]
-        return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
-
-    if length == 1 or jax.default_backend() != "cpu":
-        return mask()
-    # XLA:CPU would make it anew in each layer, and all that it is made of; a branch it leaves alone.
-    return jax.lax.cond(valid_BS.any(), mask, lambda: jnp.zeros((len(valid_BS), length, valid_BS.shape[1]), bool))
+    slots = jnp.arange(valid_BS.shape[1])
+    causal_LS = slots[None, :] <= start + jnp.arange(length)[:, None]
+    mask_BLS = causal_LS[None] & valid_BS[:, None, :]
+    return mask_BLS if owner_BS is None else mask_BLS & (owner_BS[:, :, None] == owner_BS[:, None, :])
 
 
 class _Part(NamedTuple):
@@ -164,26 +145,14 @@ def _attend_backward(kept, g_BHLD: jax.Array):
         weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
         of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
-        of_keys, of_values = _by_slot(of_scores, part.grouped(q_BHLD)), _by_slot(weights, g)
+        of_keys = float_product("cgqs,cgqd->cgsd", of_scores, part.grouped(q_BHLD))
+        of_values = float_product("cgqs,cgqd->cgsd", weights, g)
         of_q += part.ungrouped(float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape)
         of_slots.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype)))
     return of_q.astype(q_BHLD.dtype), tuple(of_slots), None
 
 
-def _by_slot(weights: jax.Array, x: jax.Array) -> jax.Array:
-    """[C, G, Q, S] and [C, G, Q, Dh] -> float32 [C, G, S, Dh], summed over queries."""
-    if not is_low(x.dtype):
-        return jnp.einsum("cgqs,cgqd->cgsd", weights, x)
-    # So that x, the smaller one, is laid out anew, and XLA:CPU can't ask for the other order after all.
-    return jax.lax.optimization_barrier(sums_over_rows("cgqs,cgqd->cgds", weights, x)).swapaxes(-1, -2)
-
-
 _attend.defvjp(_attend_forward, _attend_backward)
-
-
-def _laid_out(x: jax.Array) -> jax.Array:
-    """The same, as what comes from a reshape: XLA:CPU doesn't multiply natively what comes from a transpose."""
-    return jax.lax.optimization_barrier(x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
 
 
 def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
@@ -204,6 +173,4 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         k_CGUD, v_CGUD, valid_U = prefix
         slots.append((k_CGUD, v_CGUD))
         seen.append(valid_U[:, None])
-    if q_BHLD.shape[2] > 1 and jax.default_backend() == "cpu":
-        slots = [(_laid_out(keys), _laid_out(values)) for keys, values in slots]
     return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(slots), tuple(seen))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
-from slpo_jax.models.dense import Dense, dense, feed_forward
+from slpo_jax.models.dense import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GPT2Config:
         return self.n_embd // self.n_head
 
 
-def _dense(config: GPT2Config, features: int, name: str, residual: bool = False) -> Dense:
+def _dense(config: GPT2Config, features: int, name: str, residual: bool = False) -> nn.Dense:
     std = 0.02 / (2 * config.n_layer) ** 0.5 if residual else 0.02
     return dense(features, config.dtype, std, name, use_bias=True)
 
@@ -76,7 +76,7 @@ class MLP(nn.Module):
     def __call__(self, x_BLD):
         c = self.config
         up, down = _dense(c, c.n_inner or 4 * c.n_embd, "c_fc"), _dense(c, c.n_embd, "c_proj", residual=True)
-        return feed_forward(x_BLD, [up], nn.gelu, down)
+        return down(nn.gelu(up(x_BLD)))
 
 
 class Block(backbone.Block):

@@ -12,8 +12,8 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.models import backbone
 from slpo_jax.models.backbone import Context, make_blocks, split_heads
-from slpo_jax.models.dense import Dense, dense, feed_forward
-from slpo_jax.models.remade import remade
+from slpo_jax.models.dense import dense
+from slpo_jax.models.xla_cpu import remade
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,19 +89,6 @@ def rope_frequencies(config: LlamaConfig) -> np.ndarray:
     return (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
-def cos_sin(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines, each taken once.
-
-    XLA:CPU fuses them into all that uses them, and takes them anew there in each layer and for each head; a loop it
-    leaves alone. The bits are the same.
-    """
-    if jax.default_backend() != "cpu":
-        return jnp.cos(angles), jnp.sin(angles)
-    cos, sin = jax.lax.map(lambda which: jax.lax.cond(which == 0, jnp.cos, jnp.sin, angles), jnp.arange(2))
-    return cos, sin
-
-
-@jax.custom_vjp
 def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turn each pair (unit i, unit i + Dh/2) by its position's angle; in float32."""
     cos, sin = rotation
@@ -110,16 +97,7 @@ def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Arra
     return turned.astype(x_BHLD.dtype)
 
 
-def _rotate_backward(rotation: tuple[jax.Array, jax.Array], g_BHLD: jax.Array):
-    """Back by the same angle."""
-    cos, sin = rotation
-    return rotate(g_BHLD, (cos, -sin)), None
-
-
-rotate.defvjp(lambda x_BHLD, rotation: (rotate(x_BHLD, rotation), rotation), _rotate_backward)
-
-
-def _dense(config: LlamaConfig, features: int, name: str) -> Dense:
+def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
     return dense(features, config.dtype, 0.02, name, use_bias=False)
 
 
@@ -150,8 +128,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x_BLD):
         c = self.config
-        ups = [_dense(c, c.n_inner, name) for name in ("gate_proj", "up_proj")]
-        return feed_forward(x_BLD, ups, _gated, _dense(c, c.n_embd, "down_proj"))
+        gate, up = (_dense(c, c.n_inner, name)(x_BLD) for name in ("gate_proj", "up_proj"))
+        return _dense(c, c.n_embd, "down_proj")(_gated(gate, up))
 
 
 @remade
@@ -206,4 +184,4 @@ class Llama(backbone.Backbone):
         angles_B1LF = (
             positions_BL[:, None, :, None].astype(jnp.float32) * rope_frequencies(self.config)[None, None, None]
         )
-        return inputs_BLD, cos_sin(angles_B1LF)
+        return inputs_BLD, (jnp.cos(angles_B1LF), jnp.sin(angles_B1LF))

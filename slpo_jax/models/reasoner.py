@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import Backbone
-from slpo_jax.models.dense import is_low, turned
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.llama import Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
@@ -92,14 +91,8 @@ class Reasoner:
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
-    """The matrices in the activations' type, as every use of them takes them: once, not in each loop.
-
-    Those of low precision are laid out for it too on a CPU: these parameters are for loops without a gradient.
-    """
-    params = jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= 2 else x, params)
-    if not is_low(config.dtype) or jax.default_backend() != "cpu":
-        return params
-    return {**params, "backbone": turned(params["backbone"])}
+    """The matrices in the activations' type, as every use of them takes them: once, not in each loop."""
+    return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= 2 else x, params)
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:

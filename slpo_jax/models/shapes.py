@@ -10,8 +10,10 @@ def activation_type(name: str) -> Any:
     """The jax type that `ModelConfig.dtype` stands for, on the devices that there are."""
     import jax
 
+    from slpo_jax.models import xla_cpu
+
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if xla_cpu.on_cpu() else "bfloat16"
     return jax.numpy.dtype(name)
 
 

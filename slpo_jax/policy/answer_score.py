@@ -10,7 +10,6 @@ from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.rollout import Replay, Trajectories
-from slpo_jax.policy.sampling import BLOCK, LARGE
 from slpo_jax.rewards.ending import answer_mask
 
 LOGITS_OF_A_ROW = 2**23  # of an answer; 171 tokens of 49,152. Longer ones are scored in pieces
@@ -73,17 +72,8 @@ def token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
 
 def _token_log_probs(logits_BLV: jax.Array, tokens_BL: jax.Array):
     chosen_BL = jnp.take_along_axis(logits_BLV, tokens_BL[..., None], axis=-1)[..., 0]
-    whole_BL = checkpoint_name(_normalisers(logits_BLV), NORMALISER)
+    whole_BL = checkpoint_name(jax.nn.logsumexp(logits_BLV, axis=-1), NORMALISER)
     return chosen_BL - whole_BL, (logits_BLV, tokens_BL, whole_BL)
-
-
-def _normalisers(logits_BLV: jax.Array) -> jax.Array:
-    """float32 [B, L]: log of the sum of e to the logits; of a large vocabulary in blocks, as XLA:CPU is faster at."""
-    logits, vocabulary = logits_BLV, logits_BLV.shape[-1]
-    if vocabulary >= LARGE:
-        logits = jnp.pad(logits, ((0, 0), (0, 0), (0, -vocabulary % BLOCK)), constant_values=-jnp.inf)
-        logits = jax.nn.logsumexp(logits.reshape(*logits.shape[:-1], -1, BLOCK), axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1)
 
 
 def _token_log_probs_backward(kept, g_BL: jax.Array):

@@ -18,7 +18,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, device_mesh, replicate
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.models import parts
+from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.parts import GATE, REASONER, THINKER, Part
 from slpo_jax.models.reasoner import Reasoner
@@ -238,7 +238,7 @@ def assemble(config: Config, workdir: Workdir | None = None, identity: Identity 
     template, model = origin.template, origin.description.model
     check_usable(config, origin, workdir)
     config = _resolve(config, origin)
-    if jax.default_backend() != "cpu":
+    if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.kind.on(model)

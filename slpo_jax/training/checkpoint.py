@@ -15,6 +15,7 @@ from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.io.seal import damage, seal
+from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
 
 KEPT = 2  # the newest, and one to go back to
@@ -76,7 +77,7 @@ class StageCheckpoints:
             hosts.barrier("replaced")
             self._manager.reload()
         self._check_room(state)
-        if jax.default_backend() == "cpu":
+        if xla_cpu.on_cpu():
             # There the copy being written may be the buffer itself, which the next step gives away.
             state = dataclasses.replace(state, params=_copied(state.params), opt_state=_copied(state.opt_state))
         self._manager.save(

@@ -128,7 +128,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _clip(most: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm` by one factor: of its division XLA:CPU keeps all quotients, as dear to make twice."""
+    """`optax.clip_by_global_norm` by one factor: XLA would keep all quotients of its division, a sixth more memory."""
 
     def clip(updates: chex.ArrayTree, params: chex.ArrayTree | None) -> chex.ArrayTree:
         factor = jnp.minimum(1.0, most / optax.tree.norm(updates))

@@ -10,6 +10,7 @@ import optax
 from flax import struct
 
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
+from slpo_jax.models import xla_cpu
 from slpo_jax.policy import noise
 from slpo_jax.training.sharding import Layout, gathered, summed, total
 
@@ -89,30 +90,13 @@ def _where(condition: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _updated(optimizer, grads: Params, part: Params, opt_state: Any, finite: jax.Array) -> tuple[Params, Any]:
-    """(parameters, the optimizer's state) after an update; as they were where that is not finite.
-
-    On a CPU parameters and moments are made anew in loops of their own, and all of them read the old moments. XLA would
-    make the new ones once, in fresh memory, and copy them. So they are made twice: for the parameters, and then, from
-    what is known only once these are made, in place.
-    """
+    """(parameters, the optimizer's state) after an update; as they were where that is not finite."""
     changes, new_state = optimizer.update(grads, opt_state, part)
     new_part = _where(finite, optax.apply_updates(part, changes), part)
-    if jax.default_backend() == "cpu":
-        finite = _once_made(new_part, finite)
-        floats = jax.tree.map(lambda x: x * finite.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x,
-                              opt_state)  # fmt: skip
-        _, new_state = optimizer.update(grads, floats, part)
+    new_state = xla_cpu.remade_after(
+        new_part, finite, lambda old: optimizer.update(grads, old, part)[1], opt_state, new_state
+    )
     return new_part, _where(finite, new_state, opt_state)
-
-
-def _once_made(tree: Any, condition: jax.Array) -> jax.Array:
-    """The condition, known only once all arrays of the tree are made, which are taken to be numbers."""
-
-    def first(tree):
-        return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
-
-    made = jax.lax.cond(condition, first, lambda tree: jnp.float32(0), tree)
-    return condition & ~jnp.isnan(made)
 
 
 def init_state(params: Params, trained: tuple[str, ...], optimizer, key: jax.Array, layout: Layout) -> TrainState:

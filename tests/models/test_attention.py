@@ -1,14 +1,12 @@
 """Attention beside its definition: values, gradients, and what precision it has where activations are bfloat16."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
 
-from slpo_jax.models.attention import attend, empty_cache, own_mask, write
+from slpo_jax.models.attention import attend, own_mask
 
 ROWS, HEADS, GROUPS, LENGTH, WIDTH = 2, 4, 2, 3, 16
 
@@ -116,36 +114,3 @@ def test_a_query_that_sees_nothing_is_finite_and_moves_nothing():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((out, pull(g))))
     none = [np.abs(np.asarray(x[0])).max() for x in pull(g.at[0].set(0))[:3]]
     assert none == [0, 0, 0]
-
-
-def test_bfloat16_is_written_where_it_belongs():
-    cache = empty_cache(1, 2, 6, 2, 4, jnp.bfloat16)
-    rng = np.random.default_rng(0)
-    old, new = (jnp.asarray(rng.normal(size=(2, 2, slots, 4)), jnp.bfloat16) for slots in (6, 2))
-    cache = cache.replace(keys=(old,), values=(-old,))
-    keys, values = jax.jit(lambda start: write(cache, 0, new, -new, start))(3)
-    expected = np.array(old.astype(jnp.float32))
-    expected[:, :, 3:5] = new.astype(jnp.float32)
-    np.testing.assert_array_equal(np.asarray(keys, np.float32), expected)
-    np.testing.assert_array_equal(np.asarray(values, np.float32), -expected)
-    assert keys.dtype == jnp.bfloat16
-
-
-def test_low_products_are_of_low_precision():
-    """XLA:CPU casts both operands to float32 where one of them comes from a transpose, as split heads do."""
-
-    def attended(x, w, valid):
-        q, k, v = (each.reshape(4, 32, -1, 32).swapaxes(1, 2) for each in jnp.split(x @ w, [128, 192], axis=-1))
-        out = attend(q, k, v, jnp.ones((4, 32, 32), bool), (k[:2] * 2, v[:2] * 2, valid))
-        return jnp.square(jnp.tanh(out.swapaxes(1, 2).reshape(4, 32, 128) @ w[:, :128]).astype(jnp.float32)).sum()
-
-    x, w, valid = jnp.ones((4, 32, 128), jnp.bfloat16), jnp.ones((128, 256), jnp.bfloat16), jnp.ones((2, 32), bool)
-    program = jax.jit(jax.value_and_grad(attended)).lower(x, w, valid).compile().as_text()
-    products, types = [], {}
-    for line in program.splitlines():
-        if made := re.match(r"\s+(?:ROOT )?%?(\S+) = (\w+)\[", line):
-            types[made[1]] = made[2]  # names are of one computation, where they come before they are used
-        if (product := re.search(r" dot\(([^)]*)\)", line)) and "cgq" in line:
-            products.append([types[name.lstrip("%")] for name in product[1].split(", ")])
-    assert len(products) >= 12  # of two parts: scores and values, and for the gradient scores again and three more
-    assert all(operands == ["bf16", "bf16"] for operands in products), products

@@ -1,12 +1,11 @@
 """Rows by a matrix, beside numpy in float64."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.dense import TURNED, dense, feed_forward, float_product, head_logits, of_rows, product, turned
+from slpo_jax.models.dense import dense, float_product, head_logits, product
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
@@ -83,17 +82,6 @@ def test_logits_of_no_positions():
     assert head_logits(jnp.ones((1, 0, 4)), jnp.ones((7, 4))).shape == (1, 0, 7)
 
 
-def test_no_gradient_is_laid_out_anew():
-    """Of several leading axes XLA:CPU made a transposed copy of every cotangent."""
-
-    def loss(kernel, x):
-        return jnp.sum(jnp.square(layer.apply({"params": {"kernel": kernel}}, jnp.tanh(x))))
-
-    layer = dense(96, jnp.float32, 0.02, "layer", use_bias=False)
-    program = jax.jit(jax.grad(loss)).lower(jnp.ones((64, 96)), jnp.ones((4, 8, 64))).compile().as_text()
-    assert "f32[96,4,8]" not in program
-
-
 def low(array):
     """In bfloat16, and what that holds in float64."""
     rounded = jnp.asarray(array, jnp.bfloat16)
@@ -149,105 +137,13 @@ def test_low_products_with_float32_results(spec, a, b):
     assert_rounded_once(pull(g.astype(jnp.float32)), exact_gradients(spec, a_exact, b_exact, g_exact))
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_turned_kernels_make_the_same_layer(use_bias):
-    rng = np.random.default_rng(6)
-    layer = dense(5, jnp.bfloat16, 0.02, "layer", use_bias=use_bias)
-    (x, x_exact), (kernel, kernel_exact) = low(rng.normal(size=(2, 3, 64))), low(rng.normal(size=(64, 5)))
-    params = {"kernel": kernel} | ({"bias": jnp.full(5, 100.0)} if use_bias else {})
-    tree = turned({"norm": {"scale": jnp.ones(3)}, "layer": params})
-    assert tree["layer"][TURNED].shape == (5, 64)
-    assert set(tree["layer"]) == ({TURNED, "bias"} if use_bias else {TURNED})
-    assert set(tree["norm"]) == {"scale"}
-    got = layer.apply({"params": tree["layer"]}, x)
-    assert got.dtype == jnp.bfloat16
-    np.testing.assert_allclose(
-        np.asarray(got, np.float64), x_exact @ kernel_exact + 100 * use_bias, rtol=1e-2, atol=0.1
-    )
-    np.testing.assert_array_equal(got, layer.apply({"params": params}, x))
-
-
 def test_low_layers_ask_for_sums_in_float32():
     """What XLA:CPU multiplies natively; asked for bfloat16 it casts both operands up first."""
 
     def products(x, kernel):
-        contracted = ((1,), (0,)), ((), ())
-        program = jax.make_jaxpr(jax.grad(lambda *of: of_rows(*of, contracted).astype(jnp.float32).sum(), (0, 1)))
+        program = jax.make_jaxpr(jax.grad(lambda *of: product("nd,dv->nv", *of).astype(jnp.float32).sum(), (0, 1)))
         return [line for line in str(program(x, kernel)).splitlines() if "dot_general" in line]
 
     lines = products(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16))
     assert len(lines) == 3
     assert all(":f32[" in line for line in lines)
-
-
-@pytest.mark.parametrize("rows", [(1, 1), (2, 3), (2, 100)])
-@pytest.mark.parametrize("ups", [1, 2])
-def test_turned_feed_forward_is_numpy_s(rows, ups):
-    """A GPT-2's has biases and one layer up, a Llama's two; of many rows it is the layers one after the other."""
-
-    class Two(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            up = [dense(40, jnp.bfloat16, 0.1, f"up_{number}", use_bias=ups == 1) for number in range(ups)]
-            down = dense(16, jnp.bfloat16, 0.1, "down", use_bias=ups == 1)
-            return feed_forward(x, up, lambda *hidden: jnp.square(sum(hidden)), down)
-
-    rng = np.random.default_rng(7)
-    x, x_exact = low(rng.normal(size=(*rows, 16)))
-    params = Two().init(jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.bfloat16), params)
-    exact = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
-
-    def layer(name, inputs):
-        return inputs @ exact[name]["kernel"] + exact[name].get("bias", 0)
-
-    expected = layer("down", sum(layer(f"up_{number}", x_exact) for number in range(ups)) ** 2)
-    got = Two().apply({"params": turned(params)}, x)
-    assert (got.dtype, got.shape) == (jnp.bfloat16, (*rows, 16))
-    off = np.abs(np.asarray(got, np.float64) - expected)
-    assert off.max() < 0.03 * np.abs(expected).max()
-    plain = np.asarray(Two().apply({"params": params}, x), np.float64)
-    assert np.abs(plain - expected).max() < 0.03 * np.abs(expected).max()
-
-
-def test_a_head_stays_the_left_operand():
-    """XLA's simplifier would turn the product around again."""
-    hidden, head = jnp.ones((16, 512), jnp.bfloat16), jnp.ones((4096, 512), jnp.bfloat16)
-    program = jax.jit(head_logits).lower(hidden, head).compile().as_text()
-    (product,) = (line for line in program.splitlines() if " dot(" in line)
-    assert "= f32[4096,16]" in product
-
-
-def test_few_rows_are_one_feed_forward_product_after_the_other():
-    """Between turned layers nothing is turned back."""
-    up, down = (dense(size, jnp.bfloat16, 0.1, None, use_bias=False) for size in (40, 16))
-    kernels = [{"params": {TURNED: jnp.ones(shape, jnp.bfloat16)}} for shape in ((40, 16), (16, 40))]
-
-    def call(x):
-        ups = [up.bind(kernels[0])]
-        return feed_forward(x, ups, jnp.tanh, down.bind(kernels[1]))
-
-    program = str(jax.make_jaxpr(call)(jnp.ones((6, 16), jnp.bfloat16)))
-    assert "bf16[40,6]" in program
-    assert "bf16[6,40]" not in program
-
-
-def test_few_rows_are_the_right_operand():
-    """XLA:CPU lays the right operand of a product out anew; the left one it reads as it is."""
-    layer = dense(40, jnp.bfloat16, 0.1, "layer", use_bias=False)
-    params = {"params": {TURNED: jnp.ones((40, 16), jnp.bfloat16)}}
-    head = jnp.ones((48, 16), jnp.bfloat16)
-    for rows, matrix_first in ((16, True), (128, True), (129, False)):
-        x = jnp.ones((rows, 16), jnp.bfloat16)
-        for function, width in ((lambda x: layer.apply(params, x), 40), (lambda x: head_logits(x, head), 48)):
-            program = jax.jit(function).lower(x).as_text()
-            (product,) = (line for line in program.splitlines() if "stablehlo.dot_general" in line)
-            assert (f": (tensor<{width}x16xbf16>" in product) == matrix_first
-            assert function(x).shape == (rows, width)
-
-
-@pytest.mark.parametrize("rows", [1, 128, 129])
-def test_logits_of_few_rows_are_numpy_s(rows):
-    rng = np.random.default_rng(8)
-    (hidden, hidden_exact), (head, head_exact) = low(rng.normal(size=(rows, 64))), low(rng.normal(size=(50, 64)))
-    np.testing.assert_allclose(head_logits(hidden, head), hidden_exact @ head_exact.T, rtol=1e-5, atol=1e-4)

@@ -12,7 +12,7 @@ from tiny_llama import LLAMA, SCALED, hf_llama_config, random_tree
 from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.attention import attend
-from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, cos_sin, rope_frequencies, rotate
+from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, rope_frequencies, rotate
 
 LLAMA_1B = LlamaConfig()
 FREQUENCIES = {
@@ -100,30 +100,13 @@ def test_shapes_that_cannot_be(change, message):
         dataclasses.replace(LLAMA, **change)
 
 
-def test_cosines_and_sines_are_taken_once():
-    """And not in each layer, for each head; they are numpy's."""
-    positions = jnp.arange(600, dtype=jnp.float32).reshape(2, 1, 300, 1)
-    angles = positions * rope_frequencies(LLAMA_1B)[None, None, None]
-    cos, sin = jax.jit(cos_sin)(angles)
-    np.testing.assert_allclose(cos, np.cos(np.asarray(angles, np.float64)), atol=1e-6)
-    np.testing.assert_allclose(sin, np.sin(np.asarray(angles, np.float64)), atol=1e-6)
-
-    def layers(x, angles):
-        rotation = cos_sin(angles)
-        for _ in range(3):
-            x = jnp.tanh(rotate(x, rotation).swapaxes(1, 2)).swapaxes(1, 2)
-        return x
-
-    program = jax.jit(layers).lower(jnp.ones((2, 4, 300, 64)), angles).compile().as_text()
-    assert program.count(" sine(") == program.count(" cosine(") == 1
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rotation_s_gradient_is_its_transpose(dtype):
     """<rotate(x), g> = <x, gradient>, as a rotation is linear, and it keeps lengths."""
     rng = np.random.default_rng(0)
     x, g = (jnp.asarray(rng.normal(size=(2, 3, 5, 8)), dtype) for _ in range(2))
-    rotation = cos_sin(jnp.asarray(rng.uniform(0, 6, (2, 1, 5, 4)), jnp.float32))
+    angles = jnp.asarray(rng.uniform(0, 6, (2, 1, 5, 4)), jnp.float32)
+    rotation = jnp.cos(angles), jnp.sin(angles)
     turned, pull = jax.vjp(lambda x: rotate(x, rotation), x)
     x, g, turned, back = (np.asarray(each, np.float64) for each in (x, g, turned, pull(g)[0]))
     np.testing.assert_allclose(np.sum(turned * g), np.sum(x * back), rtol=0.02 if dtype == "bfloat16" else 1e-5)

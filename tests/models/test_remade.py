@@ -9,7 +9,7 @@ import pytest
 
 from slpo_jax.models.attention import attend
 from slpo_jax.models.llama import Norm, _gated
-from slpo_jax.models.remade import after, remade
+from slpo_jax.models.xla_cpu import after, remade
 
 
 def _waves(x, scale):

@@ -1,0 +1,119 @@
+"""Forms in which XLA's compiler for CPUs is faster, or takes less memory. No other module asks where a program runs.
+
+Each function says what it computes, in the plain form that accelerators get; on a CPU it is what `cpu_NAME` makes: its
+operations have that name. What each gains is in docs/speed.md.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_BLOCK = 32  # columns that are moved together
+
+
+def on_cpu() -> bool:
+    """Whether programs are made for a CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def after(first: jax.Array, tree: Any) -> Any:
+    """The same arrays, known only once `first` is, so that a backward pass makes them again and doesn't keep them.
+
+    Args:
+        first: float, of any shape.
+        tree: of floats. On a CPU their last bit is set where `first` begins with NaN.
+    """
+    if first.size == 0:
+        return tree
+    return cpu_after(first[(0,) * first.ndim], tree) if on_cpu() else jax.lax.optimization_barrier((first, tree))[1]
+
+
+@jax.custom_jvp
+@jax.named_scope("cpu_after")
+def cpu_after(begins: jax.Array, tree: Any) -> Any:
+    """XLA:CPU drops barriers, and then keeps from the forward pass what the backward pass makes again of the same
+    values, or makes it of many layers before it comes to the first of them. It can't where their bits depend on a
+    cotangent. Nor can it take back their rounding: it keeps float32 for what is rounded and cast up again.
+    """
+
+    def bits_after(x: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(x, unsigned)
+        return jax.lax.bitcast_convert_type(bits | (begins != begins).astype(unsigned), x.dtype)
+
+    return jax.tree.map(bits_after, tree)
+
+
+@cpu_after.defjvp
+def _cpu_after_jvp(primals, tangents):
+    """The identity's: that of a cast to bits would be 0."""
+    return cpu_after(*primals), tangents[1]
+
+
+def remade(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.checkpoint`: a backward pass keeps the arguments alone. On a CPU without a forward-mode derivative."""
+
+    def call(*args):
+        return (_remade if on_cpu() else jax.checkpoint)(function)(*args)
+
+    return call
+
+
+def _remade(function: Callable[..., Any]) -> Callable[..., Any]:
+    """By `after`, as XLA:CPU drops the barriers of `jax.checkpoint`."""
+    call = jax.custom_vjp(function)
+
+    def backward(args, g):
+        _, pull = jax.vjp(function, *after(g, args))
+        return pull(g)
+
+    call.defvjp(lambda *args: (function(*args), args), backward)
+    return call
+
+
+def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
+    """An array [.., N, D] of a product that sums over N, and its axes as they are laid out."""
+    return (cpu_transposed(x), axes[:-2] + axes[:-3:-1]) if on_cpu() else (x, axes)
+
+
+@jax.named_scope("cpu_transposed")
+def cpu_transposed(x: jax.Array) -> jax.Array:
+    """[.., N, D] -> [.., D, N], laid out in that order: in two copies, of which each moves whole blocks of columns.
+
+    XLA:CPU folds the transpose that a sum over N needs into the product, which it then doesn't multiply natively in
+    bfloat16. In one copy it jumps from row to row; of 1,024 rows of 49,152 that takes four times as long.
+    """
+    *leading, rows, columns = x.shape
+    blocks = -(-columns // _BLOCK)
+    x = jnp.pad(x, (*((0, 0) for _ in leading), (0, 0), (0, blocks * _BLOCK - columns)))
+    x = jax.lax.optimization_barrier(x.reshape(*leading, rows, blocks, _BLOCK).swapaxes(-3, -2))
+    x = jax.lax.optimization_barrier(x.swapaxes(-2, -1))
+    return x.reshape(*leading, blocks * _BLOCK, rows)[..., :columns, :]
+
+
+def remade_after(made: Any, condition: jax.Array, remake: Callable[[Any], Any], old: Any, new: Any) -> Any:
+    """`new`, which is remake(old), where `old` is read by what makes `made` too.
+
+    Args:
+        made: arrays of numbers.
+        condition: bool; whether anybody looks at what is returned.
+    """
+    return remake(cpu_once_made(made, condition, old)) if on_cpu() else new
+
+
+@jax.named_scope("cpu_once_made")
+def cpu_once_made(made: Any, condition: jax.Array, old: Any) -> Any:
+    """`old`, known only once all of `made` is.
+
+    XLA:CPU makes parameters and moments in loops of their own, and all of them read the old moments. So it would make
+    the new ones once, in fresh memory, and copy them; SmolLM2's step would need a fifth more. Made twice, the second
+    time from what is returned, they are made in place.
+    """
+
+    def first(tree):
+        return sum(x[(slice(1),) * x.ndim].sum(dtype=jnp.float32) for x in jax.tree.leaves(tree))
+
+    known = condition & ~jnp.isnan(jax.lax.cond(condition, first, lambda tree: jnp.float32(0), made))
+    return jax.tree.map(lambda x: x * known.astype(x.dtype) if jnp.isdtype(x.dtype, "real floating") else x, old)

@@ -1,0 +1,84 @@
+"""Both sides of `xla_cpu`: accelerators' is lowered for them without a CPU's forms, and has the same numbers."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
+from tiny import policy_of
+from tiny_llama import LLAMA, random_tree
+
+from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.models import xla_cpu
+from slpo_jax.training import rl
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import init_state, make_train_step
+
+WORDS = Coconut().on(dataclasses.replace(LLAMA, dtype=jnp.bfloat16))
+WRITTEN = policy_of(dataclasses.replace(ROLLOUT, max_latents=0, stopping="length", dropout_rate=0.0), WORDS)
+FORMS = {name for name in vars(xla_cpu) if name.startswith("cpu_")}
+SLOW = pytest.mark.slow
+
+
+def _step(stage):
+    """(the step, its arguments); the GRPO step is a Llama's, in bfloat16."""
+    params, batch = small_params(), prompted_batch() if stage == "grpo" else batch_of(stage)
+    if stage == "grpo":
+        params["reasoner"] = random_tree(WORDS)
+        loss, trained = rl.make_loss(WRITTEN, OBJECTIVES["grpo"](), rigged_reward, GROUP), ("reasoner",)
+    else:
+        make, trained = STAGES[stage]
+        loss = make()
+    layout = Layout(device_mesh(jax.devices("cpu")[:1]))
+    step = make_train_step(loss, OPTIMIZER, trained, layout, "rl" if stage == "grpo" else stage)
+    return step, (init_state(params, trained, OPTIMIZER, jax.random.key(0), layout), shard_rows(batch, layout.mesh))
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """The package as it is where `on_cpu` says no; jax keeps nothing that was traced on the other side."""
+
+    def choose(yes: bool):
+        monkeypatch.setattr(xla_cpu, "on_cpu", lambda: not yes)
+        jax.clear_caches()
+
+    yield choose
+    jax.clear_caches()
+
+
+def _forms(text: str) -> set[str]:
+    return set(re.findall(r"\bcpu_\w+", text))
+
+
+@pytest.mark.parametrize("stage", [pytest.param("rl", marks=SLOW), "cold_start", "imitate", "grpo"])
+def test_steps_are_lowered_for_accelerators_in_plain_forms(accelerator, stage):
+    accelerator(True)
+    step, arguments = _step(stage)
+    exported = jax.export.export(step, platforms=("cuda", "tpu"))(*arguments)
+    assert exported.platforms == ("cuda", "tpu")
+    assert not _forms(exported.mlir_module())
+
+
+def test_a_cpu_has_every_form(accelerator):
+    accelerator(False)
+    step, arguments = _step("grpo")
+    assert _forms(step.lower(*arguments).as_text(debug_info=True)) == FORMS
+
+
+@SLOW
+@pytest.mark.parametrize(("stage", "most"), [("rl", 1e-4), ("cold_start", 1e-4), ("imitate", 1e-4), ("grpo", 0.03)])
+def test_both_sides_have_the_same_numbers(accelerator, stage, most):
+    """The gradient and the metrics of a step; of what bfloat16 rounds, within its rounding."""
+    found = []
+    for yes in (True, False):
+        accelerator(yes)
+        step, arguments = _step(stage)
+        state, metrics = step(*arguments)
+        found.append(jax.tree.map(lambda x: np.asarray(x, np.float64), (state.opt_state[0].trace, metrics)))
+    for plain, ours in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(plain, ours, rtol=most, atol=most * max(1e-3, np.abs(ours).max()))
