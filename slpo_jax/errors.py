@@ -26,6 +26,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
 
 
+def in_a_line(error: BaseException) -> str:
+    """What a user's own code raised, for a message of one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 class FlagParser(argparse.ArgumentParser):
     """A command's flags, with what is wrong in them as a `UserError` instead of usage and an exit.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, in_a_line
 
 _OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
 
@@ -64,8 +64,10 @@ def register_recipe(name: str, settings: type) -> None:
     Raises:
         UserError: the name can't be used, or it is none.
     """
-    from slpo_jax.training.recipes import RECIPES
+    from slpo_jax.training.recipes import RECIPES, ImitateSettings
 
+    if name in (taken := {field.name for field in dataclasses.fields(ImitateSettings)}):
+        raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(taken)}")
     _register(RECIPES, "recipe", name, settings, object)
 
 
@@ -84,7 +86,12 @@ def register_scorer(name: str, scorer: Callable[..., Any]) -> None:
 
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one")
+        extends = "" if base is object else f" that extends {base.__name__}"
+        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass{extends}; give one")
+    try:
+        cls()
+    except TypeError as error:
+        raise UserError(f"register_{what}: {name}: {in_a_line(error)}; give each field a default") from None
     _put(registry, what, name, cls)
 
 
@@ -122,7 +129,7 @@ def read_registrations(path: str) -> None:
         spec.loader.exec_module(module)
     except UserError as error:
         raise UserError(f"--register={path}: {error}") from None
-    except Exception as error:  # it is the user's code, and can raise anything
-        raise UserError(f"--register={path}: {type(error).__name__}: {error}; mend the file") from error
+    except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
+        raise UserError(f"--register={path}: {in_a_line(error)}; mend the file") from error
     finally:
         sys.path.pop(0)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from slpo_jax.checked import Affects, FieldError, fields_of, in_words
+from slpo_jax.checked import Affects, FieldError, check_fields, fields_of, in_words
 from slpo_jax.errors import UserError
 
 T = TypeVar("T")
@@ -120,7 +120,9 @@ def described(settings: Any) -> list[Described]:
 
 def _made(cls: type[T], values: dict[str, Any], key: str) -> T:
     try:
-        return cls(**values)
+        made = cls(**values)
+        check_fields(made)  # also where a user's own dataclass doesn't
+        return made
     except FieldError as error:
         raise UserError(f"{key}.{error.field}: {error.problem}") from error
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.evaluation.kept import Batch, KeptRollouts
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
@@ -18,7 +18,8 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.text.batches import EncodedProblems
@@ -66,7 +67,7 @@ class Evaluator:
         key: jax.Array,
         scorers: Sequence[str] = (),
     ):
-        self.scorers = {name: SCORERS[name] for name in scorers}
+        self.scorers = tuple(scorers)
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
@@ -86,7 +87,7 @@ class Evaluator:
             if keep_latents:
                 values["latents"] = policy.thinker.feed(params, out.actions).astype(jnp.float32)
             if noisy:
-                values |= {name: score(policy, params, prompts, out) for name, score in self.scorers.items()}
+                values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values
 
         self._programs[mode] = jax.jit(
@@ -176,6 +177,24 @@ def _in_order(results: list[Batch], rows: int) -> Completions:
     return Completions({name: merged([batch.values[name] for batch in results]) for name in results[0].values})
 
 
+def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Trajectories) -> jax.Array:
+    """What a scorer says of each rollout.
+
+    Raises:
+        UserError: it fails, or says something else than a number of each.
+    """
+    try:
+        score_N = jnp.asarray(SCORERS[name](policy, params, prompts, out), jnp.float32)
+    except Exception as error:  # it may be the user's code, and can raise anything
+        raise UserError(f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it") from error
+    if score_N.shape != out.lengths.shape:
+        raise UserError(
+            f"config.evaluate.scorers: {name} gives the shape {score_N.shape} and not {out.lengths.shape}; return a "
+            "number of each rollout"
+        )
+    return score_N
+
+
 def _scores(values: dict[str, Any]) -> dict[str, dict[str, float]]:
     """What a sample's record says of its scores.
 
@@ -184,7 +203,7 @@ def _scores(values: dict[str, Any]) -> dict[str, dict[str, float]]:
     """
     found = {name: np.asarray(score, np.float64) for name, score in values.items() if name in SCORERS}
     for name, score in found.items():
-        if score.ndim or not (np.isfinite(score) and score >= 0):
+        if not (np.isfinite(score) and score >= 0):
             raise UserError(f"config.evaluate.scorers: {name} gives {score}; return a finite number of 0 or more each")
     return {"scores": {name: float(score) for name, score in found.items()}} if found else {}
 

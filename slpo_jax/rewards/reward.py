@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.ending import StopStrings, text_tokens
 from slpo_jax.rewards.stopping import stop_tables
@@ -34,6 +34,7 @@ CORRECT = "correct"
 REWARDS: dict[str, TextRewardFn | None] = {CORRECT: None}
 """By name (`config.reward`) what a completion earns. None: 1 where its answer is the reference, else 0."""
 
+_LARGEST = float(np.finfo(np.float32).max)
 _MOST_SEEN = 1 << 16  # completions that are remembered
 
 
@@ -121,7 +122,7 @@ class Reward:
             references = [each.answer for each in asked]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))
         return [
-            0.0 if reading.cut else self._checked(function(each.question, each.answer, reading.text), each)
+            0.0 if reading.cut else self._asked(function, each, reading.text)
             for reading, each in zip(readings, asked, strict=True)
         ]
 
@@ -129,9 +130,13 @@ class Reward:
         """Which completions an evaluation counts as right: those that earn 1 or more."""
         return [earned >= 1 for earned in self.earned(readings, asked)]
 
-    def _checked(self, value: Any, asked: Asked) -> float:
+    def _asked(self, function: TextRewardFn, asked: Asked, text: str) -> float:
+        try:
+            value: Any = function(asked.question, asked.answer, text)
+        except Exception as error:  # it is the user's code, and can raise anything
+            raise UserError(f"config.reward: {self._name}: {in_a_line(error)}; mend the function") from error
         number = float(value) if isinstance(value, int | float | np.generic) else math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:
             shown = f"{self._name} gives {value!r} for {asked.question[:60]!r}"
             raise UserError(f"config.reward: {shown}; return a finite number")
         return number

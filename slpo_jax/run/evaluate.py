@@ -102,9 +102,6 @@ def _evaluate_row(
     for name, stamp in stamps.items():
         files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
         if not hosts.decided(_is_current(files, stamp, config.save_latents)):
-            if hosts.is_first():
-                for path in (files.stamp, files.records):
-                    path.unlink(missing_ok=True)
             if what not in done:
                 _evaluate_set(experiment, row, load(row.stage), files, KeptRollouts(files.partial, what))
             elif hosts.is_first():

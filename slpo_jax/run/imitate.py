@@ -60,7 +60,7 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
             trained.
     """
     config, recipe = experiment.config.imitate, experiment.recipe
-    if recipe.init and config.control:
+    if recipe.ends_apart and config.control:
         what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
         raise UserError(
             f"config.imitate.control: True, which goes on with the reasoner's parameters alone, but {what}; set it to "
@@ -99,6 +99,8 @@ def train(experiment: Experiment, stage: str) -> None:
     trained = () if recipe.alone else experiment.trained_by(IMITATE, params)
     if recipe.init:
         own = recipe.init(jax.random.fold_in(experiment.key, 1 << 29), experiment.policy, params)
+        if taken := own.keys() & params.keys():
+            raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
         params, trained = params | own, (*trained, *own)
     state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
@@ -106,7 +108,7 @@ def train(experiment: Experiment, stage: str) -> None:
         before = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
         state, _ = before.restore(state, newest=True)
         before.close()
-    run, state, _ = open_stage(experiment, stage, state, until, UNFINISHED if recipe.init else stage)
+    run, state, _ = open_stage(experiment, stage, state, until, UNFINISHED if recipe.ends_apart else stage)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
     for phase, optimizer in zip(plan, optimizers, strict=True):
         if int(state.step) >= phase.end:
@@ -125,7 +127,7 @@ def train(experiment: Experiment, stage: str) -> None:
                 fresh = init_optimizer(optimizer, {name: state.params[name] for name in trained}, experiment.layout)
                 state = dataclasses.replace(state, opt_state=fresh)
             state = run.advance(state, step_fn, batch, end)
-    if recipe.init:
+    if recipe.ends_apart:
         run.finish(state)
         _save_finished(experiment, recipe, state)
     else:

@@ -85,7 +85,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     """
     folder = experiment.workdir.stage(stage)
     if stage == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        claim(experiment, UNFINISHED, write and experiment.recipe.init is not None)
+        claim(experiment, UNFINISHED, write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(experiment, stage)

@@ -179,9 +179,24 @@ def test_samples_have_the_likelihood_of_their_own_answers(problems):
     assert "likelihood" not in scored.run(params, problems, "length", 3, limit=3).values
 
 
-@pytest.mark.parametrize("score", [np.nan, -1.0, np.inf, np.ones(2)])
+@pytest.mark.parametrize("score", [np.nan, -1.0, np.inf])
 def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     monkeypatch.setitem(SCORERS, "mine", None)
     with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine gives .*; return a finite number"):
         evaluate._scores({"mine": score})
     assert evaluate._scores({"tokens": 1}) == {}
+
+
+@pytest.mark.parametrize(
+    ("scorer", "fault"),
+    [
+        (lambda *_: 1 / 0, "mine: ZeroDivisionError: division by zero; mend it"),
+        (lambda: 1, "mine: TypeError: .*; mend it"),
+        (lambda policy, params, prompts, out: jnp.ones((2, 1)), r"mine gives the shape \(2, 1\) and not \(7,\)"),
+        (lambda *_: None, "mine: .*; mend it"),
+    ],
+)
+def test_a_scorer_that_fails_is_one_line(monkeypatch, scorer, fault):
+    monkeypatch.setitem(SCORERS, "mine", scorer)
+    with pytest.raises(UserError, match=rf"^config\.evaluate\.scorers: {fault}"):
+        evaluate._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))

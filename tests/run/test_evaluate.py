@@ -276,7 +276,7 @@ def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoi
         assert set(found["eval"]["slpo"]) == {"made"}
         assert found["eval"]["slpo"]["made"]["latent_steps"] == 7
         shutil.copy(finished.records("imitate", "real"), finished.records("slpo", "real"))
-    assert any("slpo on real: left out, its evaluation was not finished" in note for note in found["notes"])
+    assert any("slpo on real: left out, it is of another checkpoint or setting" in note for note in found["notes"])
     assert finished.evaluate(monkeypatch) == {"slpo on real"}
 
 

@@ -1,5 +1,6 @@
 """Methods of five sorts from a file outside the package: trained, resumed, reported, asked."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -216,6 +217,8 @@ def registries():
         (("reward", "mine", 1.0), "mine: 1.0 is no function"),
         (("recipe", "icot", OBJECTIVES["exact"]), "'icot' is one of ours"),
         (("scorer", "mine", "likelihood"), "mine: 'likelihood' is no function"),
+        (("recipe", "lora", OBJECTIVES["exact"]), "'lora' is a key of config.imitate"),
+        (("recipe", "mine", dataclasses.make_dataclass("R", ["x"])), "mine: TypeError: .*; give each field a default"),
     ],
 )
 def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
@@ -230,7 +233,12 @@ def test_a_file_may_be_read_again(registries, tmp_path):
         read_registrations(str(tmp_path / "own.py"))
     assert [*REWARDS] == ["correct", "mine"]
     (tmp_path / "bad.py").write_text("1 / 0\n")
-    for name, fault in (("bad.py", "ZeroDivisionError: division by zero; mend the file"), ("no.py", "no such file")):
+    (tmp_path / "quits.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "lines.py").write_text("raise RuntimeError('two\\nlines')\n")
+    for name, fault in (
+        ("bad.py", "ZeroDivisionError: division by zero; mend the file"), ("no.py", "no such file"),
+        ("quits.py", "SystemExit: 0; mend the file"), ("lines.py", "RuntimeError: two lines; mend the file"),
+    ):  # fmt: skip
         with pytest.raises(UserError, match=rf"^--register={tmp_path / name}: {fault}"):
             read_registrations(str(tmp_path / name))
     assert importlib.util.find_spec("own") is None

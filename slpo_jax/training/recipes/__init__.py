@@ -39,6 +39,8 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
         raise UserError(f"config.imitate.recipe: {name!r} is unknown; use one of {', '.join(RECIPES)}")
     own = getattr(settings, default)(settings)
     recipe = getattr(settings, name)(settings, own)
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"config.imitate.recipe: {name} makes {recipe!r} and no Recipe; return one, as default is")
     return with_lora(recipe, settings.lora.rank, settings.lora.alpha) if settings.lora.rank else recipe
 
 

@@ -123,6 +123,11 @@ class Recipe:
     alone: bool = False
     finish: Callable[[Params], Params] = dict
 
+    @property
+    def ends_apart(self) -> bool:
+        """Whether what it trains is finished into what later stages get."""
+        return self.init is not None or self.finish is not dict
+
     def loss_of(self, policy: Policy) -> LossFn:
         """The loss with a phase's policy, for `state.make_train_step`."""
         return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
