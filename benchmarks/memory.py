@@ -120,11 +120,11 @@ def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> di
         loss = cold_start.make_loss(setup.policy, setup.reward.on_device, settings)
         trained = ("gate",)
         optimizer = make_optimizer(setup.optimizer_config("cold_start", config.cold_start.steps))
-    how = (optimizer, trained, setup.layout, stage, config[stage].micro_batches)
+    how = (optimizer, trained, setup.layout, stage, getattr(config, stage).micro_batches)
     state = abstract_state(setup.abstract_params(), trained, optimizer, setup.layout)
     reward = setup.reward.on_device
     references = 16 if reward else 0
-    batch = abstract_batch(setup.mesh, config[stage].batch_size, max(setup.prompt_slots), references)
+    batch = abstract_batch(setup.mesh, getattr(config, stage).batch_size, max(setup.prompt_slots), references)
     if stage != "rl" or not (not reward or objective.needs_reference or objective.updates_per_step > 1):
         return {"": make_train_step(loss, *how).lower(state, batch).compile()}
     rollout = make_rollout(policy, objective, reward, config.rl.group, setup.layout, stage, config.rl.micro_batches)
@@ -143,7 +143,7 @@ def measure(point: Point, halves: Sequence[str] = HALVES) -> list[dict[str, Any]
     config = setup.config
     layers = next(name for name, flags in LAYERS.items() if flags == (config.model.remat, config.model.scan_layers))
     shown = dataclasses.replace(
-        point, micro_batches=config[point.stage].micro_batches, layers=layers, dtype=config.model.dtype
+        point, micro_batches=getattr(config, point.stage).micro_batches, layers=layers, dtype=config.model.dtype
     )
     parameters = sum(x.size for x in jax.tree.leaves(setup.abstract_params()))
     rows = []

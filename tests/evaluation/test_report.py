@@ -251,7 +251,7 @@ def test_records_of_another_checkpoint_are_left_out(workdir):
     row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
     rows.write_row(workdir, row)
     for name, checkpoint in (("alpha", "now"), ("beta", "before")):
-        stamp = stamps.Stamp(name, checkpoint, "", "", 40, {"rule": 0.5, "evaluate.samples": 16})
+        stamp = stamps.Stamp(name, checkpoint, "", "", 40, {"rule": 0.5}, 16)
         stamps.write_stamp(Workdir(workdir).set_files(name, "slpo"), stamp)
     out = report.write_report(workdir)
     assert list(out["eval"]["slpo"]) == ["alpha"]
