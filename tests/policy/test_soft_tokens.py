@@ -30,7 +30,6 @@ from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.policy.thinkers.gumbel import concrete_log_prob
-from slpo_jax.policy.thinkers.mixture import Kept
 from slpo_jax.training.objectives import OBJECTIVES
 
 PROMPTS = random_prompts((3, 7, 5), 8)
@@ -105,7 +104,7 @@ def test_a_block_of_the_likeliest_tokens_is_plain_decoding():
 def test_kept_tokens_are_drawn_as_tokens_are():
     """What a mixture is made of is what sampling with these cuts can draw."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 12)) * 2, jnp.float32)
-    kept, ids = Kept(0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
+    kept, ids = THINKERS["soft"](temperature=0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
     drawn = draw_tokens(keys_of(2000), logits, 0.7, 6, 0.8)
     assert jnp.any((ids == drawn[:, None]) & jnp.isfinite(kept), axis=1).all()
 

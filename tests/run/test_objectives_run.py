@@ -151,7 +151,7 @@ def test_one_objective_after_another(work):
     assert (ours[wte] != pathwise[wte]).any()
     assert np.abs(ours[wte] - pathwise[wte]).max() < np.abs(ours[wte] - checkpoint_of(work, "cold_start")[wte]).max()
     assert _facts(work, "answer_only")["start"]["stage"] == "pathwise"
-    assert "steps" not in _facts(work, "answer_only")["rl"]
+    assert _facts(work, "answer_only")["rl"]["steps"] == 4
 
 
 def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):

@@ -210,7 +210,7 @@ def test_published_layouts_in_numbers_and_in_latex(tmp_path, name, warnings):
     for source in sources:
         assert load_problems(source) == tuple(numbers)
         counted = len(warnings)
-        assert load_problems(source, latex=True) == tuple(latex)
+        assert load_problems(source, answers="latex") == tuple(latex)
         assert len(warnings) == counted, "in LaTeX, all of these are used"
 
 
@@ -229,9 +229,9 @@ def _aime(folder: Path) -> str:
 def test_both_parts_of_aime_are_one_source(tmp_path, warnings):
     both = _aime(tmp_path / "opencompass" / "AIME2025")
     in_latex = ["1", "2", r"336^\circ", "101", "102", r"336^\circ"]
-    assert _answers(load_problems(both, role="test", latex=True)) == in_latex
-    assert _answers(load_problems(f"{both}:AIME2025-I+AIME2025-II@test", latex=True)) == in_latex
-    assert _answers(load_problems(f"{both}:AIME2025-II", role="test", latex=True)) == in_latex[3:]
+    assert _answers(load_problems(both, role="test", answers="latex")) == in_latex
+    assert _answers(load_problems(f"{both}:AIME2025-I+AIME2025-II@test", answers="latex")) == in_latex
+    assert _answers(load_problems(f"{both}:AIME2025-II", role="test", answers="latex")) == in_latex[3:]
     assert warnings == []
     assert _answers(load_problems(both, role="test")) == ["1", "2", "101", "102"]
     where = f"{both}:AIME2025-I, split test, row 3: answer '336^\\\\circ' is no number"
@@ -239,7 +239,7 @@ def test_both_parts_of_aime_are_one_source(tmp_path, warnings):
     assert _error(both).startswith(f"{both}: has no split 'train', only test; name one, e.g. {both}:AIME2025-I@test")
     # Elsewhere a config has to be named.
     other = _aime(tmp_path / "other")
-    assert _answers(load_problems(f"{other}:AIME2025-I+AIME2025-II", role="test", latex=True)) == in_latex
+    assert _answers(load_problems(f"{other}:AIME2025-I+AIME2025-II", role="test", answers="latex")) == in_latex
     assert "Config name is missing" in _error(other)
 
 
@@ -247,12 +247,12 @@ def test_latex_that_can_not_be_compared_is_counted_out(tmp_path, warnings):
     answers = ["2", "", r"\frac{1}{2}", "5}", None]
     records = [{"problem": f"P{n}?", "solution": "none", "answer": answer} for n, answer in enumerate(answers)]
     path = write_jsonl(tmp_path / "math.jsonl", records)
-    problems = load_problems(path, latex=True)
+    problems = load_problems(path, answers="latex")
     assert (_answers(problems), problems.left_out) == (["2", r"\frac{1}{2}"], 3)
     assert warnings == [f"{path}: left out 3 of 5 problems: {path}, line 2: answer '' is no LaTeX that can be compared"]
     path = write_jsonl(tmp_path / "bad.jsonl", rows("", "}{"))
     with pytest.raises(UserError) as caught:
-        load_problems(path, latex=True)
+        load_problems(path, answers="latex")
     assert str(caught.value) == (
         f"{path}, line 1: answer '' is no LaTeX that can be compared, nor is any of the 2; give a set with answers "
         "that math_verify reads"
