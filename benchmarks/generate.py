@@ -79,7 +79,8 @@ def make_work(source: str, questions: int, samples: int, tokens: int, dtype: str
         UserError: no such problems, or no SmolLM2.
     """
     config = default_config()
-    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=tokens)
+    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
+    config.max_answer_tokens = tokens
     config.gate.enabled, config.dropout.rate, config.model.dtype = False, 0.0, dtype
     config.evaluate.update(temperature=1.0, batch_size=questions * samples, prompt_multiple=1 << 10)
     setup = assemble(read_config(config))

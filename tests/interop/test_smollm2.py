@@ -101,7 +101,8 @@ def _answers(theirs, stop=(), more_eos_ids=()):
     """Questions in the chat template, by the product's own rollout and by `generate`: two [10, NEW], and the ends."""
     model, tokenizer = theirs
     config = default_config()
-    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, max_answer_tokens=NEW)
+    config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
+    config.max_answer_tokens = NEW
     config.gate.enabled = False
     config.prompt.update(instruction="Answer in a few words.", stop=stop)
     setup = assemble(read_config(config))
