@@ -1,5 +1,6 @@
 """Ctrl-C while XLA compiles, in processes of their own."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,7 +60,15 @@ LINE = "interrupted; the same command goes on from what is finished"
 def _interrupted(*arguments: object, times: int = 1) -> tuple[int, list[str], list[str], float]:
     """Status, lines on both outputs, and seconds from the last Ctrl-C, of which the first is during a compilation."""
     command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # No cache may have what is to be compiled; and what a shell starts in the background ignores Ctrl-C.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "0"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert process.stdout.readline() == "compiling\n"
         for _ in range(times):

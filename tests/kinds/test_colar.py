@@ -92,6 +92,7 @@ def _latent(head: dict[str, np.ndarray], hidden_D: np.ndarray) -> np.ndarray:
     return SCALE * (w["mean.weight"] @ x + w["mean.bias"])
 
 
+@pytest.mark.slow
 def test_latents_are_the_head_s_of_each_hidden_state(tmp_path, caplog):
     """Asked as published, without a begin-of-text; every step of the oracle is a fresh pass over one unpadded row."""
     tensors = published(tmp_path / "colar")

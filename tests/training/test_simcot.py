@@ -100,6 +100,7 @@ def test_explanations_are_the_slow_loop_s(case):
     assert float(total) == pytest.approx(float(base) + WEIGHT * explained, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_without_weight_it_is_the_recipe_s_own(case):
     """Loss and gradient; with weight, the gradient of the explanations reaches the reasoner through the latents."""
 
