@@ -73,7 +73,7 @@ class Evaluator:
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
         self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
 
-    def _program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
+    def program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
         mode = (noisy, stopping, keep_latents)
         if mode in self._programs:
@@ -134,7 +134,7 @@ class Evaluator:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
-        program = self._program(seed is not None, stopping, keep_latents)
+        program = self.program(seed is not None, stopping, keep_latents)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         results = kept.batches() if kept else []

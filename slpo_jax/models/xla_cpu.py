@@ -4,18 +4,36 @@ Each function says what it computes, in the plain form that accelerators get; on
 operations have that name. What each gains is in docs/speed.md.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 _BLOCK = 32  # columns that are moved together
+_made_for: list[str] = []
 
 
 def on_cpu() -> bool:
     """Whether programs are made for a CPU."""
-    return jax.default_backend() == "cpu"
+    return (_made_for[-1] if _made_for else jax.default_backend()) == "cpu"
+
+
+@contextlib.contextmanager
+def made_for(platform: str) -> Iterator[None]:
+    """What is traced within is made for another platform than the one that it is traced on.
+
+    Args:
+        platform: as jax calls it: "cpu", "gpu" or "tpu".
+    """
+    _made_for.append(platform)
+    jax.clear_caches()  # of what was traced for the other
+    try:
+        yield
+    finally:
+        _made_for.pop()
+        jax.clear_caches()
 
 
 def after(first: jax.Array, tree: Any) -> Any:

@@ -225,12 +225,18 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
     return Experiment(**parts, workdir=paths, log=MetricsLog(paths))
 
 
-def assemble(config: Config, workdir: Workdir | None = None, identity: Identity | None = None) -> Setup:
+def assemble(
+    config: Config,
+    workdir: Workdir | None = None,
+    identity: Identity | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Setup:
     """`build` without writing anything.
 
     Args:
         workdir: whose finished stages may make up for what `config.init` lacks.
         identity: of `config.init`, if it was asked for already.
+        devices: None is all there are.
     Raises:
         UserError: a key's value can't be used.
     """
@@ -262,7 +268,7 @@ def assemble(config: Config, workdir: Workdir | None = None, identity: Identity 
     key = jax.random.key(config.seed)
     return Setup(
         config=config,
-        mesh=device_mesh(fsdp=config.sharding.fsdp),
+        mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
         origin=origin,
         prompt_slots=prompt_slots,

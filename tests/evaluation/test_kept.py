@@ -41,7 +41,7 @@ class Rollouts:
         evaluator = Evaluator(
             policy_of(BY_THRESHOLD), device_mesh(jax.devices("cpu")[:2]), BATCH, (3, 6, 9), jax.random.key(2)
         )
-        evaluator._program = lambda *_: self._program(latents)
+        evaluator.program = lambda *_: self._program(latents)
         arguments = {"samples": SAMPLES, "seed": 1, "keep_latents": latents, "kept": kept} | changes
         return evaluator.run({}, PROBLEMS, "threshold", 0.5, **arguments)
 

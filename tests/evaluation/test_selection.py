@@ -21,9 +21,7 @@ SCORES = RNG.random(SHAPE)
 def test_scored_by_correctness_both_are_pass_at_k(k):
     assert 0.1 < solved_within(CORRECT, k).mean() < 0.9
     np.testing.assert_array_equal(best_of(CORRECT, CORRECT.astype(float), k), solved_within(CORRECT, k))
-    np.testing.assert_array_equal(
-        weighted_vote(ANSWERS, CORRECT, k, CORRECT.astype(float)), solved_within(CORRECT, k)
-    )
+    np.testing.assert_array_equal(weighted_vote(ANSWERS, CORRECT, k, CORRECT.astype(float)), solved_within(CORRECT, k))
 
 
 @pytest.mark.parametrize("k", K)

@@ -125,9 +125,7 @@ class SimCot:
             total, (_, count) = own + self.weight * explained, metrics["loss"]
             return total, {**metrics, "loss": (total, count), "explained": (explained, count)}, thought
 
-        return dataclasses.replace(
-            default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init
-        )
+        return dataclasses.replace(default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init)
 
 
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
