@@ -6,6 +6,7 @@ where noise is on is said here again.
 """
 
 import functools
+import re
 from importlib.metadata import version
 
 import jax
@@ -56,6 +57,11 @@ def rollout(params, prompts, keys, config: RolloutConfig = ROLLOUT, stop_rule=No
 
 
 run_rollout = compiled(rollout, static=("config",))
+
+
+def last_axes(function, *args) -> set[int]:
+    """Sizes of the last axes of all float32 arrays in a program."""
+    return set(map(int, re.findall(r"f32\[[\d,]*?(\d+)\]", str(jax.make_jaxpr(function)(*args)))))
 
 
 @functools.cache

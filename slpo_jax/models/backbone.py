@@ -13,6 +13,7 @@ from flax import struct
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
 from slpo_jax.models.dense import head_logits
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
+from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
 
 
@@ -149,6 +150,10 @@ class Backbone(nn.Module):
     def logits(self, hidden_BLD: jax.Array) -> jax.Array:
         """Float32 logits [B, L, V]."""
         return head_logits(hidden_BLD, self.head)
+
+    def log_probs(self, hidden, tokens, asked=None, likeliest: bool = False) -> tuple[jax.Array, jax.Array | None]:
+        """`token_log_probs` with this head."""
+        return token_log_probs(hidden, self.head, tokens, asked, likeliest)
 
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """A `KVCache` of this model's shapes with no valid slot."""

@@ -39,14 +39,14 @@ def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return _low_product(spec, a, b) if is_low(a.dtype) else jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def _sums(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def sums(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Products of numbers in low precision, of which only `b` may have to be rounded to it, summed in float32."""
     return jnp.einsum(spec, a, b.astype(a.dtype), preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _low_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return _sums(spec, a, b)
+    return sums(spec, a, b)
 
 
 def _low_forward(spec: str, a: jax.Array, b: jax.Array):
@@ -56,17 +56,18 @@ def _low_forward(spec: str, a: jax.Array, b: jax.Array):
 def _low_backward(spec: str, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
     g = g.astype(a.dtype)
-    of_a, of_b = _sums(f"{out},{second}->{first}", g, b), _sums_over_rows(f"{first},{out}->{second}", a, g)
+    of_a, of_b = sums(f"{out},{second}->{first}", g, b), sums_over_rows(f"{first},{out}->{second}", a, g)
     return of_a.astype(a.dtype), of_b.astype(b.dtype)
 
 
-def _sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
-    """`_sums` over the last axis but one of both arrays."""
+def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
+    """`sums` over the last axis but one of both arrays."""
     first, second, out = spec.replace("->", ",").split(",")
     if out[-2] not in first:
         first, a, second, g = second, g, first, a
-    a, first = xla_cpu.summed_last(a, first)
-    return _sums(f"{first},{second}->{out}", a, g)
+    if is_low(a.dtype):
+        a, first = xla_cpu.summed_last(a, first)
+    return sums(f"{first},{second}->{out}", a, g)
 
 
 _low_product.defvjp(_low_forward, _low_backward)

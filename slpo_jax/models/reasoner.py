@@ -44,6 +44,9 @@ class LatentReasoner(nn.Module):
     def logits(self, hidden_BLD):
         return self.backbone.logits(hidden_BLD)
 
+    def log_probs(self, *args, **kwargs):
+        return self.backbone.log_probs(*args, **kwargs)
+
     def initialise(self, tokens_BL):
         """Touch every parameter once."""
         hidden_BLD, _ = self(self.embed(tokens_BL), tokens_BL, tokens_BL >= 0)
@@ -63,7 +66,9 @@ class Reasoner:
             -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
-        logits: (params, hidden_BLD) -> float32 [B, L, V].
+        logits: (params, hidden_BLD) -> float32 [B, L, V]; of few positions.
+        log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
+            `models.likelihood.token_log_probs`.
         cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
     """
@@ -75,6 +80,7 @@ class Reasoner:
     embed: Callable[[Params, jax.Array], jax.Array]
     transition: Callable[[Params, jax.Array], jax.Array]
     logits: Callable[[Params, jax.Array], jax.Array]
+    log_probs: Callable[..., tuple[jax.Array, jax.Array | None]]
     cast: Callable[[Params], Params]
     empty_cache: Callable[[int, int], KVCache]
 
@@ -85,7 +91,7 @@ class Reasoner:
 
     def in_tree(self) -> "Reasoner":
         """The same reasoner, its functions but `init` of the whole parameter tree."""
-        names = ("forward", "trace", "embed", "transition", "logits")
+        names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
         bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
         return dataclasses.replace(self, **bound, cast=writes(REASONER, self.cast))
 
@@ -112,6 +118,7 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         embed=method("embed"),
         transition=method("transition"),
         logits=method("logits"),
+        log_probs=method("log_probs"),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,
     )

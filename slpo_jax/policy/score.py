@@ -12,7 +12,7 @@ from flax import struct
 
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import answer_log_probs, fed_tokens, one_later, token_log_probs
+from slpo_jax.policy.answer_score import fed_tokens, one_later
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, encode_prompts
@@ -117,7 +117,7 @@ def score(
     capacity: Capacity | None = None,
     actions: Action | None = None,
 ) -> Scores:
-    """One teacher-forced pass over realised trajectories with fresh noise: all latent positions at once.
+    """Teacher-forced passes over realised trajectories with fresh noise: all latent positions at once.
 
     Each of the B prompts is encoded once and shared by its G trajectories. Their used slots lie side by side in one row
     (`packing`), or in a row each (`Policy.layout`): first the latents of all, then the answers of all. Noise is on
@@ -126,27 +126,52 @@ def score(
     Args:
         params: all parts.
         trajectories: N = B*G rows, a prompt's G rows in a row.
-        keys: this pass's; None is a pass without any noise.
+        keys: this pass's, or with a leading axis K passes', which everything returned has then too; None is a pass
+            without any noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
         actions: what is fed; None is the trajectories' own, as constants. Replayed actions keep their gradient.
     Returns:
         `Scores` of N rows.
     """
-    reasoner, thinker = policy.reasoner, policy.thinker
     if keys is None:
         policy = policy.without_noise()
         unused_N = jnp.broadcast_to(jax.random.key(0), trajectories.keys.shape)
         keys = PassKeys(unused_N[: prompts.tokens.shape[0]], unused_N)
-    config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
-    group = keys.trajectories.shape[0] // keys.prompts.shape[0]
+    group = keys.trajectories.shape[-1] // keys.prompts.shape[-1]
     capacity = capacity or full_capacity(policy, group)
     actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
+    fed_NT, spoken_NA = used_slots(policy, trajectories)
+    together = policy.row_of(group)
+    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(spoken_NA, together, capacity.answers)
+    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions)
+    # Of all passes at once: the head's products, and its gradient, are one.
+    over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
+    drawn, log_probs, before = over_passes(one)(keys)
+    if policy.config.end_id is None:
+        answered = policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
+    else:
+        packed, _ = policy.reasoner.log_probs(params, before, answers.packed(trajectories.tokens), answers.used_BS)
+        answered = over_passes(answers.unpacked)(packed)
+    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA))
+
+
+def _pass(
+    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, actions, keys: PassKeys
+) -> tuple[Action, jax.Array | None, jax.Array]:
+    """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that the answers' tokens come out of.
+
+    Returns:
+        the last as the answers are packed; [N, A, D] where no marker stands before them.
+    """
+    reasoner, thinker = policy.reasoner, policy.thinker
+    config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
-    thoughts, answers, inputs = _side_by_side(policy, params, prompts, trajectories, keys, capacity, actions)
+    first_ND = jnp.repeat(first_BD, keys.trajectories.shape[0] // keys.prompts.shape[0], axis=0)
+    inputs = _side_by_side(policy, params, prompts, trajectories, keys, thoughts, answers, actions)
     hidden_BSD, _ = reasoner.forward(params, prefix=prefix, **inputs)
     # What comes after slot t is step t + 1's.
-    of_step = functools.partial(_of_step, thoughts, jnp.repeat(first_BD, group, axis=0)[:, None], hidden_BSD)
+    of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
     if config.max_latents:
         draws = functools.partial(noise.draw_keys, keys.trajectories) if config.thinker_noise else lambda _: None
@@ -154,18 +179,11 @@ def score(
     if thinker.log_prob is not None and config.max_latents:
         taken = _first_and_later(jax.lax.stop_gradient(trajectories.actions))
         log_probs = of_step(functools.partial(thinker.log_prob, params), *taken)
-    hidden_answers = hidden_BSD[:, capacity.latents :]
+    before = hidden_BSD[:, thoughts.capacity :]
     if config.end_id is None:
-        hidden_latents = thoughts.unpacked(hidden_BSD[:, : capacity.latents])
-        last_ND = _last(jnp.repeat(first_BD, group, axis=0), hidden_latents, trajectories.lengths)
-        before_NAD = one_later(last_ND, answers.unpacked(hidden_answers))
-        log_probs_NA = answer_log_probs(reasoner, params, before_NAD, trajectories.tokens)
-    else:
-        tokens_BS = answers.packed(trajectories.tokens)
-        log_probs_BS = token_log_probs(reasoner.logits(params, hidden_answers), tokens_BS)
-        log_probs_NA = answers.unpacked(log_probs_BS)
-    _, spoken_NA = used_slots(policy, trajectories)
-    return Scores(drawn, log_probs, log_probs_NA, jnp.sum(log_probs_NA, axis=1, where=spoken_NA))
+        last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
+        before = one_later(last_ND, answers.unpacked(before))
+    return drawn, log_probs, before
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:
@@ -196,14 +214,11 @@ def _of_step(thoughts: Packing, first_N1D, hidden_BSD, function, first_argument,
 
 
 def _side_by_side(
-    policy: Policy, params, prompts: Prompts, trajectories: Trajectories, keys: PassKeys, capacity: Capacity, actions
-) -> tuple[Packing, Packing, dict[str, Any]]:
-    """Where latents and answers lie in their prompts' rows, and the arguments of the forward pass over those rows."""
+    policy: Policy, params, prompts, trajectories, keys: PassKeys, thoughts: Packing, answers: Packing, actions
+) -> dict[str, Any]:
+    """The arguments of the forward pass over the prompts' rows: the packed latents, then the packed answers."""
     config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
-    fed_NT, spoken_NA = used_slots(policy, trajectories)
-    together = policy.row_of(group)
-    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(spoken_NA, together, capacity.answers)
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_A = jnp.arange(1, config.max_latents + 1), jnp.arange(config.answer_slots)
 
@@ -212,20 +227,16 @@ def _side_by_side(
 
     latents_NTD = policy.thinker.feed(params, actions)
     inputs_NAD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.end_id))
-    return (
-        thoughts,
-        answers,
-        {
-            "inputs_BLD": laid_out(latents_NTD, inputs_NAD),
-            "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_A[None]),
-            "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
-            "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
-            "dropout": noise.followed_by(
-                jax.tree.map(
-                    thoughts.packed,
-                    noise.latent_dropout(keys.trajectories, steps_T, steps_T[None] >= lengths_N1, rate, where),
-                ),
-                jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_A, rate, where)),
+    return {
+        "inputs_BLD": laid_out(latents_NTD, inputs_NAD),
+        "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_A[None]),
+        "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
+        "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
+        "dropout": noise.followed_by(
+            jax.tree.map(
+                thoughts.packed,
+                noise.latent_dropout(keys.trajectories, steps_T, steps_T[None] >= lengths_N1, rate, where),
             ),
-        },
-    )
+            jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_A, rate, where)),
+        ),
+    }

@@ -1,18 +1,14 @@
-"""Answers that end at any of several tokens or at a text, in a cache that grows, and are scored in pieces."""
+"""Answers that end at any of several tokens or at a text, in a cache that grows, and are scored in tiles."""
 
 import dataclasses
-import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
 from tiny import (
-    CONFIG,
     EOS,
     PAD,
-    REASONER,
     ROLLOUT,
     SlowReasoner,
     both_params,
@@ -23,9 +19,8 @@ from tiny import (
     real_tokens,
 )
 
-from slpo_jax.policy import answer_score as scoring
+from slpo_jax.models import likelihood
 from slpo_jax.policy import decoding
-from slpo_jax.policy.answer_score import answer_log_probs
 from slpo_jax.policy.decoding import cache_sizes
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
@@ -47,7 +42,7 @@ def _policy(stop=STOP, **changes):
 
 @pytest.fixture(scope="module")
 def made():
-    """Greedy answers with caches of 4, 8 and 20 slots, and their scores, 5 tokens at a time."""
+    """Greedy answers with caches of 4, 8 and 20 slots, and their scores, in tiles of logits."""
     policy = _policy()
 
     @compiled
@@ -57,8 +52,8 @@ def made():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "FIRST_SLOTS", 4)
-        patch.setattr(scoring, "LOGITS_OF_A_ROW", 0)
-        patch.setattr(scoring, "LOGITS_AT_ONCE", 5 * CONFIG.vocab_size + 1)
+        for name, size in {"WHOLE": 0, "ROWS": 64, "COLUMNS": 16, "EVEN_COLUMNS": 1}.items():
+            patch.setattr(likelihood, name, size)
         assert cache_sizes(SLOTS) == [4, 8, 20]
         return make(both_params())
 
@@ -101,42 +96,3 @@ def test_cache_sizes():
         700: [64, 128, 256, 700],
         2048: [64, 128, 256, 512, 1024, 2048],
     }
-
-
-def test_pieces_have_the_gradient_of_the_whole(monkeypatch):
-    """Of 2 x 7 tokens, 4 at a time; the values are scipy's."""
-    rng, reasoner = np.random.default_rng(0), both_params()["reasoner"]
-    hidden, tokens = rng.normal(size=(2, 7, CONFIG.n_embd)), rng.integers(0, CONFIG.vocab_size, (2, 7))
-    weights = jnp.asarray(rng.normal(size=(2, 7)), jnp.float32)
-
-    def weighted(params, hidden):
-        log_probs = answer_log_probs(REASONER, params, hidden, jnp.asarray(tokens))
-        return jnp.sum(weights * log_probs), log_probs
-
-    def measured():
-        gradient = jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True)
-        program = jax.jit(lambda *args: gradient(*args)).lower(reasoner, jnp.asarray(hidden, jnp.float32))
-        ((_, log_probs), gradients) = program.compile()(reasoner, jnp.asarray(hidden, jnp.float32))
-        return program.as_text(), log_probs, gradients
-
-    whole, expected, gradients = measured()
-    monkeypatch.setattr(scoring, "LOGITS_OF_A_ROW", 7 * CONFIG.vocab_size - 1)
-    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 5 * CONFIG.vocab_size)
-    monkeypatch.setattr(scoring, "ALIGNED", 2)
-    pieces, found, ours = measured()
-    assert "tensor<2x7x61xf32>" in whole
-    assert "x7x61x" not in pieces
-    assert re.search(r"tensor<(1x)?4x61xf32>", pieces)
-    assert not re.search(r"tensor<4x(1x)?4x61xf32>", pieces), "no piece's logits are kept for the backward pass"
-    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 100 * CONFIG.vocab_size)
-    one_piece, alike, _ = measured()
-    assert "14x61xf32" in one_piece
-    assert "100x61xf32" not in one_piece, "nothing is padded to what would fit"
-    np.testing.assert_allclose(alike, found, atol=1e-5)
-    logits = SlowReasoner(reasoner).logits(hidden)
-    oracle = np.take_along_axis(special.log_softmax(logits, axis=-1), tokens[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(found, oracle, rtol=1e-5)
-    np.testing.assert_allclose(expected, oracle, rtol=1e-5)
-    for one, other in zip(*map(jax.tree.leaves, (ours, gradients)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    assert float(jnp.abs(gradients[1]).max()) > 0.1

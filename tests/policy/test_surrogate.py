@@ -29,8 +29,6 @@ from tiny import (
 )
 
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import token_log_probs
-from slpo_jax.policy.sampling import LARGE
 from slpo_jax.policy.score import PassKeys, pass_keys, score
 from slpo_jax.policy.surrogate import gaussian_log_prob, moments
 from slpo_jax.rewards.ending import answer_mask
@@ -48,8 +46,7 @@ def _pass(reasoner, params, prompts, trajectories, prompt_keys, keys, config):
 
 def _passes(params, prompts, index, trajectories, key, config, passes):
     keys_K = pass_keys(key, index, GROUP, passes)
-    policy = policy_of(config)
-    return jax.vmap(lambda keys: score(policy, {"reasoner": params}, prompts, trajectories, keys))(keys_K)
+    return score(policy_of(config), {"reasoner": params}, prompts, trajectories, keys_K)
 
 
 def _clean(params, prompts, trajectories, config):
@@ -291,15 +288,3 @@ def test_answer_mask_ends_with_the_first_eos():
     np.testing.assert_array_equal(answer_mask(tokens, (EOS,)), np.array(expected, bool))
     padded_with_eos = jnp.array([[1, EOS, EOS, EOS]])
     np.testing.assert_array_equal(answer_mask(padded_with_eos, (EOS,)), [[True, True, False, False]])
-
-
-@pytest.mark.parametrize("vocabulary", [7, 2 * LARGE + 3])
-def test_token_log_probs_and_their_gradient_against_scipy(vocabulary):
-    logits = 30 * np.random.default_rng(0).normal(size=(2, 3, vocabulary)).astype(np.float32) - 200
-    tokens, g = np.array([[0, 6, 3], [2, 2, vocabulary - 1]]), np.array([[1.0, -2, 0], [0.5, 3, 1]], np.float32)
-    exact = special.log_softmax(logits.astype(np.float64), axis=-1)
-    found, pull = jax.vjp(lambda logits: token_log_probs(logits, jnp.asarray(tokens)), jnp.asarray(logits))
-    expected = np.take_along_axis(exact, tokens[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    of_logits = g[..., None] * (np.eye(vocabulary)[tokens] - np.exp(exact))
-    np.testing.assert_allclose(pull(jnp.asarray(g))[0], of_logits, rtol=1e-4, atol=1e-6)

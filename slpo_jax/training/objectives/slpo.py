@@ -87,7 +87,7 @@ class Slpo(Objective):
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
         keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], self.passes)
-        scores_K = jax.vmap(lambda keys: score(policy, params, batch.prompts, trajectories, keys, capacity))(keys_K)
+        scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
         answer_N = scores_K.answer_log_prob.mean(axis=0)
         latent_N = variance_N = latent = None
         if policy.config.max_latents:

@@ -8,16 +8,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import think
-from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_suffixes
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
@@ -142,20 +143,24 @@ def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> tupl
     return inputs, thought
 
 
+def cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: SuffixBatch) -> tuple[jax.Array, jax.Array]:
+    """The weighted sum over all rows, and bool [B], of which rows each target of a weight is the likeliest token."""
+    asked_BL = rows.weights != 0
+    log_probs_BL, likeliest_BL = reasoner.log_probs(params, hidden_BLD, rows.targets, asked_BL, likeliest=True)
+    return -jnp.sum(log_probs_BL * rows.weights), jnp.all((likeliest_BL == rows.targets) | ~asked_BL, axis=1)
+
+
 def loss(policy: Policy, params, batch: ImitationBatch, key):
     """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     Args:
         policy: as in `Recipe.loss`; the thinker's own noise is nowhere.
     """
-    reasoner, weights_BA = policy.reasoner, batch.suffix.weights
     inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index))
-    hidden_BAD, _ = reasoner.forward(params, **inputs)
-    logits_BAV = reasoner.logits(params, hidden_BAD)
-    loss = -jnp.sum(token_log_probs(logits_BAV, batch.suffix.targets) * weights_BA)
-    right_B = jnp.all((jnp.argmax(logits_BAV, axis=-1) == batch.suffix.targets) | (weights_BA == 0), axis=1)
-    metrics = {"loss": (loss, weights_BA.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
-    return loss, metrics, thought
+    hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
+    total, right_B = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix)
+    metrics = {"loss": (total, batch.suffix.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+    return total, metrics, thought
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,6 @@ from flax import struct
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
 from slpo_jax.text.templates import Ids
@@ -194,13 +193,6 @@ def _scaled(rows: SuffixBatch) -> SuffixBatch:
     return rows._replace(weights=rows.weights * np.float32(len(rows.weights) / rows.weights.sum()))
 
 
-def _cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: Any):
-    """The weighted sum over all rows, and which rows are all right [B]."""
-    logits_BLV = reasoner.logits(params, hidden_BLD)
-    right_B = jnp.all((jnp.argmax(logits_BLV, axis=-1) == rows.targets) | (rows.weights == 0), axis=1)
-    return -jnp.sum(token_log_probs(logits_BLV, rows.targets) * rows.weights), right_B
-
-
 def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: float):
     """The cross-entropy of what is written, summed with its weights, and the levels [B, M, D] at the position."""
     slots_L = jnp.arange(batch.text.tokens.shape[1])
@@ -214,7 +206,9 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
         batch.at,
         dropout=noise.answer_dropout(keys_B, slots_L, dropout_rate, "all"),
     )
-    return _cross_entropy(reasoner, params, hidden_BLD, batch.text)[0], levels_BMD
+    weights_BL = batch.text.weights
+    log_probs_BL, _ = reasoner.log_probs(params, hidden_BLD, batch.text.targets, weights_BL != 0)
+    return -jnp.sum(log_probs_BL * weights_BL), levels_BMD
 
 
 def _student(policy: Policy, params, batch: DistilBatch, key):
@@ -223,4 +217,4 @@ def _student(policy: Policy, params, batch: DistilBatch, key):
     assert student is not None
     inputs, thought = curriculum.after_latents(policy, params, student, keys_B)
     hidden_BAD, _, levels_BMD = policy.reasoner.trace(params, at_B=batch.student_at, **inputs)
-    return *_cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD, thought
+    return *curriculum.cross_entropy(policy.reasoner, params, hidden_BAD, student.suffix), levels_BMD, thought

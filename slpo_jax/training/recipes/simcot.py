@@ -22,7 +22,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, Params, reads
 from slpo_jax.models.reasoner import LatentReasoner, as_functions, backbone
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import token_log_probs
 from slpo_jax.policy.policy import Policy
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
 from slpo_jax.text.templates import Ids
@@ -200,8 +199,8 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
         jnp.ones(inputs_NLD.shape[:2], bool),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, policy.config.dropout_rate, "all"),
     )
-    logits_NLV = reads(EXPLAINER, model.logits)(params, hidden_NLD[:, thoughts.latents - 1 :])
-    return -jnp.sum(token_log_probs(logits_NLV, targets_NL) * weights_NL)
+    before_NLD, log_probs = hidden_NLD[:, thoughts.latents - 1 :], reads(EXPLAINER, model.log_probs)
+    return -jnp.sum(log_probs(params, before_NLD, targets_NL, weights_NL != 0)[0] * weights_NL)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:

@@ -1,0 +1,177 @@
+"""How likely tokens are after hidden states, without an array of all their logits where these are many.
+
+They are made in tiles, of some positions and a part of the vocabulary, and made again in the backward pass (as Wijmans
+et al., 2024, do within a kernel), where each part of the head's gradient is written once.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.models import xla_cpu
+from slpo_jax.models.dense import head_logits, sums, sums_over_rows
+
+WHOLE = 2**25  # logits that are made at once, and kept for the backward pass: 128 MiB
+ROWS, COLUMNS = 4096, 4096  # of a tile, at most: 64 MiB
+EVEN_ROWS, EVEN_COLUMNS = 16, 128  # are multiples, as products are faster then
+
+
+def token_log_probs(
+    hidden: jax.Array, head_VD: jax.Array, tokens: jax.Array, asked: jax.Array | None = None, likeliest: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
+    """Log-probabilities of the given tokens.
+
+    Args:
+        hidden: [.., D].
+        head_VD: in the precision of `hidden`, or in float32: then its gradient is not rounded.
+        tokens: int [..], or fewer of the last axes.
+        asked: bool as `tokens`, the positions that anybody looks at; None: all. Of many, time is spent on these alone.
+        likeliest: whether the likeliest tokens are returned too.
+    Returns:
+        float32 [..], and int [..], the first of the likeliest tokens, or None; finite, but without a meaning, where
+        nobody asked.
+    """
+    shape, (vocabulary, width) = hidden.shape[:-1], head_VD.shape
+    tokens = jnp.broadcast_to(tokens, shape)
+    if tokens.size * vocabulary <= WHOLE:
+        # Of several passes each has its own product, so that sums have the order that they have in a vmap of passes.
+        product = head_logits if hidden.ndim < 4 else jax.vmap(head_logits, (0, None))
+        logits = product(hidden, head_VD)
+        return log_probs_of(logits, tokens), jnp.argmax(logits, axis=-1) if likeliest else None
+    asked_N = jnp.ones(tokens.size, bool) if asked is None else jnp.broadcast_to(asked, shape).reshape(-1)
+    order_N = jnp.argsort(~asked_N, stable=True)
+    chunks, rows = _parts(tokens.size, xla_cpu.fewer(ROWS), EVEN_ROWS)
+    used = -(-asked_N.sum(dtype=jnp.int32) // rows)
+
+    def cut(x_N):
+        x_N = jnp.pad(x_N[order_N], ((0, chunks * rows - len(x_N)), *((0, 0) for _ in x_N.shape[1:])))
+        return x_N.reshape(chunks, rows, *x_N.shape[1:])
+
+    found = _in_tiles(likeliest, cut(hidden.reshape(-1, width)), head_VD, cut(tokens.reshape(-1)), used)
+    back_N = jnp.argsort(order_N)
+    log_probs, likeliest_ids = jax.tree.map(lambda x_CR: x_CR.reshape(-1)[back_N].reshape(shape), found)
+    return log_probs, likeliest_ids
+
+
+@jax.custom_vjp
+def log_probs_of(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+    """float32 [B, L]: log softmax(logits) at the given tokens."""
+    return _log_probs_of(logits_BLV, tokens_BL)[0]
+
+
+def _log_probs_of(logits_BLV: jax.Array, tokens_BL: jax.Array):
+    chosen_BL = jnp.take_along_axis(logits_BLV, tokens_BL[..., None], axis=-1)[..., 0]
+    whole_BL = jax.nn.logsumexp(logits_BLV, axis=-1)
+    return chosen_BL - whole_BL, (logits_BLV, tokens_BL, whole_BL)
+
+
+def _cotangent(logits_BLV: jax.Array, tokens_BL: jax.Array, whole_BL: jax.Array, g_BL: jax.Array) -> jax.Array:
+    """Of the logits, in one pass, where autodiff keeps exponentials, and scatters."""
+    is_token_BLV = jax.nn.one_hot(tokens_BL, logits_BLV.shape[-1])
+    return g_BL[..., None] * (is_token_BLV - jnp.exp(logits_BLV - whole_BL[..., None]))
+
+
+def _log_probs_backward(kept, g_BL: jax.Array):
+    logits_BLV, tokens_BL, whole_BL = kept
+    return _cotangent(logits_BLV, tokens_BL, whole_BL, g_BL), None
+
+
+log_probs_of.defvjp(_log_probs_of, _log_probs_backward)
+
+
+class _Columns(NamedTuple):
+    """Of the vocabulary, from `start` on; those before `first` are the part's before it."""
+
+    head_ED: jax.Array
+    start: jax.Array
+    first: jax.Array
+
+
+def _parts(size: int, most: int, multiple: int) -> tuple[int, int]:
+    """How many parts of at most so many there are, and how many each has, rounded up to a multiple."""
+    each = -(-size // (-(-size // most) * multiple)) * multiple
+    return -(-size // each), each
+
+
+def _over_columns(head_VD: jax.Array, dtype: Any, function: Callable[[_Columns, Any], Any], carry: Any) -> Any:
+    """function(part of the vocabulary, carry) -> carry for one part after the other, the head in `dtype`."""
+    vocabulary = head_VD.shape[0]
+    parts, columns = _parts(vocabulary, COLUMNS, EVEN_COLUMNS)
+    columns = min(columns, vocabulary)
+
+    def one(part, carry):
+        start = jnp.minimum(part * columns, vocabulary - columns)
+        head_ED = jax.lax.dynamic_slice_in_dim(head_VD, start, columns).astype(dtype)
+        return function(_Columns(head_ED, start, part * columns), carry)
+
+    return jax.lax.fori_loop(0, parts, one, carry)
+
+
+def _tile(hidden_RD: jax.Array, tokens_R: jax.Array, columns: _Columns) -> tuple[jax.Array, jax.Array]:
+    """Logits [R, E], -inf in columns that were there before, and int [R] the column of the token; -1: elsewhere."""
+    logits_RE = sums("nd,vd->nv", hidden_RD, columns.head_ED)
+    tokens_E = columns.start + jnp.arange(logits_RE.shape[1])
+    here_R = (tokens_R >= columns.first) & (tokens_R <= tokens_E[-1])
+    return jnp.where(tokens_E >= columns.first, logits_RE, -jnp.inf), jnp.where(here_R, tokens_R - columns.start, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_tiles(likeliest: bool, hidden_CRD, head_VD, tokens_CR, used) -> tuple[jax.Array, jax.Array | None]:
+    """`token_log_probs` of C chunks of R positions; 0 in those from the chunk `used` on."""
+    return _in_tiles_forward(likeliest, hidden_CRD, head_VD, tokens_CR, used)[0]
+
+
+def _in_tiles_forward(likeliest: bool, hidden_CRD, head_VD, tokens_CR, used):
+    def of_tile(columns, c, found):
+        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns)
+        chosen_R = jnp.take_along_axis(logits_RE, jnp.maximum(column_R, 0)[:, None], axis=1)[:, 0]
+        here = {
+            "whole": jnp.logaddexp(found["whole"][c], jax.nn.logsumexp(logits_RE, axis=1)),
+            "chosen": jnp.where(column_R >= 0, chosen_R, found["chosen"][c]),
+        }
+        if likeliest:
+            top_R, before_R = logits_RE.max(axis=1), found["top"][c]
+            id_R = columns.start + jnp.argmax(logits_RE, axis=1)
+            here |= {"top": jnp.maximum(top_R, before_R), "id": jnp.where(top_R > before_R, id_R, found["id"][c])}
+        return {name: found[name].at[c].set(x_R) for name, x_R in here.items()}
+
+    def of_columns(columns, found):
+        return jax.lax.fori_loop(0, used, functools.partial(of_tile, columns), found)
+
+    nothing_CR = jnp.full(tokens_CR.shape, -jnp.inf)
+    found = {"whole": nothing_CR, "chosen": jnp.zeros(tokens_CR.shape)}
+    if likeliest:
+        found |= {"top": nothing_CR, "id": jnp.zeros(tokens_CR.shape, jnp.int32)}
+    found = _over_columns(head_VD, hidden_CRD.dtype, of_columns, found)
+    log_probs_CR = jnp.where(jnp.arange(len(tokens_CR))[:, None] < used, found["chosen"] - found["whole"], 0.0)
+    return (log_probs_CR, found.get("id")), (hidden_CRD, head_VD, tokens_CR, used, found["whole"])
+
+
+def _in_tiles_backward(likeliest: bool, kept, g):
+    hidden_CRD, head_VD, tokens_CR, used, whole_CR = kept
+    g_CR, dtype = g[0], hidden_CRD.dtype
+
+    def of_tile(columns, c, gradients):
+        of_hidden_CRD, of_head_ED = gradients
+        logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns)
+        g_RE = _cotangent(logits_RE, column_R, whole_CR[c], g_CR[c]).astype(dtype)
+        of_hidden_CRD = of_hidden_CRD.at[c].add(sums("nv,vd->nd", g_RE, columns.head_ED))
+        return of_hidden_CRD, of_head_ED + sums_over_rows("nd,nv->vd", hidden_CRD[c], g_RE)
+
+    def of_columns(columns, gradients):
+        of_hidden_CRD, of_head_VD = gradients
+        here = of_hidden_CRD, jnp.zeros(columns.head_ED.shape)
+        of_hidden_CRD, of_head_ED = jax.lax.fori_loop(0, used, functools.partial(of_tile, columns), here)
+        # Columns that were there before have 0 here.
+        of_head_ED += jax.lax.dynamic_slice_in_dim(of_head_VD, columns.start, len(of_head_ED))
+        return of_hidden_CRD, jax.lax.dynamic_update_slice_in_dim(of_head_VD, of_head_ED, columns.start, 0)
+
+    zeros = jnp.zeros(hidden_CRD.shape), jnp.zeros(head_VD.shape)
+    of_hidden_CRD, of_head_VD = _over_columns(head_VD, dtype, of_columns, zeros)
+    return of_hidden_CRD.astype(dtype), of_head_VD.astype(head_VD.dtype), None, None
+
+
+_in_tiles.defvjp(_in_tiles_forward, _in_tiles_backward)
