@@ -1,183 +1,165 @@
-"""`python -m benchmarks.memory [--models gpt2 soft_llama1b:grpo] [--meshes 4x1 2x2 1x4] [--json FILE]`; see `--help`.
+"""`python -m benchmarks.memory [--device cuda:a6000] [--count 4] [--fsdp 1 4] [--models gpt2]`; see `--help`.
 
-What a training step of the shipped configs needs of each device's memory, at the paper's batch: by mesh (data x fsdp),
-micro-batches, how the layers are run, and type of activations. Where rewards come from the host a step is two programs,
-each with a row of its own. Programs are compiled and never run; nothing of a
-model's size is allocated. Prints Markdown; `--json` writes every number behind it.
+What the programs of the shipped configs need of each device, at the paper's batch: whether they fit, what is largest,
+what devices send each other, and what is computed and moved. Programs are compiled for devices that need not be there,
+and never run; nothing of a model's size is allocated. Prints Markdown; `--json` writes every number behind it.
 """
 
 import argparse
+import ast
 import dataclasses
 import itertools
+import json
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from tqdm import tqdm
 
-from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state, collectives, device_memory
+from benchmarks.measure.compiled import collectives, device_memory, largest, traffic
+from benchmarks.measure.products import products
+from benchmarks.measure.programs import STAGES, Program, programs
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
+from benchmarks.measure.targets import Target, target
 from benchmarks.measure.workload import GPT2, load_file
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import write_text
+from slpo_jax.models import xla_cpu
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.presets import SOFT_METHODS
-from slpo_jax.run.rl import make_objective, optimizer_of, training_policy
-from slpo_jax.sections import fill
-from slpo_jax.training import cold_start, rl
-from slpo_jax.training.halves import make_rollout
-from slpo_jax.training.optimizer import make_optimizer
-from slpo_jax.training.state import make_train_step
+from slpo_jax.stages import RL
 
-CARDS = (24, 48, 80)  # GB; the paper's have 48
-DEVICES = 4
-_LLAMA = {  # of the text the size of the vocabulary alone: 128,256 tokens and COCONUT's three
-    "tokenizer": "synthetic:128198", "base": "", "model.n_positions": 2048, "model.rope_theta": 500_000.0,
-    "model.n_inner": 8192, "model.n_kv_head": 8,
-}  # fmt: skip
+DEVICES = 4  # the paper's
+_TEXT = {"tokenizer": "synthetic:128198", "base": ""}  # of it the size of the vocabulary alone, and COCONUT's three
+_LLAMA = _TEXT | {"model.n_positions": 4096, "model.rope_theta": 500_000.0, "model.n_inner": 8192, "model.n_kv_head": 8}
 _SHAPES = {
-    "1b": {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32},
-    "3b": {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24},
-}
-MODELS = {  # file in configs/, what a checkpoint would say
-    "gpt2": ("coconut_gpt2.py", {}),
-    "llama1b": ("coconut_llama1b.py", _LLAMA | _SHAPES["1b"]),
-    "llama3b": ("coconut_llama1b.py", _LLAMA | _SHAPES["3b"]),
-} | {
-    f"soft_llama{size}:{method}": (f"soft_llama{size}.py:{method}", _LLAMA | shapes | {"model.n_positions": 4096})
-    for size, shapes in _SHAPES.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
+    "smollm2": _TEXT | {"tokenizer": "synthetic:49090", "model.n_positions": 8192, "model.rope_theta": 100_000.0,
+                        "model.n_layer": 30, "model.n_embd": 576, "model.n_head": 9, "model.n_kv_head": 3,
+                        "model.n_inner": 1536},
+    "llama1b": _LLAMA | {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32},
+    "llama3b": _LLAMA | {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24},
 }  # fmt: skip
-LAYERS = {  # of each its (remat, scan_layers)
-    "plain": (False, False), "remat": (True, False), "remat, scanned": (True, True),
-}  # fmt: skip
-HALVES = ("rollout", "improvement")
-DEFINITIONS = f"""
-mesh: data x fsdp devices; a batch is spread over all of them, parameters and optimizer state over fsdp
-state: parameters and optimizer state on a device; scratch: what the step needs beside them, gathered parameters and \
-gradients among it; both as XLA assigned buffers when it compiled the step for {DEVICES} CPU devices, which compute \
-products of bfloat16 in float32 and so overstate its scratch
-fits: the smallest of {", ".join(map(str, CARDS))} GB (10^9 bytes) with 5 % to spare; - where none does
-sent: bytes of collectives' results on a device in a step
-prompts in the largest bucket, padded; as many devices as the paper; its optimizer, K and G
-rl: rollout, rl: improvement: the two programs of a step whose answers are read on the host, one after the other; the \
-step needs what the larger of them does, and its trajectories are among the second's state
-""".strip().splitlines()
+_SOFT = {"smollm2": "soft_llama1b.py", "llama1b": "soft_llama1b.py", "llama3b": "soft_llama3b.py"}
+MODELS = (  # file in configs/, what a checkpoint would say
+    {"gpt2": ("coconut_gpt2.py", {})}
+    | {name: ("coconut_llama1b.py", shapes) for name, shapes in _SHAPES.items()}
+    | {
+        f"soft_{name}:{method}": (f"{_SOFT[name]}:{method}", shapes)
+        for name, shapes in _SHAPES.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
+    }
+)  # fmt: skip
+DEFINITIONS = """
+devices: as many as COUNT; a batch is spread over all of them, parameters and optimizer state over FSDP
+state: parameters and optimizer state on a device; scratch: what the program needs beside them, gathered parameters \
+and gradients among it; as XLA's compiler for the device assigned them
+fits: in what a program can use of the device's memory: 92 % of a GPU's (XLA_PYTHON_CLIENT_MEM_FRACTION), and of a \
+TPU's what its compiler takes
+largest: array; sent: bytes of collectives' results on a device, and how many of them are in a loop
+TFLOP: of a device's matrix products, and GB that its kernels read and write, with loops at their full length
+prompts in the largest bucket, padded; the config's batch, optimizer, K and G
+rollout, improvement: the two programs of a step whose answers are read on the host, one after the other
+"""
+DEFINITIONS = DEFINITIONS.strip().splitlines()
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One compiled step; `shipped` where a field is None: as the config has it."""
+    """What is compiled.
+
+    Attributes:
+        model: one of `MODELS`.
+        fsdp: devices that share a copy of the parameters.
+        changes: further config keys, by dotted name.
+    """
 
     model: str
-    stage: str = "rl"
-    mesh: str = f"{DEVICES}x1"
-    micro_batches: int | None = None
-    layers: str | None = None
-    dtype: str | None = None
+    stage: str = RL
+    fsdp: int = 1
+    changes: tuple[tuple[str, Any], ...] = ()
 
 
-def setup_of(point: Point, changes: Mapping[str, Any] | None = None) -> Setup:
+def setup_of(point: Point, devices: Any = None) -> Setup:
     """The shipped config at a point, assembled without any weights.
 
     Args:
-        changes: further config keys, by dotted name.
+        devices: None is all there are.
     """
     file, shapes = MODELS[point.model]
     config = load_file(f"configs/{file}")
-    config.update_from_flattened_dict(GPT2 | shapes | dict(changes or {}))
-    if point.micro_batches is not None:
-        config[point.stage].micro_batches = point.micro_batches
-    if point.layers is not None:
-        config.model.remat, config.model.scan_layers = LAYERS[point.layers]
-    if point.dtype is not None:
-        config.model.dtype = point.dtype
-    config.sharding.fsdp = int(point.mesh.partition("x")[2])
-    return assemble(read_config(config))
+    changes = GPT2 | shapes | {"sharding.fsdp": point.fsdp} | dict(point.changes)
+    try:
+        config.update_from_flattened_dict(changes)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"--with: {error}; give keys of a config, as KEY=VALUE") from None
+    return assemble(read_config(config), devices=devices)
 
 
-def compile_step(setup: Setup, stage: str, halves: Sequence[str] = HALVES) -> dict[str, Any]:
-    """The programs of the stage's train step as training compiles them, for the largest prompts, in their order.
+def measure(point: Point, where: Target) -> list[dict[str, Any]]:
+    """The numbers of each of a point's programs."""
+    with xla_cpu.made_for(where.platform):
+        setup = setup_of(point, where.devices)
+        parameters = sum(x.size for x in jax.tree.leaves(setup.abstract_params()))
+        facts = {"model": point.model, "stage": point.stage, "device": where.name, "count": len(where.devices),
+                 "fsdp": point.fsdp, "changes": dict(point.changes), "parameters": parameters,
+                 "dtype": setup.config.model.dtype}  # fmt: skip
+        trips = max(1, setup.config.max_latents)
+        return [facts | {"program": each.name} | _compiled(each, where, trips) for each in programs(setup, point.stage)]
+
+
+def _compiled(program: Program, where: Target, trips: int) -> dict[str, Any]:
+    """The numbers of a program, or why there are none.
 
     Args:
-        halves: which are compiled, of a step that is two programs.
-    Returns:
-        "" -> the step; or "rollout" and "improvement", as `halves.make_rl_step` cuts it in two.
+        trips: of loops that end when all thoughts have.
     """
-    config = setup.config
-    if stage == "rl":
-        objective = make_objective(setup, config.rl.objectives[0])
-        policy = training_policy(setup, objective)
-        loss = rl.make_loss(policy, objective, setup.reward.on_device, config.rl.group)
-        params = setup.abstract_params()
-        trained = tuple(name for name in ("reasoner", "gate", "thinker") if name in params)
-        trained = tuple(name for name in trained if name != "gate" or policy.stops_itself)
-        optimizer = optimizer_of(setup, objective, {name: params[name] for name in trained})
-    else:
-        known = {"min_latents": config.min_latents, "gate_dropout": config.gate.dropout}
-        settings = fill(cold_start.ColdStartConfig, config.cold_start, "config.cold_start", **known)
-        loss = cold_start.make_loss(setup.policy, setup.reward.on_device, settings)
-        trained = ("gate",)
-        optimizer = make_optimizer(setup.optimizer_config("cold_start", config.cold_start.steps))
-    how = (optimizer, trained, setup.layout, stage, getattr(config, stage).micro_batches)
-    state = abstract_state(setup.abstract_params(), trained, optimizer, setup.layout)
-    reward = setup.reward.on_device
-    references = 16 if reward else 0
-    batch = abstract_batch(setup.mesh, getattr(config, stage).batch_size, max(setup.prompt_slots), references)
-    if stage != "rl" or not (not reward or objective.needs_reference or objective.updates_per_step > 1):
-        return {"": make_train_step(loss, *how).lower(state, batch).compile()}
-    rollout = make_rollout(policy, objective, reward, config.rl.group, setup.layout, stage, config.rl.micro_batches)
-    improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
-    reference = state.params if objective.needs_reference else {}
-    rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.rl.group)
-    both = {"rollout": (rollout, (batch, reference)), "improvement": (improvement, (rolled,))}
-    return {name: program.lower(state, *given).compile() for name, (program, given) in both.items() if name in halves}
+    start = time.perf_counter()
+    traced = program.function.trace(*program.arguments)
+    found: dict[str, Any] = {"flops": products(traced, trips)}
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = re.search(r"Used ([\d.]+)G of", str(error))
+        wanted = {"total": int(float(used[1]) * 2**30)} if used else {}
+        return found | wanted | {"fits": False, "failed": " ".join(str(error).split())[:300],
+                                 "compile_seconds": time.perf_counter() - start}  # fmt: skip
+    seconds, memory, sent = time.perf_counter() - start, device_memory(compiled), collectives(compiled)
+    array, size = largest(compiled)
+    return found | memory | {
+        "fits": memory["total"] <= where.memory if where.memory else None,
+        "failed": "",
+        "largest": array,
+        "largest_bytes": size,
+        "sent": sum(each.bytes for each in sent),
+        "collectives": len(sent),
+        "collectives_in_loops": sum(each.in_loop for each in sent),
+        "bytes": traffic(compiled, trips),
+        "code": compiled.memory_analysis().generated_code_size_in_bytes,
+        "compile_seconds": seconds,
+    }  # fmt: skip
 
 
-def measure(point: Point, halves: Sequence[str] = HALVES) -> list[dict[str, Any]]:
-    """The numbers of one point, of each of its programs; `halves` as in `compile_step`."""
-    setup, start = setup_of(point), time.perf_counter()
-    programs = compile_step(setup, point.stage, halves)
-    seconds = time.perf_counter() - start
-    config = setup.config
-    layers = next(name for name, flags in LAYERS.items() if flags == (config.model.remat, config.model.scan_layers))
-    shown = dataclasses.replace(
-        point, micro_batches=getattr(config, point.stage).micro_batches, layers=layers, dtype=config.model.dtype
-    )
-    parameters = sum(x.size for x in jax.tree.leaves(setup.abstract_params()))
-    rows = []
-    for name, program in programs.items():
-        sent = collectives(program)
-        rows.append(dataclasses.asdict(shown) | device_memory(program) | {
-            "program": name,
-            "parameters": parameters,
-            "sent": sum(each.bytes for each in sent),
-            "sent_in_loops": sum(each.bytes for each in sent if each.in_loop),
-            "compile_seconds": seconds,
-            "shipped": point == Point(point.model, point.stage, point.mesh),
-        })  # fmt: skip
-    return rows
-
-
-def fits(total: int) -> str:
-    """The smallest card that holds it."""
-    return next((f"{card} GB" for card in CARDS if total <= 0.95e9 * card), "-")
-
-
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Mapping[str, Any]) -> str:
     """The header lines and the table."""
-    head = ("Model", "Stage", "Mesh", "Micro-batches", "Layers", "Activations", "State (GB)", "Scratch (GB)",
-            "In all (GB)", "Fits", "Sent (GB)", "Compile (s)")  # fmt: skip
-    lines = [
-        [row["model"] + " (as shipped)" * row["shipped"], ": ".join(filter(None, (row["stage"], row["program"]))),
-         row["mesh"], str(row["micro_batches"]),
-         row["layers"], row["dtype"], *(f"{row[name] / 1e9:.1f}" for name in ("arguments", "scratch", "total")),
-         fits(row["total"]), f"{row['sent'] / 1e9:.2f}", f"{row['compile_seconds']:.0f}"]
-        for row in result["rows"]
-    ]  # fmt: skip
-    facts = (f"machine: {listed(result['machine'])}",)
-    return page("Memory of a training step", facts, DEFINITIONS, head, lines)
+    head = ("Model", "Program", "Devices", "FSDP", "State (GB)", "Scratch (GB)", "In all (GB)", "Fits", "Largest",
+            "Sent (GB)", "In loops", "TFLOP", "Moved (GB)", "Compile (s)")  # fmt: skip
+    lines = [_line(row) for row in result["rows"]]
+    failed = [f"{row['model']}, {row['stage']}: {row['failed']}" for row in result["rows"] if row["failed"]]
+    return page("Memory of programs", (f"machine: {listed(result['machine'])}", *failed), DEFINITIONS, head, lines)
+
+
+def _line(row: Mapping[str, Any]) -> list[str]:
+    model = ", ".join([row["model"], *(f"{key}={value}" for key, value in row["changes"].items()), row["dtype"]])
+    sizes = [f"{row[name] / 1e9:.1f}" if name in row else "" for name in ("arguments", "scratch", "total")]
+    fits = {True: "yes", False: "no", None: ""}[row["fits"]]
+    last = [f"{row['flops'] / 1e12:.2f}", f"{row['bytes'] / 1e9:.0f}" if "bytes" in row else "",
+            f"{row['compile_seconds']:.0f}"]  # fmt: skip
+    sent = [row["largest"], f"{row['sent'] / 1e9:.2f}", str(row["collectives_in_loops"])] if "sent" in row else [""] * 3
+    name = " ".join(filter(None, (row["stage"], row["program"])))
+    return [model, name, f"{row['count']} {row['device']}", str(row["fsdp"]), *sizes, fits, *sent, *last]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -186,32 +168,49 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     Raises:
         UserError: one of them is unknown or can't be used.
     """
-    meshes = [f"{DEVICES // fsdp}x{fsdp}" for fsdp in (1, 2, 4)]
-    parser = Parser("memory", "Memory of a training step.")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2", "llama1b"], help="default: not 3B")
-    parser.add_argument("--stages", nargs="+", choices=("rl", "cold_start"), default=["rl"], help="default: rl")
-    parser.add_argument("--meshes", nargs="+", choices=meshes, default=meshes, help="data x fsdp; default: all")
-    parser.add_argument("--micro_batches", nargs="+", type=int, default=[None], help="default: the config's")
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[None], help="default: the config's")
-    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=[None],
-                        help="of activations; default: the config's")  # fmt: skip
-    parser.add_argument("--halves", nargs="+", choices=HALVES, default=HALVES, help="programs of a step with the host "
-                        "between; default: both; that of rollouts, not scanned, compiles for minutes")  # fmt: skip
+    parser = Parser("memory", "What programs need of a device.")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda:NAME or tpu:KIND; default: cpu")
+    parser.add_argument("--count", type=int, default=DEVICES, help=f"devices; default: {DEVICES}, as the paper")
+    parser.add_argument("--fsdp", nargs="+", type=int, default=[1], help="devices that share parameters; default: 1")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2"], help="default: gpt2")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[RL], help="default: rl")
+    parser.add_argument("--with", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
+                        help="config keys that differ, e.g. rl.micro_batches=4")  # fmt: skip
     flags = parser.parse_args(argv)
-    check_flags(flags)
-    if any(count is not None and count < 1 for count in flags.micro_batches):
-        raise UserError("--micro_batches: give 1 or more")
+    check_flags(flags, count=1)
+    for fsdp in flags.fsdp:
+        if fsdp < 1 or flags.count % fsdp:
+            raise UserError(f"--fsdp: {fsdp} does not divide --count {flags.count}; give one that does")
+    flags.changes = tuple(map(_change, flags.changes))
     return flags
 
 
+def _change(text: str) -> tuple[str, Any]:
+    """(key, value) of KEY=VALUE, whose value is a Python literal or else a text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--with: {text!r} is not KEY=VALUE; give e.g. rl.micro_batches=4")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
 def benchmark(flags: argparse.Namespace) -> dict[str, Any]:
-    """Every number of the report, ready for JSON."""
-    set_up(DEVICES)
-    axes = (flags.models, flags.stages, flags.meshes, flags.micro_batches, flags.layers, flags.dtypes)
-    points = [Point(*values) for values in itertools.product(*axes)]
-    shown = tqdm(points, "points", disable=not sys.stderr.isatty())
-    rows = [row for point in shown for row in measure(point, flags.halves)]
-    return {"machine": machine(), "rows": rows}
+    """Every number of the report, ready for JSON, and in the file of --json after each point."""
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, and a plugin for a device that isn't there would complain
+    set_up(flags.count)
+    where = target(flags.device, flags.count)
+    points = [
+        Point(model, stage, fsdp, flags.changes)
+        for model, stage, fsdp in itertools.product(flags.models, flags.stages, flags.fsdp)
+    ]
+    result: dict[str, Any] = {"machine": machine(), "rows": []}
+    for point in tqdm(points, "points", disable=not sys.stderr.isatty()):
+        result["rows"] += measure(point, where)
+        if flags.json:
+            write_text(flags.json, json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def main(argv: list[str] | None = None) -> None:

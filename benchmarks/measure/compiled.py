@@ -1,7 +1,6 @@
 """What a compiled step says of itself before it ever runs: a device's memory, and what devices send each other."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import Params, TrainState
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "async-done", "after-all")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4,
           "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
 
@@ -110,42 +110,103 @@ def device_memory(program: Any) -> dict[str, int]:
 
 def collectives(program: Any) -> list[Collective]:
     """What a compiled program's devices send each other, in the order of its text."""
-    bodies = dict(_computations(program.as_text()))
-    loops = {
-        name
-        for lines in bodies.values()
-        for line in lines
-        for name in re.findall(r"(?:body|condition)=%?([\w.-]+)", line)
-    }
-    while True:  # what a loop calls is in the loop too
-        called = {
-            name for loop in loops for line in bodies.get(loop, ()) for name in re.findall(r"%([\w.-]+)", line)
-            if name in bodies
-        }  # fmt: skip
-        if called <= loops:
-            break
-        loops |= called
-    kinds = "|".join(KINDS)
+    text = Text(program.as_text())
     found = []
-    for name, lines in bodies.items():
-        for line in lines:
+    for name, instructions in text.bodies.items():
+        for each in instructions:
             # An asynchronous operation counts where it is done.
-            if match := re.search(rf"= (.*?) ({kinds})(?:-done)?\(", line):
-                found.append(Collective(match[2], _size(match[1]), name in loops))
+            kind = each.operation.removesuffix("-done")
+            if kind in KINDS:
+                found.append(Collective(kind, _size(each.type), name in text.in_loops))
     return found
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(name, lines) of each computation of a program in XLA's text form."""
-    name, lines = "", list[str]()
-    for line in text.splitlines():
-        if line and not line[0].isspace() and line.endswith("{"):
-            match = re.match(r"(?:ENTRY )?%?([\w.-]+)", line)
-            name, lines = (match[1] if match else ""), []
-        elif line.startswith("}"):
-            yield name, lines
-        else:
-            lines.append(line)
+def traffic(program: Any, trips: int) -> int:
+    """Bytes that a device's kernels read and write in a run of a compiled program, each operand and result whole.
+
+    Caches that hold some of it, and kernels that read a part of an operand alone, make it less.
+
+    Args:
+        trips: of loops whose number the text doesn't have.
+    """
+    return Text(program.as_text()).traffic(trips)
+
+
+def largest(program: Any) -> tuple[str, int]:
+    """The largest array of a compiled program: its type and shape, and its bytes on a device."""
+    found = {array: _size(array) for array in re.findall(r"\b\w+\[[\d,]+\]", program.as_text())}
+    array = max(found, key=lambda name: found[name])
+    return array, found[array]
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    """A line of a compiled program."""
+
+    name: str
+    type: str
+    operation: str
+    operands: list[str]
+    line: str
+
+
+class Text:
+    """A compiled program in XLA's text form.
+
+    Attributes:
+        bodies: by name the instructions of each computation.
+        entry: the name of the one that is run.
+        in_loops: those in a loop's body, or called from there.
+    """
+
+    def __init__(self, text: str):
+        self.bodies: dict[str, list[_Instruction]] = {}
+        self.entry, name = "", ""
+        for line in text.splitlines():
+            if line and not line[0].isspace() and line.endswith("{"):
+                match = re.match(r"(ENTRY )?%?([\w.-]+)", line)
+                name = match[2] if match else ""
+                self.entry = name if match and match[1] else self.entry
+                self.bodies[name] = []
+            elif match := re.match(r"\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)", line):
+                operands = re.findall(r"%([\w.-]+)", match[4])
+                self.bodies[name].append(_Instruction(match[1], match[2], match[3], operands, line))
+        self.in_loops = self._in_loops()
+
+    def _in_loops(self) -> set[str]:
+        def called(lines):
+            return {name for line in lines for name in re.findall(r"%([\w.-]+)", line.line) if name in self.bodies}
+
+        every = [each for body in self.bodies.values() for each in body]
+        found, new = set[str](), called(each for each in every if each.operation == "while")
+        while new:
+            found |= new
+            new = {name for loop in new for name in called(self.bodies[loop])} - found
+        return found
+
+    def traffic(self, trips: int, name: str = "") -> int:
+        """See `traffic`; of one computation."""
+        sizes, total = {}, 0
+        for each in self.bodies[name or self.entry]:
+            sizes[each.name] = _size(each.type)
+            called = [name for name in re.findall(r"%([\w.-]+)", each.line) if name in self.bodies]
+            if each.operation == "while":
+                total += self._trips(each, trips) * sum(self.traffic(trips, name) for name in called)
+            elif each.operation == "conditional":
+                total += max(self.traffic(trips, name) for name in called)
+            elif each.operation in ("call", "async-start"):
+                total += sum(self.traffic(trips, name) for name in called)
+            elif each.operation not in _FREE:
+                total += sizes[each.name] + sum(sizes.get(operand, 0) for operand in each.operands)
+        return total
+
+    def _trips(self, loop: _Instruction, otherwise: int) -> int:
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
+            return int(known[1])
+        condition = re.search(r"condition=%?([\w.-]+)", loop.line)
+        lines = [each.line for each in self.bodies[condition[1]]] if condition else []
+        bounds = [int(number) for line in lines for number in re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)]
+        return max(bounds, default=otherwise)
 
 
 def _size(types: str) -> int:

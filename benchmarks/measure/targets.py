@@ -15,8 +15,8 @@ import jax
 from slpo_jax.errors import UserError, in_a_line
 
 FOLDER = Path(__file__).resolve().parents[1] / "targets"
-# GB (10^9 bytes) of a chip, as its maker gives it.
-TPU_MEMORY = {"v4": 32e9, "v5e": 16e9, "v5p": 95e9, "v6e": 32e9}
+GPU_SHARE = 0.92  # of its memory, as launch/one_machine.sh sets it
+_TPU_MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25}  # GiB of a chip that libtpu leaves to programs
 _SLICES = {"v5e": {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4"}, "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4"}}
 _SLICES |= {"v6e": _SLICES["v5e"], "v4": _SLICES["v5p"]}
 _WITHOUT_TPU = {  # what libtpu asks of a TPU's host, or keeps for itself
@@ -33,7 +33,7 @@ class Target:
         name: as it was asked for.
         platform: as jax calls it.
         devices: as many as were asked for.
-        memory: bytes of one; 0: not known.
+        memory: bytes of one that a program can use; 0: not known.
     """
 
     name: str
@@ -70,7 +70,7 @@ def _cuda(name: str, which: str, count: int) -> Target:
     text = file.read_text()
     found = _topology(name, "cuda", topology_name="described", target_config=text, topology=f"1x1x{count}")
     memory = re.search(r"device_memory_size: (\d+)", text)
-    return Target(name, "gpu", found, int(memory[1]) if memory else 0)
+    return Target(name, "gpu", found, int(GPU_SHARE * int(memory[1])) if memory else 0)
 
 
 def _tpu(name: str, which: str, count: int) -> Target:
@@ -82,7 +82,7 @@ def _tpu(name: str, which: str, count: int) -> Target:
     os.environ.update({key: value for key, value in _WITHOUT_TPU.items() if key not in os.environ})
     bounds = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
     found = _topology(name, "tpu", topology_name=f"{which}:{slices[count]}", **bounds)
-    return Target(name, "tpu", found, int(TPU_MEMORY[which]))
+    return Target(name, "tpu", found, int(_TPU_MEMORY[which] * 2**30))
 
 
 def _topology(name: str, platform: str, **how) -> Sequence[jax.Device]:

@@ -1,0 +1,116 @@
+"""Programs of every stage, reasoner, objective, latent policy and type, lowered for devices that are not here."""
+
+import itertools
+import re
+
+import jax
+import pytest
+
+from benchmarks.measure.programs import programs
+from slpo_jax.config import default_config, read_config
+from slpo_jax.kinds import KINDS
+from slpo_jax.models import xla_cpu
+from slpo_jax.models.reasoner import BACKBONES
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.run.experiment import assemble
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES
+
+DTYPES = ("bfloat16", "float32")
+UNLIKELY = ("latent", "soft")  # their thoughts' likelihood is intractable
+OF_LATENTS, IN_WORDS = ("latent", "additive"), ("hybrid",)
+RECIPE_OF = {"curriculum": "coconut", "distil": "codi", "icot": "text", "simcot": "coconut"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _for_accelerators():
+    with xla_cpu.made_for("tpu"):  # and so not for a CPU
+        yield
+
+
+def _accepted(kind: str, thinker: str, objective: str) -> bool:
+    """Whether a config may ask for the three together; tests of bad configs hold the others' errors."""
+    if kind != "text":
+        return thinker not in IN_WORDS and not (objective == "exact" and thinker in UNLIKELY)
+    if thinker in OF_LATENTS or (thinker in IN_WORDS and objective not in ("exact", "grpo")):
+        return False
+    return not (thinker in UNLIKELY and objective in ("exact", "grpo"))
+
+
+def _rl_cases():
+    """Every latent policy with every objective in latents and in words, over reasoners and types in turn.
+
+    Quick are those that have each of them once.
+    """
+    latent_kinds = itertools.cycle(kind for kind in KINDS if kind != "text")
+    turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
+    for thinker, objective in itertools.product(THINKERS, OBJECTIVES):
+        for kind in (next(latent_kinds), "text"):
+            if _accepted(kind, thinker, objective):
+                dtype, backbone = next(turns)
+                new = {thinker, objective, f"{kind}_{backbone}"} - seen
+                seen |= new
+                marks = () if new else pytest.mark.slow
+                yield pytest.param(f"{kind}_{backbone}", thinker, objective, dtype, marks=marks)
+
+
+def _other_cases():
+    """The other stages: of every reasoner, every recipe and, evaluated, every latent policy."""
+    turns = itertools.cycle(itertools.product(BACKBONES, DTYPES))
+    for kind in KINDS:
+        stages = ["evaluate"] if kind == "text" else ["cold_start", "evaluate"]
+        for stage, backbone in itertools.product(stages, BACKBONES):
+            yield stage, f"{kind}_{backbone}", "soft" if kind == "text" else "latent", "", next(turns)[1]
+    for thinker in THINKERS:
+        backbone, dtype = next(turns)
+        yield "evaluate", f"{'coconut' if thinker in OF_LATENTS else 'text'}_{backbone}", thinker, "", dtype
+    for recipe, backbone in itertools.product(RECIPES, BACKBONES):
+        yield "imitate", f"{RECIPE_OF[recipe]}_{backbone}", "soft", recipe, next(turns)[1]
+
+
+def _config(reasoner: str, thinker: str, dtype: str):
+    config = default_config()
+    config.reasoner, config.tokenizer, config.thinker.name = reasoner, "synthetic:20", thinker
+    config.model.update(n_layer=2, n_head=2, n_embd=16, n_positions=64, projector=8, dtype=dtype)
+    config.update(max_latents=3, min_latents=1, prompt_slots=(20,), max_answer_tokens=5)
+    config.gate.enabled = not reasoner.startswith("text")
+    config.data.train = "synthetic:train"
+    config.data.synthetic.update(train_size=64, valid_size=4, test_size=4, max_value=20, max_steps=2)
+    config.imitate.update(batch_size=2, c_thought=1, max_latent_stage=1, cot_steps=0, stage_steps=0, final_steps=4)
+    config.cold_start.update(batch_size=2, micro_batches=1, trajectories=2)
+    config.rl.update(batch_size=2, group=2, capacities=((1.0, 1.0),), temperature=1.0)
+    config.evaluate.batch_size = 4
+    return config
+
+
+def _lowered(config, stage: str) -> list[str]:
+    """The text of each program."""
+    config.stages = (stage,)
+    setup = assemble(read_config(config), devices=jax.devices("cpu")[:1])
+    exported = [
+        jax.export.export(each.function, platforms=("cuda", "tpu"))(*each.arguments) for each in programs(setup, stage)
+    ]
+    assert all(each.platforms == ("cuda", "tpu") for each in exported)
+    return [each.mlir_module() for each in exported]
+
+
+def _without_a_cpu_s_forms(texts: list[str]) -> bool:
+    return bool(texts) and not any(re.search(r"\bcpu_\w+", text) for text in texts)
+
+
+@pytest.mark.parametrize(("reasoner", "thinker", "objective", "dtype"), [*_rl_cases()])
+def test_an_rl_step_is_lowered_in_plain_forms(reasoner, thinker, objective, dtype):
+    config = _config(reasoner, thinker, dtype)
+    config.rl.objectives = (objective,)
+    config.dropout.rate = 0.0 if objective in ("exact", "grpo") else 0.1
+    assert _without_a_cpu_s_forms(_lowered(config, "rl"))
+
+
+@pytest.mark.parametrize(("stage", "reasoner", "thinker", "recipe", "dtype"), [*_other_cases()])
+def test_the_other_stages_are_lowered_in_plain_forms(stage, reasoner, thinker, recipe, dtype):
+    config = _config(reasoner, thinker, dtype)
+    config.imitate.update(recipe=recipe, c_thought=int(recipe != "icot"))
+    config.imitate.distil.last_step = True
+    if recipe == "icot":
+        config.max_latents, config.imitate.final_steps = 0, 1000
+    assert _without_a_cpu_s_forms(_lowered(config, stage))
