@@ -34,7 +34,7 @@ from slpo_jax.run.presets import SOFT_METHODS
 from slpo_jax.stages import RL
 
 DEVICES = 4  # the paper's
-_TEXT = {"tokenizer": "synthetic:128198", "base": ""}  # of it the size of the vocabulary alone, and COCONUT's three
+_TEXT = GPT2 | {"tokenizer": "synthetic:128198", "base": ""}  # of it the size of the vocabulary alone
 _LLAMA = _TEXT | {"model.n_positions": 4096, "model.rope_theta": 500_000.0, "model.n_inner": 8192, "model.n_kv_head": 8}
 _SHAPES = {
     "smollm2": _TEXT | {"tokenizer": "synthetic:49090", "model.n_positions": 8192, "model.rope_theta": 100_000.0,
@@ -45,7 +45,7 @@ _SHAPES = {
 }  # fmt: skip
 _SOFT = {"smollm2": "soft_llama1b.py", "llama1b": "soft_llama1b.py", "llama3b": "soft_llama3b.py"}
 MODELS = (  # file in configs/, what a checkpoint would say
-    {"gpt2": ("coconut_gpt2.py", {})}
+    {"quickstart": ("quickstart.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
     | {name: ("coconut_llama1b.py", shapes) for name, shapes in _SHAPES.items()}
     | {
         f"soft_{name}:{method}": (f"{_SOFT[name]}:{method}", shapes)
@@ -90,7 +90,7 @@ def setup_of(point: Point, devices: Any = None) -> Setup:
     """
     file, shapes = MODELS[point.model]
     config = load_file(f"configs/{file}")
-    changes = GPT2 | shapes | {"sharding.fsdp": point.fsdp} | dict(point.changes)
+    changes = shapes | {"sharding.fsdp": point.fsdp} | dict(point.changes)
     try:
         config.update_from_flattened_dict(changes)
     except (KeyError, TypeError) as error:

@@ -15,6 +15,7 @@ from slpo_jax.training.state import Params, TrainState
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "async-done", "after-all")
+_IN_PART = ("dynamic-slice", "dynamic-update-slice", "slice", "gather")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4,
           "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
 
@@ -186,9 +187,9 @@ class Text:
 
     def traffic(self, trips: int, name: str = "") -> int:
         """See `traffic`; of one computation."""
-        sizes, total = {}, 0
-        for each in self.bodies[name or self.entry]:
-            sizes[each.name] = _size(each.type)
+        body, total = self.bodies[name or self.entry], 0
+        by_name = {each.name: each for each in body}
+        for each in body:
             called = [name for name in re.findall(r"%([\w.-]+)", each.line) if name in self.bodies]
             if each.operation == "while":
                 total += self._trips(each, trips) * sum(self.traffic(trips, name) for name in called)
@@ -196,9 +197,23 @@ class Text:
                 total += max(self.traffic(trips, name) for name in called)
             elif each.operation in ("call", "async-start"):
                 total += sum(self.traffic(trips, name) for name in called)
+            elif each.operation == "fusion":
+                total += self._of_fusion(each, self.bodies[called[-1]])
             elif each.operation not in _FREE:
-                total += sizes[each.name] + sum(sizes.get(operand, 0) for operand in each.operands)
+                total += _moved(each, by_name)
         return total
+
+    def _of_fusion(self, fusion: _Instruction, body: list[_Instruction]) -> int:
+        """Of a parameter read in slices alone, these; of a result that is written into another array, the part."""
+        by_name, total = {each.name: each for each in body}, 0
+        for parameter in (each for each in body if each.operation == "parameter"):
+            users = [each for each in body if parameter.name in each.operands]
+            if all(each.operation in _IN_PART and each.operands[0] == parameter.name for each in users):
+                total += sum(_moved(each, by_name) // 2 for each in users)
+            else:
+                total += _size(parameter.type)
+        written = [each for each in body if "ROOT " in each.line and each.operation == "dynamic-update-slice"]
+        return total + (sum(_moved(each, by_name) // 2 for each in written) or _size(fusion.type))
 
     def _trips(self, loop: _Instruction, otherwise: int) -> int:
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line):
@@ -207,6 +222,18 @@ class Text:
         lines = [each.line for each in self.bodies[condition[1]]] if condition else []
         bounds = [int(number) for line in lines for number in re.findall(r"= s32\[\]\S* constant\((\d+)\)", line)]
         return max(bounds, default=otherwise)
+
+
+def _moved(each: _Instruction, by_name: dict[str, _Instruction]) -> int:
+    """Bytes that a single operation reads and writes.
+
+    Args:
+        by_name: the operations of its computation.
+    """
+    sizes = [_size(by_name[name].type) if name in by_name else 0 for name in each.operands]
+    if each.operation == "dynamic-update-slice":
+        return 2 * sizes[1]
+    return 2 * _size(each.type) if each.operation in _IN_PART else _size(each.type) + sum(sizes)
 
 
 def _size(types: str) -> int:

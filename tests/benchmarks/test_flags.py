@@ -29,10 +29,9 @@ OWN = {
     ],
     memory: [
         (["--models", "gpt3"], "--models"),
-        (["--meshes", "3x1"], "--meshes"),
-        (["--micro_batches", "0"], "--micro_batches: give 1"),
-        (["--layers", "some"], "--layers"),
-        (["--halves", "whole"], "--halves"),
+        (["--count", "0"], "--count: 0"),
+        (["--fsdp", "3"], "--fsdp: 3 does not divide --count 4"),
+        (["--with", "rl"], "--with: 'rl' is not KEY=VALUE"),
     ],
     versus: [
         (["--pairs", "0"], "--pairs: 0"),
