@@ -1,9 +1,10 @@
 """`python -m benchmarks.accelerator [--workdir=runs/accelerator] [--seconds=1200] [--tiny]`; see `--help`.
 
-Everything that is to be known of a new kind of device, in one command of at most 20 minutes: the tests of parity on it,
-the quick start, the tables of the step and of Pass@16 against the torch witness, and memory. Prints one page, and
-leaves it in the workdir as `page.md`. Cut off by a limit, the same command goes on with the parts that are left. On a
-CPU, or with --tiny, shapes are tiny, so that it can be tried anywhere.
+Everything that is to be known of a new kind of device, in one command of at most 20 minutes: what a compiled step is
+predicted to need of it beside what it needs, the tests of parity on it, the quick start, and the tables of the step and
+of Pass@16 against the torch witness. Prints one page, and leaves it in the workdir as `page.md`. Cut off by a limit,
+the same command goes on with the parts that are left. On a CPU, or with --tiny, shapes are tiny, so that it can be
+tried anywhere.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.measure.report import Parser, check_flags, listed
+from benchmarks.measure.report import Parser, check_flags, listed, markdown_table
 from benchmarks.measure.workload import ROOT
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest, read_json, write_text
@@ -64,7 +65,7 @@ class Part:
 
 
 def parts(workdir: Path, tiny: bool) -> list[Part]:
-    """The page's parts, the quickest answers first."""
+    """The page's parts: what the step was predicted to need, then the quickest answers first."""
     python, run = sys.executable, workdir / ("quickstart_tiny" if tiny else "quickstart")
     quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={run}")
     tests = ("tests/models/test_gate.py",) if tiny else PARITY
@@ -73,13 +74,16 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
     passk = ("--problems", "8", "--samples", "4", "--rounds", "1") if tiny else ("--rounds", "2")
     torch = ("--torch", "none") if tiny or not _has_torch() else ()
     return [
+        Part(
+            "predicted",
+            (python, "-m", "benchmarks.accelerator", "--only_predicted", *["--tiny"] * tiny),
+            30,
+            "# Predicted",
+        ),
         Part("parity", (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests), 30),
         Part("step", (python, "-m", "benchmarks.step", "--shapes", shapes, *few, *torch), 60, "# One SLPO step"),
         Part("pass_at_16", (python, "-m", "benchmarks.passk", "--shapes", shapes, *passk, *torch), 60, "# Pass@"),
         Part("quickstart", (*quick, *(SHORT if tiny else ())), 60, report=run / "report.md"),
-        Part(
-            "memory", (python, "-m", "benchmarks.accelerator", "--only_memory", *["--tiny"] * tiny), 30, "# Memory in"
-        ),
     ]
 
 
@@ -144,25 +148,20 @@ def section(part: Part, found: dict[str, Any] | None) -> str:
     return "\n".join([title, "", ended, "", *lines, ""])
 
 
-def memory_page(tiny: bool) -> str:
-    """What a device has, and what SLPO's step of GPT-2 124M at the paper's batch needs of it.
+def predicted_page(tiny: bool) -> str:
+    """What SLPO's step of GPT-2 124M at the paper's batch was predicted to need of these devices, and needs.
 
     Args:
         tiny: a layer and a few prompts instead.
     """
-    from benchmarks.memory import Point, compile_step, setup_of
+    from benchmarks.measure.predicted import predicted_and_measured
 
-    found = jax.devices()[0].memory_stats() or {}
-    lines = [f"- device: {jax.devices()[0].device_kind}, {len(jax.devices())} of them"]
-    lines += [f"- {name.replace('_', ' ')}: {found[name] / 1e9:.2f} GB" for name in ("bytes_limit",) if name in found]
-    few = {"model.n_layer": 1, "rl.batch_size": 4 * len(jax.devices()), "prompt_slots": (16,)} if tiny else {}
-    setup = setup_of(Point("gpt2", mesh=f"{len(jax.devices())}x1"), few)
-    memory = compile_step(setup, "rl")[""].memory_analysis()
-    arguments, scratch = (size / 1e9 for size in (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    count = len(jax.devices())
+    few = {"tokenizer": "synthetic:199", "model.n_layer": 1, "rl.batch_size": 4 * count, "prompt_slots": (16,)}
     size = "one layer of GPT-2" if tiny else "GPT-2 124M at the paper's batch"
-    what = f"SLPO's step of {size}, {setup.config.model.dtype}"
-    lines.append(f"- {what}: arguments {arguments:.2f} GB, scratch {scratch:.2f} GB a device")
-    return "\n".join(["# Memory in use", *lines])
+    lines = [f"SLPO's step of {size} on {count} of {jax.devices()[0].device_kind}:", ""]
+    lines += markdown_table(("", "predicted", "measured"), predicted_and_measured("gpt2", few if tiny else {}))
+    return "\n".join(["# Predicted and measured", "", *lines])
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -177,7 +176,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, which on a CPU are used anyhow")
     names = [part.name for part in parts(Path(), True)]
     parser.add_argument("--only", nargs="+", choices=names, help="parts; default: all")
-    parser.add_argument("--only_memory", action="store_true", help="what the part memory prints, in this process")
+    parser.add_argument("--only_predicted", action="store_true", help="what the part predicted prints, in this process")
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
     return flags
@@ -224,8 +223,8 @@ def main(argv: list[str] | None = None) -> None:
     """The command; status 1 where a part failed or is left."""
     try:
         flags = parse(argv)
-        if flags.only_memory:
-            print(memory_page(flags.tiny))
+        if flags.only_predicted:
+            print(predicted_page(flags.tiny))
             return
         text, well = page(flags)
         write_text(flags.workdir / "page.md", text + "\n")

@@ -107,11 +107,12 @@ def measure(point: Point, where: Target) -> list[dict[str, Any]]:
                  "fsdp": point.fsdp, "changes": dict(point.changes), "parameters": parameters,
                  "dtype": setup.config.model.dtype}  # fmt: skip
         trips = max(1, setup.config.max_latents)
-        return [facts | {"program": each.name} | _compiled(each, where, trips) for each in programs(setup, point.stage)]
+        made = [(each.name, compiled(each, where, trips)[0]) for each in programs(setup, point.stage)]
+        return [facts | {"program": name} | numbers for name, numbers in made]
 
 
-def _compiled(program: Program, where: Target, trips: int) -> dict[str, Any]:
-    """The numbers of a program, or why there are none.
+def compiled(program: Program, where: Target, trips: int) -> tuple[dict[str, Any], Any]:
+    """The numbers of a program, or why there are none, and the program itself, or None.
 
     Args:
         trips: of loops that end when all thoughts have.
@@ -120,14 +121,14 @@ def _compiled(program: Program, where: Target, trips: int) -> dict[str, Any]:
     traced = program.function.trace(*program.arguments)
     found: dict[str, Any] = {"flops": products(traced, trips)}
     try:
-        compiled = traced.lower().compile()
+        made = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         used = re.search(r"Used ([\d.]+)G of", str(error))
         wanted = {"total": int(float(used[1]) * 2**30)} if used else {}
         return found | wanted | {"fits": False, "failed": " ".join(str(error).split())[:300],
-                                 "compile_seconds": time.perf_counter() - start}  # fmt: skip
-    seconds, memory, sent = time.perf_counter() - start, device_memory(compiled), collectives(compiled)
-    array, size = largest(compiled)
+                                 "compile_seconds": time.perf_counter() - start}, None  # fmt: skip
+    seconds, memory, sent = time.perf_counter() - start, device_memory(made), collectives(made)
+    array, size = largest(made)
     return found | memory | {
         "fits": memory["total"] <= where.memory if where.memory else None,
         "failed": "",
@@ -136,10 +137,10 @@ def _compiled(program: Program, where: Target, trips: int) -> dict[str, Any]:
         "sent": sum(each.bytes for each in sent),
         "collectives": len(sent),
         "collectives_in_loops": sum(each.in_loop for each in sent),
-        "bytes": traffic(compiled, trips),
-        "code": compiled.memory_analysis().generated_code_size_in_bytes,
+        "bytes": traffic(made, trips),
+        "code": made.memory_analysis().generated_code_size_in_bytes,
         "compile_seconds": seconds,
-    }  # fmt: skip
+    }, made  # fmt: skip
 
 
 def markdown(result: Mapping[str, Any]) -> str:

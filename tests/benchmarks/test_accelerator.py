@@ -18,7 +18,7 @@ from slpo_jax.checks import check
 ROOT = Path(__file__).resolve().parents[2]
 
 
-NAMES = ("parity", "step", "pass_at_16", "quickstart", "memory")
+NAMES = ("predicted", "parity", "step", "pass_at_16", "quickstart")
 
 
 def _part(name, program, least=0):
@@ -65,15 +65,16 @@ def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path):
     """One of its parts through its real program; the others', which take longer, are the next test's."""
-    only = ("memory",)
+    only = ("predicted",)
     command = [sys.executable, "-m", "benchmarks.accelerator", "--workdir", str(tmp_path / "work"), "--only", *only]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     headings = [line for line in done.stdout.splitlines() if line.startswith("## ")]
-    assert headings == ["## memory"]
-    assert "arguments" in done.stdout
-    assert json.loads((tmp_path / "work" / "memory.json").read_text())["status"] == 0
+    assert headings == ["## predicted"]
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| products of a device"))
+    assert float(row.split("|")[2].split()[0]) > 0 < float(row.split("|")[3].split()[0])
+    assert json.loads((tmp_path / "work" / "predicted.json").read_text())["status"] == 0
 
 
 @pytest.mark.parametrize("tiny", [True, False])
@@ -81,7 +82,7 @@ def test_its_parts_are_commands(tiny, tmp_path):
     """Every part's module takes the flags that it is given; the quick start's are those of its config."""
     found = {part.name: part.command[2:] for part in accelerator.parts(tmp_path, tiny)}
     assert tuple(found) == NAMES
-    for name in ("step", "pass_at_16", "memory"):
+    for name in ("step", "pass_at_16", "predicted"):
         module, *flags = found[name]
         importlib.import_module(module).parse(flags)
     module, config, workdir, *changes = found["quickstart"]

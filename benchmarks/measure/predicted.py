@@ -1,0 +1,71 @@
+"""A step on the devices that are here: what its compiled program says that it needs, beside what it needs."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.measure.programs import Program, programs
+from benchmarks.measure.targets import Target
+from benchmarks.memory import Point, compiled, setup_of
+from slpo_jax.errors import UserError
+from slpo_jax.run.experiment import Setup
+from slpo_jax.stages import RL
+
+STEPS = 4  # the first of which is not timed
+
+
+def here() -> Target:
+    """The devices that there are."""
+    devices = jax.devices()
+    return Target("here", jax.default_backend(), devices, int((devices[0].memory_stats() or {}).get("bytes_limit", 0)))
+
+
+def predicted_and_measured(model: str, changes: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, predicted, measured) of the rl step of a model of `memory.MODELS`, of one program.
+
+    Raises:
+        UserError: it doesn't compile, or does not fit; the message has the prediction.
+    """
+    where = here()
+    setup = setup_of(Point(model, changes=tuple(changes.items())))
+    (program,) = programs(setup, RL)
+    numbers, step = compiled(program, where, setup.config.max_latents)
+    if step is None:
+        raise UserError(f"{model}: the step does not compile here ({numbers['failed']}); take rl.micro_batches")
+    if numbers["fits"] is False:
+        needed, there = numbers["total"] / 1e9, where.memory / 1e9
+        raise UserError(f"{model}: the step needs {needed:.1f} GB of {there:.1f}; take rl.micro_batches")
+    seconds, peak = _run(step, setup, program)
+    flops, moved = numbers["flops"] / 1e12, numbers["bytes"] / 1e9
+    return [
+        ("memory of a device (GB)", f"{numbers['total'] / 1e9:.2f}", f"{peak / 1e9:.2f}" if peak else "not told"),
+        ("compiling (s)", "", f"{numbers['compile_seconds']:.1f}"),
+        ("a step (s)", "", f"{seconds:.3f}"),
+        ("products of a device", f"{flops:.3f} TFLOP", f"{flops / seconds:.2f} TFLOP/s"),
+        ("moved by a device's kernels, at most", f"{moved:.1f} GB", f"{moved / seconds:.0f} GB/s"),
+    ]
+
+
+def _run(step: Any, setup: Setup, program: Program) -> tuple[float, int]:
+    """The median seconds of a step from random weights on prompts of one token, and a device's peak of memory."""
+    state, batch = jax.tree.map(_filled, program.arguments)
+    state = dataclasses.replace(state, params=setup.initial_params())
+    taken = []
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        state, metrics = step(state, batch)
+        jax.block_until_ready((state, metrics))
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:]), (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+
+
+def _filled(x: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of this shape, type and place: a key, True, or 0."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(jnp.broadcast_to(jax.random.key(0), x.shape), x.sharding)
+    return jax.device_put(jnp.full(x.shape, x.dtype == jnp.bool_, x.dtype), x.sharding)
