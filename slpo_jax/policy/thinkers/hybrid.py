@@ -83,8 +83,7 @@ class Hybrid(ThinkerSettings):
             return jnp.where((action["token"] == self.end_id)[..., None], e_BLD, x_BLD)
 
         def log_prob(params, hidden_BLD, action):
-            log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
-            return jnp.take_along_axis(log_p_BLV, action["token"][..., None], axis=-1)[..., 0]
+            return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
 
         return Thinker(
             init=init,
