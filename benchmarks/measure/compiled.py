@@ -101,12 +101,13 @@ def abstract_rollouts(
 def device_memory(program: Any) -> dict[str, int]:
     """Bytes of one device while a compiled program runs: what it is given, what it needs beside, and both.
 
-    Results that take the place of arguments, as a donated state's do, are not counted twice.
+    Results that take the place of arguments, as a donated state's do, are not counted twice; "donated" is their size.
     """
     found = program.memory_analysis()
     arguments = found.argument_size_in_bytes
     beside = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return {"arguments": arguments, "scratch": beside, "total": arguments + beside}
+    return {"arguments": arguments, "scratch": beside, "total": arguments + beside,
+            "donated": found.alias_size_in_bytes}  # fmt: skip
 
 
 def collectives(program: Any) -> list[Collective]:

@@ -80,6 +80,7 @@ def _tpu(name: str, which: str, count: int) -> Target:
     if count not in slices:
         raise UserError(f"--count: there is no slice of {count} {name}; give one of {', '.join(map(str, slices))}")
     os.environ.update({key: value for key, value in _WITHOUT_TPU.items() if key not in os.environ})
+    os.environ.pop("XLA_FLAGS", None)  # of another XLA: at one that it doesn't know, libtpu ends the process
     bounds = {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
     found = _topology(name, "tpu", topology_name=f"{which}:{slices[count]}", **bounds)
     return Target(name, "tpu", found, int(_TPU_MEMORY[which] * 2**30))

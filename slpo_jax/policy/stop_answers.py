@@ -44,7 +44,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
     full, config = policy.having(stopping="length", answer_slots=0), policy.config
-    steps = config.max_latents
+    params, steps = policy.reasoner.cast(params), config.max_latents
     thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
