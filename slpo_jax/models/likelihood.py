@@ -42,17 +42,8 @@ def token_log_probs(
         logits = product(hidden, head_VD)
         return log_probs_of(logits, tokens), jnp.argmax(logits, axis=-1) if likeliest else None
     asked_N = jnp.ones(tokens.size, bool) if asked is None else jnp.broadcast_to(asked, shape).reshape(-1)
-    order_N = jnp.argsort(~asked_N, stable=True)
-    chunks, rows = _parts(tokens.size, xla_cpu.fewer(ROWS), EVEN_ROWS)
-    used = -(-asked_N.sum(dtype=jnp.int32) // rows)
-
-    def cut(x_N):
-        x_N = jnp.pad(x_N[order_N], ((0, chunks * rows - len(x_N)), *((0, 0) for _ in x_N.shape[1:])))
-        return x_N.reshape(chunks, rows, *x_N.shape[1:])
-
-    found = _in_tiles(likeliest, cut(hidden.reshape(-1, width)), head_VD, cut(tokens.reshape(-1)), used)
-    back_N = jnp.argsort(order_N)
-    log_probs, likeliest_ids = jax.tree.map(lambda x_CR: x_CR.reshape(-1)[back_N].reshape(shape), found)
+    found = _in_tiles(likeliest, hidden.reshape(-1, width), head_VD, tokens.reshape(-1), asked_N)
+    log_probs, likeliest_ids = jax.tree.map(lambda x_N: x_N.reshape(shape), found)
     return log_probs, likeliest_ids
 
 
@@ -118,13 +109,39 @@ def _tile(hidden_RD: jax.Array, tokens_R: jax.Array, columns: _Columns) -> tuple
     return jnp.where(tokens_E >= columns.first, logits_RE, -jnp.inf), jnp.where(here_R, tokens_R - columns.start, -1)
 
 
+class _Order(NamedTuple):
+    """N positions as C chunks of R, those that are asked for first, and only the first `used` chunks have one."""
+
+    chunks: int
+    rows: int
+    order_N: jax.Array
+    used: jax.Array
+
+    def cut(self, x_N: jax.Array) -> jax.Array:
+        """[N, ..] -> [C, R, ..]."""
+        x_N = jnp.pad(x_N[self.order_N], ((0, self.chunks * self.rows - len(x_N)), *((0, 0) for _ in x_N.shape[1:])))
+        return x_N.reshape(self.chunks, self.rows, *x_N.shape[1:])
+
+    def back(self, x_CR: jax.Array) -> jax.Array:
+        """[C, R, ..] -> [N, ..]."""
+        return x_CR.reshape(-1, *x_CR.shape[2:])[jnp.argsort(self.order_N)]
+
+
+def _ordered(asked_N: jax.Array) -> _Order:
+    chunks, rows = _parts(asked_N.size, xla_cpu.fewer(ROWS), EVEN_ROWS)
+    return _Order(chunks, rows, jnp.argsort(~asked_N, stable=True), -(-asked_N.sum(dtype=jnp.int32) // rows))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_tiles(likeliest: bool, hidden_CRD, head_VD, tokens_CR, used) -> tuple[jax.Array, jax.Array | None]:
-    """`token_log_probs` of C chunks of R positions; 0 in those from the chunk `used` on."""
-    return _in_tiles_forward(likeliest, hidden_CRD, head_VD, tokens_CR, used)[0]
+def _in_tiles(likeliest: bool, hidden_ND, head_VD, tokens_N, asked_N) -> tuple[jax.Array, jax.Array | None]:
+    """`token_log_probs` of N positions."""
+    return _in_tiles_forward(likeliest, hidden_ND, head_VD, tokens_N, asked_N)[0]
 
 
-def _in_tiles_forward(likeliest: bool, hidden_CRD, head_VD, tokens_CR, used):
+def _in_tiles_forward(likeliest: bool, hidden_ND, head_VD, tokens_N, asked_N):
+    order = _ordered(asked_N)
+    hidden_CRD, tokens_CR = order.cut(hidden_ND), order.cut(tokens_N)
+
     def of_tile(columns, c, found):
         logits_RE, column_R = _tile(hidden_CRD[c], tokens_CR[c], columns)
         chosen_R = jnp.take_along_axis(logits_RE, jnp.maximum(column_R, 0)[:, None], axis=1)[:, 0]
@@ -139,20 +156,22 @@ def _in_tiles_forward(likeliest: bool, hidden_CRD, head_VD, tokens_CR, used):
         return {name: found[name].at[c].set(x_R) for name, x_R in here.items()}
 
     def of_columns(columns, found):
-        return jax.lax.fori_loop(0, used, functools.partial(of_tile, columns), found)
+        return jax.lax.fori_loop(0, order.used, functools.partial(of_tile, columns), found)
 
     nothing_CR = jnp.full(tokens_CR.shape, -jnp.inf)
     found = {"whole": nothing_CR, "chosen": jnp.zeros(tokens_CR.shape)}
     if likeliest:
         found |= {"top": nothing_CR, "id": jnp.zeros(tokens_CR.shape, jnp.int32)}
     found = _over_columns(head_VD, hidden_CRD.dtype, of_columns, found)
-    log_probs_CR = jnp.where(jnp.arange(len(tokens_CR))[:, None] < used, found["chosen"] - found["whole"], 0.0)
-    return (log_probs_CR, found.get("id")), (hidden_CRD, head_VD, tokens_CR, used, found["whole"])
+    log_probs_CR = jnp.where(found["whole"] == -jnp.inf, 0.0, found["chosen"] - found["whole"])
+    ids_N = order.back(found["id"]) if likeliest else None
+    return (order.back(log_probs_CR), ids_N), (hidden_CRD, head_VD, tokens_CR, asked_N, found["whole"])
 
 
 def _in_tiles_backward(likeliest: bool, kept, g):
-    hidden_CRD, head_VD, tokens_CR, used, whole_CR = kept
-    g_CR, dtype = g[0], hidden_CRD.dtype
+    hidden_CRD, head_VD, tokens_CR, asked_N, whole_CR = kept
+    order, dtype = _ordered(asked_N), hidden_CRD.dtype
+    g_CR = order.cut(g[0])
 
     def of_tile(columns, c, gradients):
         of_hidden_CRD, of_head_ED = gradients
@@ -164,14 +183,14 @@ def _in_tiles_backward(likeliest: bool, kept, g):
     def of_columns(columns, gradients):
         of_hidden_CRD, of_head_VD = gradients
         here = of_hidden_CRD, jnp.zeros(columns.head_ED.shape)
-        of_hidden_CRD, of_head_ED = jax.lax.fori_loop(0, used, functools.partial(of_tile, columns), here)
+        of_hidden_CRD, of_head_ED = jax.lax.fori_loop(0, order.used, functools.partial(of_tile, columns), here)
         # Columns that were there before have 0 here.
         of_head_ED += jax.lax.dynamic_slice_in_dim(of_head_VD, columns.start, len(of_head_ED))
         return of_hidden_CRD, jax.lax.dynamic_update_slice_in_dim(of_head_VD, of_head_ED, columns.start, 0)
 
     zeros = jnp.zeros(hidden_CRD.shape), jnp.zeros(head_VD.shape)
     of_hidden_CRD, of_head_VD = _over_columns(head_VD, dtype, of_columns, zeros)
-    return of_hidden_CRD.astype(dtype), of_head_VD.astype(head_VD.dtype), None, None
+    return order.back(of_hidden_CRD.astype(dtype)), of_head_VD.astype(head_VD.dtype), None, None
 
 
 _in_tiles.defvjp(_in_tiles_forward, _in_tiles_backward)

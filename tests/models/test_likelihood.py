@@ -147,6 +147,14 @@ def test_no_time_is_spent_on_what_nobody_asks_for(tiles):
     assert all(np.isfinite(x).all() for x in (*found, *gradients))
 
 
+def test_what_is_not_a_number_is_not_hidden(tiles):
+    """So that a step with such a loss changes nothing."""
+    tiles(*SIZES["both cut"])
+    hidden, head, tokens, *_ = _work(jnp.float32)[0]
+    found, _ = token_log_probs(hidden.at[1, 2, 3].set(jnp.nan), head, tokens)
+    assert np.argwhere(np.isnan(found)).tolist() == [[1, 2]]
+
+
 def test_a_frozen_head_has_no_product_of_its_own(tiles):
     tiles(*SIZES["both cut"])
     hidden, head, tokens, asked, seen = _work(jnp.float32)[0]
