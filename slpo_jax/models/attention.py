@@ -12,7 +12,7 @@ from slpo_jax.models.xla_cpu import after
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 Slots = tuple[tuple[jax.Array, jax.Array], ...]
-"""Keys and values [C, G, S, Dh] that a query looks at, its own and those of a prefix."""
+"""Keys and values [C, G, S, Dh] that a query looks at, its own and those before."""
 
 
 @struct.dataclass
@@ -21,24 +21,37 @@ class KVCache:
 
     Attributes:
         keys, values: one array [B, G, S, Dh] a layer, G key-value heads (heads before slots: no attention product needs
-            a transpose).
+            a transpose); of a model whose layers are a loop, one array [layers, B, G, S, Dh].
         valid: bool [B, S]. Used as a prefix, a cache of B rows may serve B*R rows (R in a row for each of its own);
             `valid` may then have B*R rows, so that each sees a part of its own.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    keys: tuple[jax.Array, ...] | jax.Array
+    values: tuple[jax.Array, ...] | jax.Array
     valid: jax.Array
 
     @property
     def slots(self) -> int:
         return self.valid.shape[1]
 
+    @property
+    def rows_axes(self) -> "KVCache":
+        """Which axis of each array is that of the rows."""
+        axis = int(isinstance(self.keys, jax.Array))
+        return KVCache(axis, axis, 0)  # type: ignore[arg-type]
 
-def empty_cache(layers: int, rows: int, slots: int, heads: int, head_width: int, dtype) -> KVCache:
-    """A cache of zeros in which no slot is valid yet."""
-    zeros = tuple(jnp.zeros((rows, heads, slots, head_width), dtype) for _ in range(layers))
-    return KVCache(zeros, zeros, jnp.zeros((rows, slots), bool))
+
+def empty_cache(layers: int, rows: int, slots: int, heads: int, head_width: int, dtype, in_loop: bool) -> KVCache:
+    """A cache of zeros in which no slot is valid yet.
+
+    Args:
+        in_loop: whether layers are a loop.
+    """
+    shape, valid = (rows, heads, slots, head_width), jnp.zeros((rows, slots), bool)
+    if in_loop:
+        return KVCache(jnp.zeros((layers, *shape), dtype), jnp.zeros((layers, *shape), dtype), valid)
+    zeros = tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+    return KVCache(zeros, zeros, valid)
 
 
 def join(first: KVCache, second: KVCache) -> KVCache:
@@ -59,16 +72,16 @@ def grow(cache: KVCache, slots: int) -> KVCache:
     more = slots - cache.slots
 
     def longer(x_BGSD):
-        return jnp.pad(x_BGSD, ((0, 0), (0, 0), (0, more), (0, 0)))
+        return jnp.pad(x_BGSD, (*((0, 0) for _ in x_BGSD.shape[:-2]), (0, more), (0, 0)))
 
     keys, values = (jax.tree.map(longer, layers) for layers in (cache.keys, cache.values))
     return KVCache(keys, values, jnp.pad(cache.valid, ((0, 0), (0, more))))
 
 
-def write(cache: KVCache, layer: int, k_BGLD: jax.Array, v_BGLD: jax.Array, start) -> tuple[jax.Array, jax.Array]:
-    """The layer's keys and values [B, G, S, Dh] with slots start .. start+L-1 replaced."""
-    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=2)
-    return put(cache.keys[layer], k_BGLD), put(cache.values[layer], v_BGLD)
+def write(slots: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array], start) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [.., S, Dh] with slots start .. start+L-1 replaced by new ones [.., L, Dh]."""
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=-2)
+    return put(slots[0], new[0]), put(slots[1], new[1])
 
 
 def own_mask(valid_BS: jax.Array, length: int, start, owner_BS: jax.Array | None = None) -> jax.Array:
@@ -155,8 +168,8 @@ def _attend_backward(kept, g_BHLD: jax.Array):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
-    """Softmax attention over own slots and, without copying it for each row, over a shared prefix.
+def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
+    """Softmax attention over own slots and, without copying them, over slots that come before.
 
     Neither the scores nor the weights of a forward pass are kept for the backward pass (Dao et al., 2022).
 
@@ -164,13 +177,10 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, prefix=None) -> jax.Array:
         q_BHLD: queries of B = C*R rows.
         k_BGSD, v_BGSD: own keys and values of G heads, each read, without being copied, by H/G consecutive query heads.
         mask_BLS: bool, see `own_mask`. A query that sees nothing gets a finite, meaningless result.
-        prefix: None or (keys [C, G, U, Dh], values [C, G, U, Dh], valid [C or B, U]).
+        before: (keys [C, G, U, Dh], values [C, G, U, Dh], valid [C or B, U]) each, as a prefix that rows share.
     Returns:
         [B, H, L, Dh], in the dtype of the values; scores and sums in float32.
     """
-    slots, seen = [(k_BGSD, v_BGSD)], [mask_BLS]
-    if prefix is not None:
-        k_CGUD, v_CGUD, valid_U = prefix
-        slots.append((k_CGUD, v_CGUD))
-        seen.append(valid_U[:, None])
-    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, tuple(slots), tuple(seen))
+    slots = ((k_BGSD, v_BGSD), *((keys, values) for keys, values, _ in before))
+    seen = (mask_BLS, *(valid[:, None] for *_, valid in before))
+    return _attend(q_BHLD * q_BHLD.shape[-1] ** -0.5, slots, seen)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import chex
@@ -16,6 +18,9 @@ from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
 
+LAYERS = "layers"
+"""The parameters of all blocks in one tree, see `Backbone.in_loop`."""
+
 
 @struct.dataclass
 class Context:
@@ -23,14 +28,15 @@ class Context:
 
     Attributes:
         mask_BLS: bool, which own slots each query sees.
-        prefix, cache, start, dropout, packing: see `Backbone.__call__`.
+        before: slots that are seen and not written: a prefix, and where layers are a loop, the row's own so far.
+        cache, start, dropout, packing: see `Backbone.__call__`.
         rotation: float32 cosines and sines [B, 1, L, Dh/2] of the positions' angles; None without rotary positions.
         first_site: added to the blocks' site numbers; not 0 where one block stands for all layers in turn.
         last: how many of the last positions go on after attention; 0 is all. Keys and values are made of all.
     """
 
     mask_BLS: jax.Array
-    prefix: KVCache | None
+    before: tuple[KVCache, ...]
     cache: KVCache | None
     start: int | jax.Array
     dropout: Dropout | None
@@ -51,11 +57,11 @@ class Context:
     def of_layer(self, layer: int) -> "Context":
         """The context of a block that stands for this layer, with the layer's keys and values alone."""
 
-        def own(cache: KVCache | None) -> KVCache | None:
-            return cache and KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
+        def own(cache: KVCache) -> KVCache:
+            return KVCache((cache.keys[layer],), (cache.values[layer],), cache.valid)
 
-        first = layer * SITE_NUMBERS
-        return dataclasses.replace(self, prefix=own(self.prefix), cache=own(self.cache), first_site=first)
+        before, cache = tuple(map(own, self.before)), self.cache and own(self.cache)
+        return dataclasses.replace(self, before=before, cache=cache, first_site=layer * SITE_NUMBERS)
 
     def going_on(self, x_BL: jax.Array) -> jax.Array:
         """[B, L, ..] -> what belongs to the positions that go on after attention."""
@@ -64,7 +70,7 @@ class Context:
         return x_BL[:, -self.last :]
 
     def attend(self, layer: int, q_BHLD, k_BGLD, v_BGLD) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """Write the new keys and values of G key-value heads, then attend over prefix and own slots.
+        """Write the new keys and values of G key-value heads, then attend over own slots and those before.
 
         Returns:
             outputs [B, L, H*Dh], the heads side by side, and the layer's own keys and values [B, G, S, Dh].
@@ -76,10 +82,9 @@ class Context:
         q_BHLD = q_BHLD[:, :, -self.last :]
         k_BGSD, v_BGSD = k_BGLD, v_BGLD
         if self.cache is not None:
-            k_BGSD, v_BGSD = write(self.cache, layer, k_BGLD, v_BGLD, self.start)
-        prefix = self.prefix
-        before = None if prefix is None else (prefix.keys[layer], prefix.values[layer], prefix.valid)
-        out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, before).swapaxes(1, 2)
+            k_BGSD, v_BGSD = write((self.cache.keys[layer], self.cache.values[layer]), (k_BGLD, v_BGLD), self.start)
+        before = [(each.keys[layer], each.values[layer], each.valid) for each in self.before]
+        out_BLHD = attend(q_BHLD, k_BGSD, v_BGSD, self.mask_BLS, *before).swapaxes(1, 2)
         if self.packing is not None and not self.last:
             out_BLHD = self.packing.packed(out_BLHD)
         return out_BLHD.reshape(*out_BLHD.shape[:2], -1), (k_BGSD, v_BGSD)
@@ -139,6 +144,16 @@ class Backbone(nn.Module):
     config: Any
     block_type: ClassVar[type[Block]]
 
+    @staticmethod
+    def in_loop(params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
+        found = {int(match[1]): name for name in params if (match := re.fullmatch(r"\w+_(\d+)", name))}
+        if not found:
+            return dict(params)
+        layers = [params[found[layer]] for layer in range(len(found))]
+        rest = {name: tree for name, tree in params.items() if name not in found.values()}
+        return rest | {LAYERS: jax.tree.map(lambda *x: jnp.stack(x), *layers)}
+
     def enter(self, inputs_BLD, positions_BL) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """The first block's input before dropout, and `Context.rotation`; `positions_BL` are not negative here."""
         raise NotImplementedError
@@ -158,7 +173,7 @@ class Backbone(nn.Module):
     def empty_cache(self, rows: int, slots: int) -> KVCache:
         """A `KVCache` of this model's shapes with no valid slot."""
         c = self.config
-        return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype)
+        return empty_cache(c.n_layer, rows, slots, c.n_kv_head, c.head_dim, c.dtype, c.scan_layers)
 
     def __call__(
         self,
@@ -228,51 +243,58 @@ class Backbone(nn.Module):
     ):  # fmt: skip
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
         assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
-        c = self.config
+        c, before, valid_BS = self.config, () if prefix is None else (prefix,), valid_BL
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
-        valid_BS = valid_BL
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
-        mask_BLS = own_mask(valid_BS, valid_BL.shape[1], start if cache is not None else 0, owner_BL)
-        context = Context(mask_BLS, prefix, cache, start, dropout, rotation, packing)
-        levels: list[jax.Array] = []
-        layers: list[tuple[jax.Array, jax.Array]] = []
+        if self.is_initializing() or not c.scan_layers:
+            mask_BLS = own_mask(valid_BS, valid_BL.shape[1], 0 if cache is None else start, owner_BL)
+            context = Context(mask_BLS, before, cache, start, dropout, rotation, packing)
+            x_BLD, own, levels = self._one_by_one(x_BLD, context, at_B, last)
+        else:
+            if cache is not None:
+                written_BS = cache.valid & (jnp.arange(cache.slots) < start)[None]
+                before = (*before, dataclasses.replace(cache, valid=written_BS))
+            mask_BLS = own_mask(valid_BL, valid_BL.shape[1], 0, owner_BL)
+            context = Context(mask_BLS, before, None, 0, dropout, rotation, packing)
+            x_BLD, own, levels = self._in_loop(x_BLD, context, at_B, last)
+            if cache is not None:  # once for all layers, in place
+                own = write((cache.keys, cache.values), own, start)
+        hidden_BLD = self.final_norm(x_BLD)
+        return hidden_BLD, KVCache(own[0], own[1], valid_BS), [*levels, *_level(hidden_BLD, at_B)]
 
-        def keep_level(x_BLD):
-            if at_B is not None:
-                levels.append(jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0])
-
-        if c.scan_layers and c.n_layer > 1 and cache is None and at_B is None and not self.is_initializing():
-            x_BLD, layers = self._scan(x_BLD, context, c.n_layer - bool(last))
-        for block in self.blocks[len(layers) :]:
-            keep_level(x_BLD)
+    def _one_by_one(self, x_BLD, context: Context, at_B, last: int):
+        """(outputs, keys and values by layer, the blocks' inputs at `at_B`)."""
+        layers, levels = list[tuple[jax.Array, jax.Array]](), list[jax.Array]()
+        for block in self.blocks:
+            levels += _level(x_BLD, at_B)
             if last and block is self.blocks[-1]:
                 context = context.only_last(last)
             if self.is_initializing():
                 x_BLD, kv = block(x_BLD, context)
             else:
                 here = context.of_layer(block.layer)
-                x_BLD, kv = run_block(self.block_type, c, block.variables["params"], x_BLD, here)
+                x_BLD, kv = run_block(self.block_type, self.config, block.variables["params"], x_BLD, here)
             layers.append(kv)
-        hidden_BLD = self.final_norm(x_BLD)
-        keep_level(hidden_BLD)
-        keys, values = zip(*layers, strict=True)
-        return hidden_BLD, KVCache(keys, values, valid_BS), levels
+        return x_BLD, tuple(zip(*layers, strict=True)), levels
 
-    def _scan(self, x_BLD, context: Context, count: int) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
-        """The first `count` blocks as one block in a loop over their stacked parameters, which compiles once."""
-        block = self.block_type(self.config, 0, parent=None)
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(each.variables["params"] for each in self.blocks[:count]))
-        prefix = context.prefix
-        before = None if prefix is None else (jnp.stack(prefix.keys[:count]), jnp.stack(prefix.values[:count]))
+    def _in_loop(self, x_BLD, context: Context, at_B, last: int):
+        """`_one_by_one` as a loop over one block, which is compiled once; of the last block all positions are made."""
+        block, params = self.block_type(self.config, 0, parent=None), self.in_loop(self.variables["params"])[LAYERS]
 
         def body(x_BLD, layer):
-            number, params, before = layer
-            here = dataclasses.replace(context, first_site=number * SITE_NUMBERS)
-            if prefix is not None:
-                here = dataclasses.replace(here, prefix=KVCache((before[0],), (before[1],), prefix.valid))
-            return block.apply({"params": params}, x_BLD, here)
+            number, params, slots = layer
+            before = [KVCache((k,), (v,), of.valid) for (k, v), of in zip(slots, context.before, strict=True)]
+            here = dataclasses.replace(context, before=tuple(before), first_site=number * SITE_NUMBERS)
+            y_BLD, kv = block.apply({"params": params}, x_BLD, here)
+            return y_BLD, (kv, _level(x_BLD, at_B))
 
-        body = jax.checkpoint(body) if self.config.remat else body
-        x_BLD, (keys, values) = jax.lax.scan(body, x_BLD, (jnp.arange(count), stacked, before))
-        return x_BLD, list(zip(keys, values, strict=True))
+        body = jax.checkpoint(body, prevent_cse=False) if self.config.remat else body
+        slots = [(each.keys, each.values) for each in context.before]
+        x_BLD, (own, levels) = jax.lax.scan(body, x_BLD, (jnp.arange(self.config.n_layer), params, slots))
+        return dataclasses.replace(context, last=last).going_on(x_BLD), own, [level for of in levels for level in of]
+
+
+def _level(x_BLD: jax.Array, at_B: jax.Array | None) -> list[jax.Array]:
+    """[B, D] of one position of each row, alone in a list; none without positions."""
+    return [] if at_B is None else [jnp.take_along_axis(x_BLD, at_B[:, None, None], axis=1)[:, 0]]

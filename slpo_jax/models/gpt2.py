@@ -20,7 +20,7 @@ class GPT2Config:
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
-        scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
+        scan_layers: layers are a loop over one block, which is compiled once.
     """
 
     dropout_sites: ClassVar = ("attention", "mlp")  # GPT-2's residual dropout

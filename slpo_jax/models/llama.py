@@ -46,7 +46,7 @@ class LlamaConfig:
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
-        scan_layers: passes without a cache are one block in a loop, which is compiled once for all layers.
+        scan_layers: layers are a loop over one block, which is compiled once.
     """
 
     dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own

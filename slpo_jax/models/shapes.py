@@ -17,6 +17,15 @@ def activation_type(name: str) -> Any:
     return jax.numpy.dtype(name)
 
 
+def is_loop(scan_layers: bool | None, layers: int) -> bool:
+    """Whether layers are a loop, as `ModelConfig.scan_layers` says: a program of 12 that aren't takes a TPU's compiler
+    20 minutes. XLA:CPU copies each layer's parameters out of those of all in every pass, and compiles in one.
+    """
+    from slpo_jax.models import xla_cpu
+
+    return layers > 1 and not xla_cpu.on_cpu() if scan_layers is None else scan_layers
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Shapes, for both backbones; where `config.init` names a checkpoint, they are the checkpoint's.
@@ -33,7 +42,7 @@ class ModelConfig:
         projector: hidden width of CODI's projector and of CoLaR's head; 0 is n_embd.
         dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
-        scan_layers: compile one block for all layers.
+        scan_layers: layers are a loop over one block, which is compiled once; None: on accelerators.
     """
 
     n_layer: int = setting(12, least=1)
@@ -47,7 +56,7 @@ class ModelConfig:
     projector: int = setting(0, least=0, note="0 is n_embd")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
     remat: bool = setting(False, affects="nothing")
-    scan_layers: bool = setting(False, affects="nothing")
+    scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -22,7 +22,7 @@ from slpo_jax.kinds import REASONERS, Kind, kind_of
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.models.shapes import activation_type
+from slpo_jax.models.shapes import activation_type, is_loop
 from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.opening import Opened, fitting
@@ -119,7 +119,7 @@ def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
         model,
         dtype=activation_type(config.model.dtype),
         remat=config.model.remat,
-        scan_layers=config.model.scan_layers,
+        scan_layers=is_loop(config.model.scan_layers, model.n_layer),
     )
 
 

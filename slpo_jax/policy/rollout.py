@@ -139,8 +139,10 @@ def encode_for_rollouts(reasoner, params, prompts: Prompts, keys_N, config: Roll
     if not noise.reaches_prompts(config.dropout_rate, config.dropout_where):
         hidden_BD, prefix = encode(keys_N[:rows])
         return repeat_to(hidden_BD, rollouts), prefix
-    encoded = jax.vmap(encode, in_axes=1, out_axes=1)(keys_N.reshape(rows, -1))
-    return jax.tree.map(lambda x: x.reshape(rollouts, *x.shape[2:]), encoded)
+    axes = 0, reasoner.empty_cache(1, 1).rows_axes
+    encoded = jax.vmap(encode, in_axes=1, out_axes=jax.tree.map(lambda axis: axis + 1, axes))(keys_N.reshape(rows, -1))
+    axes = jax.tree.broadcast(axes, encoded)
+    return jax.tree.map(lambda x, axis: x.reshape(*x.shape[:axis], rollouts, *x.shape[axis + 2 :]), encoded, axes)
 
 
 def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:

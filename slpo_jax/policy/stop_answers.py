@@ -17,7 +17,8 @@ from slpo_jax.policy.thinkers import Action
 def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:
     """Prompt and latent slots as one prefix, of which the candidate of length t sees the latents before t."""
     rows, steps = latent_cache.valid.shape
-    prompt_cache = jax.tree.map(lambda x: repeat_to(x, rows), prompt_cache)
+    axes = jax.tree.broadcast(prompt_cache.rows_axes, prompt_cache)
+    prompt_cache = jax.tree.map(lambda x, axis: jnp.repeat(x, rows // x.shape[axis], axis), prompt_cache, axes)
     candidates, slots = lengths_C.shape[0], prompt_cache.slots
     seen_CT = jnp.arange(1, steps + 1)[None, :] < lengths_C[:, None]
     valid = jnp.concatenate(

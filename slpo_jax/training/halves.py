@@ -85,6 +85,7 @@ def make_rollout(
     """
 
     def one(params, reference, batch, key):
+        params = policy.reasoner.in_loop(params)
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
         kept = objective.behaviour(policy, params, batch, trajectories) if objective.updates_per_step > 1 else None
         start = objective.reference(policy, reference, batch, trajectories) if objective.needs_reference else None

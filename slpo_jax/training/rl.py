@@ -103,6 +103,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     improve = make_improvement(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
+        params = policy.reasoner.in_loop(params)
         rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
         return improve(params, (batch, *rolled), key)
 
@@ -114,7 +115,7 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
-        loss, metrics = objective(policy, params, batch, trajectories, rewards_BG, key)
+        loss, metrics = objective(policy, policy.reasoner.in_loop(params), batch, trajectories, rewards_BG, key)
         prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
         low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
         return loss, {

@@ -33,13 +33,13 @@ def test_scores_are_float32_where_activations_are_bfloat16(before):
     rng, own = np.random.default_rng(0), 7
     total = before + own
     q, k = _bfloat16(rng, ROWS, HEADS, LENGTH, WIDTH), _bfloat16(rng, ROWS, GROUPS, own, WIDTH)
-    scores, prefix = _scores(q, k), None
+    scores, prefix = _scores(q, k), []
     if before:
         k_before = jnp.broadcast_to(_bfloat16(rng, 1, GROUPS, before, WIDTH), (ROWS, GROUPS, before, WIDTH))
         scores = np.concatenate([_scores(q, k_before), scores], axis=-1)
-        prefix = (k_before[:1], _slots(0, before, total)[:1], jnp.ones((1, before), bool))
+        prefix = [(k_before[:1], _slots(0, before, total)[:1], jnp.ones((1, before), bool))]
     seen = jnp.ones((ROWS, LENGTH, own), bool)
-    weights = np.asarray(attend(q, k, _slots(before, total, total), seen, prefix), np.float64)
+    weights = np.asarray(attend(q, k, _slots(before, total, total), seen, *prefix), np.float64)
     expected = special.softmax(scores, axis=-1)
     matters = expected > 1e-3
     assert ((expected > 0.05).sum(axis=-1) > 1).sum() >= 3, "several slots must have weight"

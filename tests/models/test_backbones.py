@@ -27,7 +27,10 @@ CASES = {
     "gpt2 untied": (UNTIED, load_hf, 0),
     "llama": (LLAMA, load_hf_llama, 0),
     "llama3": (SCALED, load_hf_llama, 60_000),
+    "gpt2 in a loop": (dataclasses.replace(CONFIG, scan_layers=True), load_hf, 0),
+    "llama3 in a loop": (dataclasses.replace(SCALED, scan_layers=True, remat=True), load_hf_llama, 60_000),
 }
+FAST = ("gpt2", "llama3", "llama3 in a loop")
 
 
 @dataclasses.dataclass
@@ -86,7 +89,7 @@ def _case(config, load, first) -> Case:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(CASES[name], marks=() if name in ("gpt2", "llama3") else pytest.mark.slow) for name in CASES],
+    params=[pytest.param(CASES[name], marks=() if name in FAST else pytest.mark.slow) for name in CASES],
     ids=CASES,
 )
 def case(request):
@@ -273,7 +276,8 @@ def test_scanned_layers_change_nothing(config, remat):
             at, valid = jnp.broadcast_to(jnp.arange(5), (2, 5)), jnp.ones((2, 5), bool)
             first, prefix = reasoner.forward(params, prompt, at[:1], valid[:1], dropout=noise(1), last=1)
             hidden, own = reasoner.forward(params, rows, 5 + at, valid, prefix=prefix, dropout=noise(2))
-            return jnp.sum(hidden * weights) + jnp.sum(first), (hidden, own, prefix)
+            caches = [jnp.stack(x) for cache in (own, prefix) for x in (cache.keys, cache.values)]
+            return jnp.sum(hidden * weights) + jnp.sum(first), (hidden, caches)
 
         return run
 

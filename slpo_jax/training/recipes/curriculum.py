@@ -156,6 +156,7 @@ def loss(policy: Policy, params, batch: ImitationBatch, key):
     Args:
         policy: as in `Recipe.loss`; the thinker's own noise is nowhere.
     """
+    params = policy.reasoner.in_loop(params)
     inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index))
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     total, right_B = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix)
