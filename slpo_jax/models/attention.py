@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.models.dense import float_product
+from slpo_jax.models.dense import float_product, kept
 from slpo_jax.models.xla_cpu import after
 
 MASKED = float(jnp.finfo(jnp.float32).min)
@@ -143,6 +143,7 @@ def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]
         whole_BHL += part.ungrouped(weights.astype(jnp.float32).sum(-1), *shape)
         out_BHLD += part.ungrouped(float_product("cgqs,cgsd->cgqd", weights, part.values), *shape)
     out_BHLD = (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
+    most_BHL, whole_BHL, out_BHLD = kept((most_BHL, whole_BHL, out_BHLD))
     return out_BHLD, (parts, (q_BHLD, most_BHL, whole_BHL, out_BHLD))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
-from slpo_jax.models.dense import head_logits
+from slpo_jax.models.dense import KEPT, head_logits
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
@@ -289,7 +289,8 @@ class Backbone(nn.Module):
             y_BLD, kv = block.apply({"params": params}, x_BLD, here)
             return y_BLD, (kv, _level(x_BLD, at_B))
 
-        body = jax.checkpoint(body, prevent_cse=False) if self.config.remat else body
+        keeps = None if self.config.remat else jax.checkpoint_policies.save_only_these_names(KEPT)
+        body = jax.checkpoint(body, prevent_cse=False, policy=keeps)
         slots = [(each.keys, each.values) for each in context.before]
         x_BLD, (own, levels) = jax.lax.scan(body, x_BLD, (jnp.arange(self.config.n_layer), params, slots))
         return dataclasses.replace(context, last=last).going_on(x_BLD), own, [level for of in levels for level in of]

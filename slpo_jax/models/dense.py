@@ -6,8 +6,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from slpo_jax.models import xla_cpu
+
+KEPT = "kept"
+
+
+def kept(tree: Any) -> Any:
+    """Arrays that a backward pass gets from a block's forward pass where it makes all else of the block again."""
+    return jax.tree.map(lambda x: checkpoint_name(x, KEPT), tree)
 
 
 def is_low(dtype: Any) -> bool:
@@ -24,7 +32,7 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
         spec: every index is in two of the three terms.
         b: in the precision of `a`, or of float32 as parameters are: then its gradient is not rounded.
     """
-    return float_product(spec, a, b).astype(a.dtype)
+    return _low_product(spec, True, a, b) if is_low(a.dtype) else float_product(spec, a, b)
 
 
 def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -36,28 +44,36 @@ def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     Args:
         spec, b: as in `product`.
     """
-    return _low_product(spec, a, b) if is_low(a.dtype) else jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+    if is_low(a.dtype):
+        return _low_product(spec, False, a, b)
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def sums(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Products of numbers in low precision, of which only `b` may have to be rounded to it, summed in float32."""
-    return jnp.einsum(spec, a, b.astype(a.dtype), preferred_element_type=jnp.float32)
+def sums(spec: str, a: jax.Array, b: jax.Array, rounded: bool = False) -> jax.Array:
+    """Products of numbers in low precision, of which only `b` may have to be rounded to it, summed in float32.
+
+    Args:
+        rounded: what comes out is in the precision of `a`.
+    """
+    out = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
+    found = jnp.einsum(spec, a, b.astype(a.dtype), precision=jax.lax.Precision.DEFAULT, preferred_element_type=out)
+    return found.astype(a.dtype) if rounded else found
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _low_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return sums(spec, a, b)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _low_product(spec: str, rounded: bool, a: jax.Array, b: jax.Array) -> jax.Array:
+    return sums(spec, a, b, rounded)
 
 
-def _low_forward(spec: str, a: jax.Array, b: jax.Array):
-    return _low_product(spec, a, b), (a, b)
+def _low_forward(spec: str, rounded: bool, a: jax.Array, b: jax.Array):
+    return _low_product(spec, rounded, a, b), (a, b)
 
 
-def _low_backward(spec: str, operands, g: jax.Array):
+def _low_backward(spec: str, rounded: bool, operands, g: jax.Array):
     (a, b), (first, second, out) = operands, spec.replace("->", ",").split(",")
     g = g.astype(a.dtype)
-    of_a, of_b = sums(f"{out},{second}->{first}", g, b), sums_over_rows(f"{first},{out}->{second}", a, g)
-    return of_a.astype(a.dtype), of_b.astype(b.dtype)
+    of_a, of_b = sums(f"{out},{second}->{first}", g, b, True), sums_over_rows(f"{first},{out}->{second}", a, g)
+    return of_a, of_b.astype(b.dtype)
 
 
 def sums_over_rows(spec: str, a: jax.Array, g: jax.Array) -> jax.Array:
@@ -82,7 +98,11 @@ def _all_but_kernel(*arrays: jax.Array | None, dtype: Any = None, inexact: bool 
 def _rows_by_kernel(x, kernel, *_, **__) -> jax.Array:
     """`product` of [.., D] and [D, V], as `nn.Dense` asks for it."""
     out = product("nd,dv->nv", x.reshape(-1, x.shape[-1]), kernel)
-    return out.reshape(*x.shape[:-1], out.shape[-1])
+    return kept(out.reshape(*x.shape[:-1], out.shape[-1]))
+
+
+def _kept_dot_general(*args, **kwargs) -> jax.Array:
+    return kept(jax.lax.dot_general(*args, **kwargs))
 
 
 def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Dense:
@@ -93,8 +113,10 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
         dtype: of activations.
         std: of the kernel's normal distribution in the beginning.
     """
-    low: dict[str, Any] = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel} if is_low(dtype) else {}
-    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **low)
+    how: dict[str, Any] = {"dot_general": _kept_dot_general}
+    if is_low(dtype):
+        how = {"dot_general": _rows_by_kernel, "promote_dtype": _all_but_kernel}
+    return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **how)
 
 
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:

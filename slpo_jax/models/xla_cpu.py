@@ -96,6 +96,13 @@ def fewer(rows: int) -> int:
     return rows // 8 if on_cpu() else rows
 
 
+def asked_for(dtype: Any) -> Any:
+    """The type that products in low precision are asked for before they are rounded to it. XLA:CPU would cast up what
+    it has rounded.
+    """
+    return jnp.float32 if on_cpu() else dtype
+
+
 def summed_last(x: jax.Array, axes: str) -> tuple[jax.Array, str]:
     """An array [.., N, D] of a product that sums over N, and its axes as they are laid out."""
     return (cpu_transposed(x), axes[:-2] + axes[:-3:-1]) if on_cpu() else (x, axes)
