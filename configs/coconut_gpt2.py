@@ -17,6 +17,7 @@ def get_config(folder: str = "data"):
     config.reasoner = "coconut_gpt2"
     config.init = "ModalityDance/latent-tts-coconut"
     paper(config, folder, cold_start_micro_batches=2, evaluation_batch=2048)
+    config.rl.capacities = ((0.75, 0.375), (1.0, 1.0))  # an answer is "### 72" and eos
     coconut_imitation(config)  # not run by default
     config.imitate.dropout = 0.1  # GPT-2's own
     return config

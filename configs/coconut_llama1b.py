@@ -20,6 +20,7 @@ def get_config(folder: str = "data"):
     config.base = "meta-llama/Llama-3.2-1B-Instruct"
     config.model.update(remat=True, scan_layers=True)
     paper(config, folder, cold_start_micro_batches=8, evaluation_batch=256)
+    config.rl.capacities = ((0.75, 0.375), (1.0, 1.0))  # an answer is "### 72" and eos
     coconut_imitation(config)  # not run by default
     config.imitate.micro_batches = 4
     return config

@@ -17,6 +17,7 @@ from slpo_jax.models.dense import KEPT, head_logits
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
+from slpo_jax.models.xla_cpu import made_again
 
 LAYERS = "layers"
 """The parameters of all blocks in one tree, see `Backbone.in_loop`."""
@@ -131,7 +132,7 @@ def run_block(block: type[Block], config, params, x_BLD: jax.Array, context: Con
     def run(params, x_BLD, context):
         return block(config, 0, parent=None).apply({"params": params}, x_BLD, context)
 
-    return (jax.checkpoint(run) if config.remat else run)(params, x_BLD, context)
+    return (jax.checkpoint(run) if config.remat else made_again(run, KEPT))(params, x_BLD, context)
 
 
 class Backbone(nn.Module):

@@ -37,7 +37,8 @@ def made_for(platform: str) -> Iterator[None]:
 
 
 def after(first: jax.Array, tree: Any) -> Any:
-    """The same arrays, known only once `first` is, so that a backward pass makes them again and doesn't keep them.
+    """The same arrays. On a CPU they are known only once `first` is, so that a backward pass makes again, and doesn't
+    keep, what it makes of them; elsewhere `made_again` sees to that.
 
     Args:
         first: float, of any shape.
@@ -45,7 +46,7 @@ def after(first: jax.Array, tree: Any) -> Any:
     """
     if first.size == 0:
         return tree
-    return cpu_after(first[(0,) * first.ndim], tree) if on_cpu() else jax.lax.optimization_barrier((first, tree))[1]
+    return cpu_after(first[(0,) * first.ndim], tree) if on_cpu() else tree
 
 
 @jax.custom_jvp
@@ -71,12 +72,22 @@ def _cpu_after_jvp(primals, tangents):
 
 
 def remade(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.checkpoint`: a backward pass keeps the arguments alone. On a CPU without a forward-mode derivative."""
+    """The function, which is in a block. On a CPU a backward pass keeps its arguments alone, and it has no forward-mode
+    derivative; elsewhere `made_again` sees to that.
+    """
 
     def call(*args):
-        return (_remade if on_cpu() else jax.checkpoint)(function)(*args)
+        return (_remade(function) if on_cpu() else function)(*args)
 
     return call
+
+
+def made_again(block: Callable[..., Any], kept: str) -> Callable[..., Any]:
+    """A block of which a backward pass keeps the arguments and what has this name (`jax.checkpoint`'s policy).
+
+    On a CPU it is the block, as XLA:CPU drops the barriers of `jax.checkpoint`.
+    """
+    return block if on_cpu() else jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(kept))
 
 
 def _remade(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ class RlConfig:
     top_p: float = setting(1.0, above=0, most=1)
     stopping: Literal["sample", "threshold"] = "sample"
     capacities: tuple[tuple[float, float], ...] = setting(
-        ((0.625, 0.375), (0.75, 0.5), (1.0, 1.0)),
+        ((0.75, 0.5), (1.0, 1.0)),
         above=0,
         most=1,
         note="they ascend to (1, 1)",
