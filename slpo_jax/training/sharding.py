@@ -56,7 +56,8 @@ class Layout:
         parts = self.mesh.shape[FSDP]
         sizes = [size if size % parts == 0 else 0 for size in param.shape]
         longest = max(sizes, default=0)
-        if parts == 1 or longest in (0, param.size) or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale")):
+        name = jax.tree_util.keystr(path, simple=True)
+        if parts == 1 or longest in (0, param.size) or name.endswith(("bias", "scale")):
             return EVERYWHERE
         return PartitionSpec(*(FSDP if at == sizes.index(longest) else None for at in range(len(sizes))))
 
