@@ -126,6 +126,14 @@ class _Order(NamedTuple):
         """[C, R, ..] -> [N, ..]."""
         return x_CR.reshape(-1, *x_CR.shape[2:])[jnp.argsort(self.order_N)]
 
+    def over_used(self, function: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
+        """function(chunk, carry) -> carry for one used chunk after the other."""
+
+        def goes_on(state):
+            return (state[0] < self.used) & (state[0] < self.chunks)  # the latter tells a reader the most
+
+        return jax.lax.while_loop(goes_on, lambda state: (state[0] + 1, function(*state)), (jnp.int32(0), carry))[1]
+
 
 def _ordered(asked_N: jax.Array) -> _Order:
     chunks, rows = _parts(asked_N.size, xla_cpu.fewer(ROWS), EVEN_ROWS)
@@ -156,7 +164,7 @@ def _in_tiles_forward(likeliest: bool, hidden_ND, head_VD, tokens_N, asked_N):
         return {name: found[name].at[c].set(x_R) for name, x_R in here.items()}
 
     def of_columns(columns, found):
-        return jax.lax.fori_loop(0, order.used, functools.partial(of_tile, columns), found)
+        return order.over_used(functools.partial(of_tile, columns), found)
 
     nothing_CR = jnp.full(tokens_CR.shape, -jnp.inf)
     found = {"whole": nothing_CR, "chosen": jnp.zeros(tokens_CR.shape)}
@@ -183,7 +191,7 @@ def _in_tiles_backward(likeliest: bool, kept, g):
     def of_columns(columns, gradients):
         of_hidden_CRD, of_head_VD = gradients
         here = of_hidden_CRD, jnp.zeros(columns.head_ED.shape)
-        of_hidden_CRD, of_head_ED = jax.lax.fori_loop(0, order.used, functools.partial(of_tile, columns), here)
+        of_hidden_CRD, of_head_ED = order.over_used(functools.partial(of_tile, columns), here)
         # Columns that were there before have 0 here.
         of_head_ED += jax.lax.dynamic_slice_in_dim(of_head_VD, columns.start, len(of_head_ED))
         return of_hidden_CRD, jax.lax.dynamic_update_slice_in_dim(of_head_VD, of_head_ED, columns.start, 0)
