@@ -173,6 +173,8 @@ def attend(q_BHLD, k_BGSD, v_BGSD, mask_BLS, *before) -> jax.Array:
     """Softmax attention over own slots and, without copying them, over slots that come before.
 
     Neither the scores nor the weights of a forward pass are kept for the backward pass (Dao et al., 2022).
+    `jax.nn.dot_product_attention` would keep the weights, or in cuDNN's form has no gradient of the sums' logarithm, by
+    which several calls are merged (jax 0.10).
 
     Args:
         q_BHLD: queries of B = C*R rows.

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_steps
@@ -40,3 +41,17 @@ def test_a_step_is_the_same(monkeypatch, stage, noise):
     assert difference(found[0][0], jax.tree.map(lambda x: 0 * x, found[0][0])) > 0.01
     for one, other in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_of_a_layer_a_backward_pass_keeps_what_is_named():
+    """Of the feed-forward layer the first product, of attention the projections: no activation behind them."""
+    rows, length, width = 3, 5, tiny.CONFIG.n_embd
+
+    def loss(params, x_BLD):
+        at_BL, seen_BL = jnp.tile(jnp.arange(length), (rows, 1)), jnp.ones((rows, length), bool)
+        return IN_LOOP.forward(params, x_BLD, at_BL, seen_BL)[0].sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(small_params()["reasoner"], jnp.ones((rows, length, width)))
+    forward = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+    kept = [x.aval.shape[-1] for x in forward.outvars if x.aval.shape[:3] == (tiny.CONFIG.n_layer, rows, length)]
+    assert sorted(kept) == sorted([width, 3 * width, width, 4 * width])
