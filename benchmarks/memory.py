@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -71,7 +72,7 @@ class Point:
     """What is compiled.
 
     Attributes:
-        model: one of `MODELS`.
+        model: one of `MODELS`, or a config file, as --config of a run names it.
         fsdp: devices that share a copy of the parameters.
         changes: further config keys, by dotted name.
     """
@@ -88,13 +89,14 @@ def setup_of(point: Point, devices: Any = None) -> Setup:
     Args:
         devices: None is all there are.
     """
-    file, shapes = MODELS[point.model]
-    config = load_file(f"configs/{file}")
-    changes = shapes | {"sharding.fsdp": point.fsdp} | dict(point.changes)
-    try:
-        config.update_from_flattened_dict(changes)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"--with: {error}; give keys of a config, as KEY=VALUE") from None
+    file, shapes = MODELS.get(point.model, (str(Path(point.model).resolve()), {}))
+    config = load_file(f"configs/{file}" if point.model in MODELS else file)
+    config.update_from_flattened_dict(shapes | {"sharding.fsdp": point.fsdp})
+    for key, value in point.changes:
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"--with: {key}={value!r} is no key of {file}, or of another type; mend it") from None
     return assemble(read_config(config), devices=devices)
 
 
@@ -173,7 +175,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda:NAME or tpu:KIND; default: cpu")
     parser.add_argument("--count", type=int, default=DEVICES, help=f"devices; default: {DEVICES}, as the paper")
     parser.add_argument("--fsdp", nargs="+", type=int, default=[1], help="devices that share parameters; default: 1")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2"], help="default: gpt2")
+    parser.add_argument("--models", nargs="+", default=["gpt2"],
+                        help=f"{', '.join(MODELS)}, or config files; default: gpt2")  # fmt: skip
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[RL], help="default: rl")
     parser.add_argument("--with", nargs="+", default=[], metavar="KEY=VALUE", dest="changes",
                         help="config keys that differ, e.g. rl.micro_batches=4")  # fmt: skip
@@ -182,6 +185,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for fsdp in flags.fsdp:
         if fsdp < 1 or flags.count % fsdp:
             raise UserError(f"--fsdp: {fsdp} does not divide --count {flags.count}; give one that does")
+    for model in flags.models:
+        if model not in MODELS and not Path(model.partition(":")[0]).is_file():
+            raise UserError(f"--models: {model!r} is no config file and none of {', '.join(MODELS)}; give one")
     flags.changes = tuple(map(_change, flags.changes))
     return flags
 

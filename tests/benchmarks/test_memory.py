@@ -1,5 +1,6 @@
 """The memory of a step, as compiled: its parts add up, sharding takes a part away, and the shipped configs fit."""
 
+import dataclasses
 import json
 import os
 import re
@@ -72,6 +73,20 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
     assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| soft")] == [
         "rl rollout", "rl improvement"
     ]  # fmt: skip
+
+
+def test_a_run_s_own_config_can_be_asked_about(tmp_path):
+    """By its file; what it lacks or misnames is said."""
+    lines = ["from small_run import CONFIG", "exec(CONFIG)"]
+    (tmp_path / "own.py").write_text("\n".join(lines) + "\n")
+    point = memory.Point(str(tmp_path / "own.py"), "cold_start", 2, (("data.train", "synthetic:train"),))
+    setup = memory.setup_of(point, jax.devices("cpu")[:4])
+    assert setup.config.model.n_embd == 16
+    assert dict(setup.mesh.shape) == {"data": 2, "fsdp": 2}
+    with pytest.raises(UserError, match=r"--with: model\.no_such_key=1 is no key of"):
+        memory.setup_of(dataclasses.replace(point, changes=(("model.no_such_key", 1),)))
+    with pytest.raises(UserError, match=r"--models: 'own\.py' is no config file and none of quickstart, gpt2"):
+        memory.parse(["--models", "own.py"])
 
 
 def test_products_are_counted_with_their_loops():
