@@ -24,15 +24,16 @@ from benchmarks.measure.compiled import collectives, device_memory, largest, tra
 from benchmarks.measure.products import products
 from benchmarks.measure.programs import STAGES, Program, programs
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
-from benchmarks.measure.targets import Target, target
+from benchmarks.measure.targets import Target, known, target
 from benchmarks.measure.workload import GPT2, load_file
-from slpo_jax.config import read_config
-from slpo_jax.errors import UserError
+from slpo_jax.checks import check
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.run.presets import SOFT_METHODS
-from slpo_jax.stages import RL
+from slpo_jax.run.stage import check_batch
+from slpo_jax.stages import EVALUATE, RL
 
 DEVICES = 4  # the paper's
 _TEXT = GPT2 | {"tokenizer": "synthetic:128198", "base": ""}  # of it the size of the vocabulary alone
@@ -90,14 +91,21 @@ def setup_of(point: Point, devices: Any = None) -> Setup:
         devices: None is all there are.
     """
     file, shapes = MODELS.get(point.model, (str(Path(point.model).resolve()), {}))
-    config = load_file(f"configs/{file}" if point.model in MODELS else file)
+    try:
+        config = load_file(f"configs/{file}" if point.model in MODELS else file)
+    except Exception as error:  # it is the user's code, and can raise anything
+        raise UserError(f"--models: {point.model} is no config ({in_a_line(error)}); give another") from None
     config.update_from_flattened_dict(shapes | {"sharding.fsdp": point.fsdp})
     for key, value in point.changes:
         try:
             config.update_from_flattened_dict({key: value})
         except (KeyError, TypeError, ValueError):
             raise UserError(f"--with: {key}={value!r} is no key of {file}, or of another type; mend it") from None
-    return assemble(read_config(config), devices=devices)
+    config.stages = (point.stage,)
+    setup = assemble(check(config), devices=devices)
+    if point.stage != EVALUATE:
+        check_batch(setup, point.stage)
+    return setup
 
 
 def measure(point: Point, where: Target) -> list[dict[str, Any]]:
@@ -172,7 +180,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         UserError: one of them is unknown or can't be used.
     """
     parser = Parser("memory", "What programs need of a device.")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda:NAME or tpu:KIND; default: cpu")
+    parser.add_argument("--device", default="cpu", help=f"cpu, {', '.join(known())}; default: cpu")
     parser.add_argument("--count", type=int, default=DEVICES, help=f"devices; default: {DEVICES}, as the paper")
     parser.add_argument("--fsdp", nargs="+", type=int, default=[1], help="devices that share parameters; default: 1")
     parser.add_argument("--models", nargs="+", default=["gpt2"],

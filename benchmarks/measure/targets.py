@@ -42,6 +42,11 @@ class Target:
     memory: int
 
 
+def known() -> list[str]:
+    """The names of the devices that `target` knows, but for "cpu"."""
+    return [*(f"cuda:{path.stem}" for path in sorted(FOLDER.glob("*.txtpb"))), *(f"tpu:{kind}" for kind in _SLICES)]
+
+
 def target(name: str, count: int) -> Target:
     """Devices by name: "cpu", "cuda:NAME" of a file in `benchmarks/targets/`, or "tpu:KIND".
 
@@ -57,24 +62,29 @@ def target(name: str, count: int) -> Target:
         return _cuda(name, which, count)
     if kind == "tpu":
         return _tpu(name, which, count)
-    raise UserError(f"--device: {name!r} is unknown; give cpu, cuda:NAME or tpu:KIND")
+    raise UserError(f"--device: {name!r} is unknown; give cpu or one of {', '.join(known())}")
 
 
 def _cuda(name: str, which: str, count: int) -> Target:
     file = FOLDER / f"{which}.txtpb"
-    if not file.exists():
-        known = ", ".join(f"cuda:{path.stem}" for path in sorted(FOLDER.glob("*.txtpb")))
+    if name not in known():
+        names = ", ".join(each for each in known() if each.startswith("cuda"))
         raise UserError(
-            f"--device: {name} has no description {file.name} in benchmarks/targets; add it, or use {known}"
+            f"--device: {name} has no description in benchmarks/targets; add a {which}.txtpb, or use {names}"
         )
-    text = file.read_text()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: can't be read ({in_a_line(error)}); mend it") from None
+    memory = re.search(r"device_memory_size: ([1-9]\d*)", text)
+    if not memory or "cuda_compute_capability" not in text:
+        raise UserError(f"{file}: has no device_memory_size or no cuda_compute_capability; mend it, as h100.txtpb is")
     found = _topology(name, "cuda", topology_name="described", target_config=text, topology=f"1x1x{count}")
-    memory = re.search(r"device_memory_size: (\d+)", text)
-    return Target(name, "gpu", found, int(GPU_SHARE * int(memory[1])) if memory else 0)
+    return Target(name, "gpu", found, int(GPU_SHARE * int(memory[1])))
 
 
 def _tpu(name: str, which: str, count: int) -> Target:
-    if which not in _SLICES:
+    if name not in known():
         raise UserError(f"--device: {name} is unknown; use {', '.join(f'tpu:{kind}' for kind in _SLICES)}")
     slices = _SLICES[which]
     if count not in slices:
@@ -92,7 +102,7 @@ def _topology(name: str, platform: str, **how) -> Sequence[jax.Device]:
     try:
         return topologies.get_topology_desc(platform=platform, **how).devices
     except Exception as error:  # the plugin's own errors have no common type
-        remedy = "python -m pip install -e '.[aot]'"
+        remedy = "python -m pip install -e '.[aot]', or mend its description"
         raise UserError(
             f"--device: can't compile for {name} ({in_a_line(error)}); install its plugin: {remedy}"
         ) from error

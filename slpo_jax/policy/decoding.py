@@ -48,7 +48,7 @@ def decode_answers(
 
     Args:
         prefix, cache: what the answers attend to; they are written into `cache` from slot `first_slot` on, of which
-            it has the first of `cache_sizes`, or all.
+            it has the first of `cache_sizes`.
         before_N: int, real positions before the end marker.
         keys_N: the rows' keys (used when answers are sampled or dropout is on everywhere).
         real_N: bool, rows that speak at all; None is all.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.policy import noise
-from slpo_jax.policy.decoding import decode_answers
+from slpo_jax.policy.decoding import cache_sizes, decode_answers
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import repeat_to, think
@@ -61,7 +61,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
         before[:, None] - 1,
         jnp.ones((rows * candidates, 1), bool),
         prefix=shared,
-        cache=policy.reasoner.empty_cache(rows * candidates, 1 + config.answer_slots),
+        cache=policy.reasoner.empty_cache(rows * candidates, 1 + cache_sizes(config.answer_slots)[0]),
         start=0,
         dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )

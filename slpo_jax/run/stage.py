@@ -7,7 +7,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params
-from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -86,7 +86,8 @@ def prompted_batches(experiment: Experiment, config, steps: int, answers: bool =
     return batch
 
 
-def check_batch(experiment: Experiment, stage: str) -> None:
+def check_batch(experiment: Setup, stage: str) -> None:
+    """A stage's batch must have equal parts for all devices and micro-batches."""
     config, devices = getattr(experiment.config, stage), experiment.mesh.size
     if config.batch_size % (devices * config.micro_batches):
         raise UserError(

@@ -114,11 +114,11 @@ def test_traffic_and_the_largest_array_are_those_of_the_program():
 @pytest.mark.parametrize(
     ("device", "count", "fault"),
     [
-        ("vulkan", 4, "--device: 'vulkan' is unknown; give cpu, cuda:NAME or tpu:KIND"),
+        ("vulkan", 4, "--device: 'vulkan' is unknown; give cpu or one of cuda:a100, cuda:a6000"),
         (
             "cuda:b900",
             4,
-            "--device: cuda:b900 has no description b900.txtpb in benchmarks/targets; add it, or use cuda:a",
+            "--device: cuda:b900 has no description in benchmarks/targets; add a b900.txtpb, or use cuda:a",
         ),
         ("tpu:v9", 4, "--device: tpu:v9 is unknown; use tpu:v5e"),
         ("tpu:v5e", 3, "--count: there is no slice of 3 tpu:v5e; give one of 1, 4"),
@@ -136,6 +136,28 @@ def test_devices_that_can_t_be_compiled_for(device, count, fault, monkeypatch):
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", refuses)
     with pytest.raises(UserError, match=re.escape(fault)):
         target(device, count)
+
+
+@pytest.mark.parametrize(("text", "fault"), [(b"", "has no device_memory_size"), (b"\xff\xfe", "can't be read")])
+def test_damaged_descriptions_are_named(text, fault, monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.measure.targets.FOLDER", tmp_path)
+    (tmp_path / "mine.txtpb").write_bytes(text)
+    with pytest.raises(UserError, match=rf"mine\.txtpb: {fault}"):
+        target("cuda:mine", 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "stage", "changes", "fault"),
+    [
+        ("soft_llama1b:slpo", "cold_start", {}, "gate"),
+        ("quickstart", "rl", {"rl.micro_batches": 7}, "config.rl.batch_size: .* is not a multiple of"),
+        ("quickstart", "rl", {"model.n_head": 5}, "config.model.n_embd: .* is not a multiple of model.n_head"),
+        ("README.md", "rl", {}, "--models: README.md is no config"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(model, stage, changes, fault):
+    with pytest.raises(UserError, match=fault):
+        memory.setup_of(memory.Point(model, stage, 1, tuple(changes.items())))
 
 
 PLUGINS = {"tpu:v5e": "libtpu", "cuda:a6000": "jax_cuda12_plugin"}

@@ -67,6 +67,14 @@ def slow(params):
     return SlowReasoner(params["reasoner"])
 
 
+def test_candidates_answers_may_outgrow_their_first_cache(params, prompts):
+    """Of 200 tokens, for which a cache grows twice."""
+    config = dataclasses.replace(ROLLOUT, answer_slots=200)
+    keys = jax.random.split(jax.random.key(0), ROWS)
+    _, tokens = jax.eval_shape(lambda *given: _candidates(*given, config, 2), params, prompts, keys)
+    assert tokens.shape == (ROWS, T - 1, 200)
+
+
 def _clean(config):
     return dataclasses.replace(config, dropout_rate=0.0)
 
