@@ -101,7 +101,7 @@ def test_the_noise_of_a_set_is_its_own(problems):
         return {"tokens": drawn_N[:, None], "latent_steps": jnp.zeros(len(index_N), jnp.int32)}
 
     made = evaluator(64)
-    made._program = lambda *_: program
+    made.program = lambda *_: program
 
     def draws(name, seed=0):
         return made.run({}, problems, "threshold", 0.5, seed=seed, samples=3, name=name).tokens[:, 0].tolist()

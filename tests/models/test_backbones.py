@@ -288,7 +288,7 @@ def test_scanned_layers_change_nothing(config, remat):
     params = random_tree(plain)
     jaxpr = str(jax.make_jaxpr(loss(scanned))(params))
     assert "scan" in jaxpr, "the option must do something"
-    assert ("remat" in jaxpr) == remat
+    assert "remat" in jaxpr  # of all but what is kept by name, or of all
     one, other = (compiled(jax.value_and_grad(loss(reasoner), has_aux=True))(params) for reasoner in (plain, scanned))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), one, other)
 

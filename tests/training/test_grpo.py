@@ -288,7 +288,7 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
 
     def steps(updates, count, host_reward, compares):
         reward = None if host_reward else _toy_reward
-        params = {"w": jnp.float32(0.3)}
+        params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
         how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward, start)
         step, rows = make_rl_step(POLICY, Toy(updates=updates, compares=compares), *how), []
