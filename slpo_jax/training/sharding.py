@@ -47,8 +47,7 @@ class Layout:
     def specs(self, params: Any) -> Any:
         """A `PartitionSpec` for each parameter.
 
-        The longest axis with equal parts is cut; biases, norms' scales, single columns and what has no such axis stay
-        whole.
+        The longest axis with equal parts is cut; biases, norms' scales and what has no such axis stay whole.
         """
         return jax.tree_util.tree_map_with_path(self._spec, params)
 
@@ -56,8 +55,7 @@ class Layout:
         parts = self.mesh.shape[FSDP]
         sizes = [size if size % parts == 0 else 0 for size in param.shape]
         longest = max(sizes, default=0)
-        name = jax.tree_util.keystr(path, simple=True)
-        if parts == 1 or longest in (0, param.size) or name.endswith(("bias", "scale")):
+        if parts == 1 or not longest or jax.tree_util.keystr(path, simple=True).endswith(("bias", "scale")):
             return EVERYWHERE
         return PartitionSpec(*(FSDP if at == sizes.index(longest) else None for at in range(len(sizes))))
 
