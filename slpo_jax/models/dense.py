@@ -50,13 +50,14 @@ def float_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def sums(spec: str, a: jax.Array, b: jax.Array, rounded: bool = False) -> jax.Array:
-    """Products of numbers in low precision, of which only `b` may have to be rounded to it, summed in float32.
+    """Products, of which only `b` may have to be rounded to the precision of `a`, summed in float32.
 
     Args:
         rounded: what comes out is in the precision of `a`.
     """
     out = xla_cpu.asked_for(a.dtype) if rounded else jnp.float32
-    found = jnp.einsum(spec, a, b.astype(a.dtype), precision=jax.lax.Precision.DEFAULT, preferred_element_type=out)
+    precision = jax.lax.Precision.DEFAULT if is_low(a.dtype) else None  # of float32 what the run has set: float32's
+    found = jnp.einsum(spec, a, b.astype(a.dtype), precision=precision, preferred_element_type=out)
     return found.astype(a.dtype) if rounded else found
 
 

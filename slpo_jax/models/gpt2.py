@@ -63,7 +63,7 @@ class Attention(nn.Module):
     def __call__(self, x_BLD, context: Context):
         c = self.config
         # Cut behind the heads' transpose: XLA:GPU (jaxlib 0.10) fuses the gradient of a cut before it into a product
-        # that it then has no tiles for on cards before Hopper.
+        # that it then has no tiles for.
         parts = jnp.split(split_heads(_dense(c, 3 * c.n_embd, "c_attn")(x_BLD), 3 * c.n_head), 3, axis=1)
         out_BLD, kv = context.attend(self.layer, *parts)
         return _dense(c, c.n_embd, "c_proj", residual=True)(out_BLD), kv

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.dense import dense, float_product, head_logits, product
+from slpo_jax.models.dense import dense, float_product, head_logits, product, sums
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3), (0, 3)])
@@ -147,3 +147,11 @@ def test_low_layers_ask_for_sums_in_float32():
     lines = products(jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16))
     assert len(lines) == 3
     assert all(":f32[" in line for line in lines)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(jnp.float32, "HIGHEST"), (jnp.bfloat16, "DEFAULT")])
+def test_float32_is_summed_as_the_run_asks(dtype, expected):
+    """On accelerators a run asks for all of float32; products of fewer bits have nothing to gain by it."""
+    with jax.default_matmul_precision("highest"):
+        jaxpr = str(jax.make_jaxpr(lambda a, b: sums("nd,dv->nv", a, b))(*(jnp.ones((2, 2), dtype),) * 2))
+    assert f"Precision.{expected}" in jaxpr
