@@ -19,13 +19,15 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
+from slpo_jax.policy.watch import watch
 from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.sections import changed
 from slpo_jax.text.batches import pad_prompts, padded_chunks
+from slpo_jax.text.templates import token_texts
 
-NEAREST = 5  # tokens of a latent
 ROWS = 64  # rollouts at a time
+_watch = jax.jit(watch, static_argnums=0)
 # By flag, the key of the config that it sets.
 _KEYS = {
     "max_answer_tokens": "evaluate.max_answer_tokens", "thinker": "thinker.name", "instruction": "prompt.instruction",
@@ -182,8 +184,9 @@ def solve(solver: Solver, question: str) -> Solution:
     """
     setup, prompts = solver.setup, _prompts(solver, question)
     out = _roll_out(solver, prompts, np.zeros(1, np.int32), 0, noisy=False)
-    stop_T, probability_TK, token_TK = _watch(setup.policy, solver.params, prompts, out.actions, out.lengths)
-    texts = _token_texts(setup)
+    seen = _watch(setup.policy, solver.params, prompts, out.actions, out.lengths)
+    stop_T, probability_TK, token_TK = (np.asarray(values)[0] for values in seen)
+    texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     latents = []
     for t in range(int(out.lengths[0])):
         nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
@@ -240,32 +243,3 @@ def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int,
 def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> Trajectories:
     keys_N = noise.row_keys(key, jnp.zeros_like(sample_N), sample_N)
     return sample(policy, params, prompts, keys_N, rule_N)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_1):
-    """What can be seen of a deterministic thought.
-
-    The hidden states that made the latents come out of one pass over prompt and latents: h_t is the transition of the
-    state one position before it.
-
-    Returns:
-        rho_t [T], and the probabilities and ids [T, K] of the most probable tokens; rows from tau on mean nothing.
-    """
-    reasoner, latents_1TD = policy.reasoner, policy.thinker.feed(params, actions)
-    steps = latents_1TD.shape[1]
-    inputs_1LD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_1TD], axis=1)
-    valid_1L = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_1[:, None]], axis=1)
-    hidden_1LD, _ = reasoner.forward(params, inputs_1LD, jnp.cumsum(valid_1L, axis=1) - 1, valid_1L)
-    logits_TV = reasoner.logits(params, hidden_1LD[:, -steps - 1 : -1])[0]
-    probability_TK, token_TK = jax.lax.top_k(jax.nn.softmax(logits_TV), NEAREST)
-    return jax.nn.sigmoid(policy.thinker.stop_logits(params, actions)[0]), probability_TK, token_TK
-
-
-def _token_texts(setup: Setup) -> list[str]:
-    """Each id's text; a special token's is its name, a padded row's is empty."""
-    tokenizer, rows = setup.template.tokenizer, setup.reasoner.config.vocab_size
-    pieces = setup.template.token_bytes
-    names = {index: name for name, index in tokenizer.get_vocab().items()}
-    texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in enumerate(pieces)]
-    return texts + [""] * (rows - len(texts))

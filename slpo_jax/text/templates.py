@@ -156,6 +156,18 @@ def marked_template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens
     )
 
 
+def token_texts(template: Template, rows: int) -> list[str]:
+    """The text of each of the model's token ids; a special token's is its name, a padded row's is empty.
+
+    Args:
+        rows: of the model's vocabulary.
+    """
+    names = {index: name for name, index in template.tokenizer.get_vocab().items()}
+    pieces = enumerate(template.token_bytes)
+    texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in pieces]
+    return texts + [""] * (rows - len(texts))
+
+
 def _is_unicode(text: str) -> bool:
     """Whether it has no half of a surrogate pair, as which Python keeps bytes that are no UTF-8."""
     try:
