@@ -8,6 +8,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.prompt              text/chat.py              PromptConfig
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
+    config.data.fields         text/record_fields.py     FieldsConfig
     config.data.synthetic      text/synthetic.py         SyntheticConfig
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]

@@ -53,7 +53,7 @@ def load_set(config: Config, key: str, source: str) -> tuple[Problem, ...]:
 
     def load(key, source):
         try:
-            return load_problems(source, config.data.synthetic, _ROLES.get(key, "test"), kind)
+            return load_problems(source, config.data.synthetic, _ROLES.get(key, "test"), kind, config.data.fields)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 

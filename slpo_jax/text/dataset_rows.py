@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
-from slpo_jax.text.file_rows import arrow_records, json_records
+from slpo_jax.text.file_rows import Rows, arrow_records, csv_rows, json_rows
 
 # The records of each split.
 _Splits = Mapping[str, Callable[[], Iterator[Any]]]
@@ -90,17 +90,23 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
 
 
 def _loaded(place: str, config: str | None) -> _Splits:
-    """What `datasets` finds there. JSON we read, as it rounds the numbers in there to 64 bits."""
+    """What `datasets` finds there. JSON and CSV we read, as it rounds the numbers in there to 64 bits."""
     import datasets
+    from datasets.packaged_modules.csv.csv import Csv, CsvConfig
     from datasets.packaged_modules.json.json import Json
 
-    builder = datasets.load_dataset_builder(place, config)
+    builder, reader = datasets.load_dataset_builder(place, config), None
     if isinstance(builder, Json) and builder.config.field is None:
+        reader = json_rows
+    if isinstance(builder, Csv) and builder.config.header == "infer" and not builder.config.names:
+        sep = builder.config.sep
+        reader = functools.partial(csv_rows, delimiter="" if sep == CsvConfig.sep else sep)
+    if reader is not None:
         downloads = datasets.DownloadConfig(cache_dir=str(Path(datasets.config.HF_DATASETS_CACHE) / "downloads"))
         manager = datasets.DownloadManager(builder.dataset_name, download_config=downloads)
         files = manager.download_and_extract(builder.config.data_files)
         lists = {str(split): list(manager.iter_files(paths)) for split, paths in files.items()}
-        return {split: functools.partial(_from_json, paths) for split, paths in lists.items()}
+        return {split: functools.partial(_from_files, reader, paths) for split, paths in lists.items()}
     builder.download_and_prepare()
     return _prepared(builder.as_dataset())
 
@@ -114,9 +120,9 @@ def _from_arrow(dataset: Any) -> Iterator[Any]:
         yield from arrow_records(table)
 
 
-def _from_json(paths: Sequence[str]) -> Iterator[Any]:
+def _from_files(reader: Callable[[Path], Rows], paths: Sequence[str]) -> Iterator[Any]:
     for path in paths:
-        for _, record in json_records(Path(path)):
+        for _, record in reader(Path(path)):
             yield record
 
 

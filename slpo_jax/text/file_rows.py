@@ -1,8 +1,11 @@
 """Row readers: each turns one kind of file into (where, record) pairs, `where` being file and line for messages.
 
-Numbers keep the text that was written: in JSON as it stands, in columns of integers and decimals all digits.
+Numbers keep the text that was written: in JSON and CSV as it stands, which `datasets` rounds to 64 bits, and in columns
+of integers and decimals all digits.
 """
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -79,6 +82,32 @@ def _read_icot(path: Path) -> Rows:
         yield where, {"question": question, "cot": steps, "answer": answer.strip()}
 
 
+def csv_rows(path: Path, delimiter: str = "") -> Rows:
+    """As the readers, whatever the file's name.
+
+    Args:
+        delimiter: between columns; "" is a comma, or a semicolon where the header has no comma.
+    """
+    text = _read_text(path)
+    header = text.partition("\n")[0]
+    delimiter = delimiter or (";" if "," not in header and ";" in header else ",")
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for record in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in record or None in record.values():
+                raise UserError(
+                    f"{where}: other columns than the header's ({header[:80].strip()}); quote texts with {delimiter!r}"
+                )
+            yield where, record
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.reader.line_num}: malformed CSV ({error}); mend or remove it") from None
+
+
+def _read_tsv(path: Path) -> Rows:
+    return csv_rows(path, "\t")
+
+
 def _read_parquet(path: Path) -> Rows:
     import pyarrow  # takes a while, and most files are texts
     from pyarrow import parquet
@@ -98,12 +127,14 @@ def _read_parquet(path: Path) -> Rows:
 FILE_READERS: dict[str, Callable[[Path], Rows]] = {
     ".json": _read_json,
     ".jsonl": _read_jsonl,
+    ".csv": csv_rows,
+    ".tsv": _read_tsv,
     ".txt": _read_icot,
     ".parquet": _read_parquet,
 }
 
 
-def json_records(path: Path) -> Rows:
+def json_rows(path: Path) -> Rows:
     """As the readers, of a file that is a list or lines, whatever its name."""
     return _read_json(path) if _read_text(path).lstrip().startswith("[") else _read_jsonl(path)
 

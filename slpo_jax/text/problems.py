@@ -19,7 +19,8 @@ from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.record_fields import RawProblem, read_record, written_steps
+from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
+from slpo_jax.text.solutions import measured_number, written_steps
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 Answers = Literal["numbers", "latex", "texts"]
@@ -38,12 +39,14 @@ class DataConfig:
         train: problems to train on, without those of `valid`.
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
+        fields: the names of fields that can't be told.
         synthetic: how the generated sets are made.
     """
 
     train: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
+    fields: FieldsConfig = FieldsConfig()
     synthetic: SyntheticConfig = SyntheticConfig()
 
     def __post_init__(self) -> None:
@@ -76,27 +79,33 @@ class Problems(tuple[Problem, ...]):
 
     Attributes:
         left_out: how many more it has, whose answers can't be compared.
+        measured: answers with a unit or a currency, as written, of which the number is taken.
     """
 
     left_out: int = 0
+    measured: tuple[str, ...] = ()
 
 
 def load_problems(
-    source: str, synthetic: SyntheticConfig | None = None, role: Role = "train", answers: Answers = "numbers"
+    source: str,
+    synthetic: SyntheticConfig | None = None,
+    role: Role = "train",
+    answers: Answers = "numbers",
+    fields: FieldsConfig = FOUND,
 ) -> tuple[Problem, ...]:
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
     Numbers are taken as they are written; where a column's type may not have kept that, a warning names it.
 
-    Problems whose answer is no number can't be verified. In a file they are mistakes; in data sets, and in layouts that
-    don't promise numbers, they are left out, with a warning that counts them. So are, of LaTeX and texts, those that
-    can't be compared.
+    Of a number with a unit or a currency the number is taken. Problems whose answer is no number can't be verified. In
+    a file they are mistakes; in data sets, and in layouts that don't promise numbers, they are left out, with a warning
+    that counts them. So are, of LaTeX and texts, those that can't be compared.
 
     Args:
         source: one of
-            - a file: .json (a list of records, or a record a line), .jsonl (a record a line), .parquet, or .txt
-              ("question||steps #### answer" a line);
+            - a file: .json (a list of records, or a record a line), .jsonl (a record a line), .csv, .tsv, .parquet, or
+              .txt ("question||steps #### answer" a line);
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
             - "synthetic:NAME" for a generated set.
@@ -111,6 +120,7 @@ def load_problems(
             both of its.
         answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
             (`answers.are_right`, style "boxed"), or as any "texts".
+        fields: names of fields that a record of the role "train" has to have; others may.
     Returns:
         the problems in the order of the source.
     Raises:
@@ -123,19 +133,19 @@ def load_problems(
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
-        return _problems(source, reader(path), True, answers)
+        return _problems(source, _raw_problems(reader(path), fields, role == "train"), True, answers)
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or "
             f"{SYNTHETIC_PREFIX}NAME"
         )
-    return _problems(source, dataset_rows(source, role), False, answers)
+    return _problems(source, _raw_problems(dataset_rows(source, role), fields, role == "train"), False, answers)
 
 
-def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, answers: Answers) -> Problems:
-    raw = list(_raw_problems(rows))
-    _name_rounded(source, [found.answer for _, found in raw])
+def _problems(source: str, found: Iterator[tuple[str, RawProblem]], all_numeric: bool, answers: Answers) -> Problems:
+    raw = list(found)
+    _name_rounded(source, [each.answer for _, each in raw])
     problems, left_out = _with_numbers(raw, all_numeric) if answers == "numbers" else _as_written(raw, answers)
     if left_out:
         total = len(problems) + len(left_out)
@@ -145,19 +155,29 @@ def _problems(source: str, rows: Iterator[tuple[str, Any]], all_numeric: bool, a
         logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
     if not problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
-    found = Problems(problems)
-    found.left_out = len(left_out)
-    return found
+    read = Problems(problems)
+    read.left_out = len(left_out)
+    if answers == "numbers":
+        texts = (each.answer for _, each in raw if each.answer and canonical_number(each.answer) is None)
+        read.measured = tuple(text for text in texts if measured_number(text) is not None)
+    return read
 
 
-def _raw_problems(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, RawProblem]]:
+def _raw_problems(
+    rows: Iterator[tuple[str, Any]], fields: FieldsConfig, strict: bool
+) -> Iterator[tuple[str, RawProblem]]:
+    first, without_steps = None, strict and bool(fields.steps)
     for where, record in rows:
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
-        raw = read_record(where, record)
+        first = first or (where, record)
+        without_steps = without_steps and fields.steps not in record
+        raw = read_record(where, record, fields, strict)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         yield where, raw
+    if first and without_steps:
+        raise unknown_field(*first, "steps", fields.steps)
 
 
 def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
@@ -177,7 +197,7 @@ def _as_written(found: Sequence[tuple[str, RawProblem]], kind: Answers) -> tuple
     good = are_readable(answers) if kind == "latex" else map(bool, answers)
     problems: list[Problem] = []
     left_out: list[str] = []
-    for (where, raw), steps, answer, is_good in zip(found, written_steps(found), answers, good, strict=True):
+    for (where, raw), steps, answer, is_good in zip(found, _steps(found), answers, good, strict=True):
         if is_good:
             problems.append(Problem(raw.question, steps, answer))
         else:
@@ -201,16 +221,22 @@ def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) ->
     """
     problems: list[Problem] = []
     left_out: list[str] = []
-    for (where, raw), steps in zip(found, written_steps(found), strict=True):
-        answer = canonical_number(raw.answer or "")
+    for (where, raw), steps in zip(found, _steps(found), strict=True):
+        answer = canonical_number(raw.answer or "") or measured_number(raw.answer or "")
         if answer is not None:
             problems.append(Problem(raw.question, steps, answer))
             continue
         reason = _bad_answer(where, raw.answer, "number")
         if all_numeric and raw.numeric:
-            raise UserError(f"{reason}; write digits, e.g. 72 or -1,450.5")
+            raise UserError(
+                f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=text"
+            )
         left_out.append(reason)
     return problems, left_out
+
+
+def _steps(found: Sequence[tuple[str, RawProblem]]) -> list[tuple[str, ...]]:
+    return written_steps([(where, raw.steps, raw.solution) for where, raw in found])
 
 
 def _bad_answer(where: str, answer: str | None, wanted: str) -> str:

@@ -1,18 +1,20 @@
 """Layouts: what the fields of a record mean, in the forms that math data sets are published in."""
 
+import ast
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import canonical_number, last_boxed
+from slpo_jax.rewards.answers import canonical_number
+from slpo_jax.text.choices import choices_of
+from slpo_jax.text.solutions import marked, measured_number
 
-_ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
-# MetaMathQA's last line.
-_ANSWER_IS = re.compile(r"(.*)\bthe answer is:?\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE)
 # What DAPO's prompts have around the question.
 _DAPO_PROMPT = re.compile(
     r"Solve the following math problem step by step\. The last line of your response should be of the form "
@@ -24,13 +26,36 @@ _DAPO_PROMPT = re.compile(
 Record = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class FieldsConfig:
+    """The section `config.data.fields`: the names of a record's fields, where docs/data.md's table hasn't them.
+
+    Sets other than the training data that lack such a field are read by the table.
+
+    Attributes:
+        question: the field with the question; "" is: find it.
+        answer: with the answer, or a worked solution.
+        steps: with the steps: a list, or one text.
+    """
+
+    question: str = ""
+    answer: str = ""
+    steps: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+FOUND = FieldsConfig()
+
+
 class RawProblem(NamedTuple):
     """A record's problem, its answer as written.
 
     Attributes:
-        question: the text as it stands.
+        question: the text as it stands, with its choices below it.
         steps: one text a reasoning step, where the record lists them.
-        answer: what should be a number, or LaTeX; None where there is none.
+        answer: what should be a number, LaTeX or a text; None where there is none.
         numeric: whether the layout promises numbers, so that another answer is a mistake in the record.
         solution: a text with the steps, where they aren't listed; "" for none. See `written_steps`.
     """
@@ -57,7 +82,7 @@ class _Layout(NamedTuple):
     worked: bool = False
 
 
-# The first that fits is taken; also the order in which an error lists them.
+# The first that fits is taken; then any of these questions with any of these answers.
 _LAYOUTS = (
     _Layout("question", "answer"),
     _Layout("question", "final_ans"),
@@ -79,77 +104,90 @@ _LAYOUTS = (
     _Layout("prompt", "reward_model", numeric=False),
     _Layout("prompt", "completion", numeric=False, worked=True),
     _Layout("messages", "messages", numeric=False, worked=True),
+    _Layout("conversations", "conversations", numeric=False, worked=True),
 )
+_QUESTIONS = tuple(dict.fromkeys([*(each.question for each in _LAYOUTS), "question_stem"]))
+_ANSWERS = tuple(dict.fromkeys([*(each.answer for each in _LAYOUTS), "answerKey", "correct", "label", "ground_truth"]))
+_WORKED = tuple(dict.fromkeys(each.answer for each in _LAYOUTS if each.worked))
+
 # Fields that are a part of the question, before or after the one that is named so.
 _STORY = ("context", "Context", "passage", "body", "Body")
 _BEFORE = {"question": _STORY, "Question": _STORY}
 _AFTER = {"instruction": ("input",)}
-_CHATS = ("prompt", "completion", "messages")
+_CHATS = ("prompt", "completion", "messages", "conversations")
+_ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
+# Where steps are looked for; in the first three nothing else may be.
+_STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought", "thoughts")
+_EMPTY: tuple[Any, ...] = (None, "", [])
 
 
-def read_record(where: str, record: Record) -> RawProblem:
+def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict: bool = True) -> RawProblem:
     """Read a record in the first of the layouts both of whose fields it has, and has something in.
 
     Args:
         where: file and line, or data set, split and row, for messages.
         record: fields by name. Numbers are texts (`file_rows.Rounded` for those of 64 bits and less), ints or Decimals.
+        fields: names that are given.
+        strict: whether a record has to have them; otherwise one that doesn't is read without.
     Returns:
         the problem.
     Raises:
         UserError: a field is missing or has the wrong type.
     """
-    full = (each for each in _LAYOUTS if record.get(each.question) is not None and record.get(each.answer) is not None)
-    layout = next(full, None) or next(
-        (each for each in _LAYOUTS if {each.question, each.answer} <= record.keys()), None
-    )
+    for key in ("question", "answer"):
+        name = getattr(fields, key)
+        if name and name not in record:
+            if not strict and _layout(record, FOUND):
+                return read_record(where, record)
+            raise unknown_field(where, record, key, name)
+    layout = _layout(record, fields)
     if layout is None:
-        nearest = max(_LAYOUTS, key=lambda each: (each.question in record) + (each.answer in record))
-        missing = nearest.answer if nearest.question in record else nearest.question
-        groups = itertools.groupby(_LAYOUTS, key=lambda each: each.question)
-        known = "; ".join(f"{name} + {'/'.join(each.answer for each in group)}" for name, group in groups)
-        raise UserError(f"{where}: field '{missing}' is missing; the known layouts are {known}")
-    for field in ("choices", "options"):
-        if record.get(field):
-            raise UserError(
-                f"{where}: field '{field}': can't verify a choice; give the answer itself, without the field"
-            )
+        missing = "answer" if fields.question or any(name in record for name in _QUESTIONS) else "question"
+        raise UserError(
+            f"{where}: field '{missing}' is missing, only {_names(record)} are there; name the one that holds it with "
+            f"config.data.fields.{missing}"
+        )
     solution, answer = _answer(where, record, layout)
-    texts = [_text(where, record, field) for field in ("cot", "rationale") if record.get(field) is not None]
-    if layout.answer != "solution" and isinstance(record.get("solution"), str):
-        texts.append(record["solution"])
-    written = next((_marked(text)[0] for text in texts if text.strip() and not canonical_number(text)), solution)
-    question, steps = _question(where, record, layout.question), _listed_steps(where, record)
-    return RawProblem(question, steps, answer, layout.numeric, written)
+    question, choices = _question(where, record, layout.question), choices_of(where, record)
+    if choices:
+        question = choices.below(question)
+        answer = None if answer is None else choices.answer(where, answer)
+    steps, text = _steps(where, record, fields.steps)
+    if not text and not steps and layout.answer != "solution" and isinstance(record.get("solution"), str):
+        text = _without_mark(record["solution"])
+    return RawProblem(question, steps, answer, layout.numeric, text or solution)
 
 
-def written_steps(found: Sequence[tuple[str, RawProblem]]) -> list[tuple[str, ...]]:
-    """The steps of a set's problems, all found in one way.
-
-    Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
-    Otherwise a line is a step; of a solution that is one line, a sentence.
-
-    Args:
-        found: where each problem is, and the problem.
-    Returns:
-        the steps of each.
-    Raises:
-        UserError: an annotation isn't closed.
-    """
-    texts = [raw.solution for _, raw in found if raw.solution.strip()]
-    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
-    read = _annotations if annotated else _lines
-    return [raw.steps or read(where, raw.solution) for where, raw in found]
+def _layout(record: Record, fields: FieldsConfig) -> _Layout | None:
+    """The fields of the question and the answer, None where one isn't known."""
+    layouts = _layouts(fields)
+    full = (each for each in layouts if record.get(each.question) is not None and record.get(each.answer) is not None)
+    return next(full, None) or next((each for each in layouts if {each.question, each.answer} <= record.keys()), None)
 
 
-def _annotations(where: str, text: str) -> tuple[str, ...]:
-    if "<<" in _ANNOTATION.sub("", text):
-        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
-    return tuple(_ANNOTATION.findall(text))
+@functools.cache
+def _layouts(fields: FieldsConfig) -> tuple[_Layout, ...]:
+    """Those of the table that have the fields that are named, then any others that do."""
+    known = [each for each in _LAYOUTS if fields.question in ("", each.question) and fields.answer in ("", each.answer)]
+    questions = [fields.question] if fields.question else _QUESTIONS
+    answers = [fields.answer] if fields.answer else _ANSWERS
+    others = [
+        _Layout(question, answer, numeric=answer not in _WORKED, worked=not fields.answer and answer in _WORKED)
+        for question, answer in itertools.product(questions, answers)
+    ]
+    return (*known, *others)
 
 
-def _lines(_: str, text: str) -> tuple[str, ...]:
-    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
-    return tuple(_SENTENCE_END.split(lines[0]) if len(lines) == 1 else lines)
+def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
+    """The error of a field that `config.data.fields` names and a record hasn't."""
+    return UserError(
+        f"{where}: has no field {name!r} (config.data.fields.{key}), only {_names(record)}; give one of these"
+    )
+
+
+def _names(record: Record) -> str:
+    names = ", ".join(map(str, record))
+    return names if len(names) <= 120 else f"{names[:117]}..."
 
 
 def _question(where: str, record: Record, field: str) -> str:
@@ -174,55 +212,68 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
         field, value = "reward_model.ground_truth", value["ground_truth"]
     if value is None:
         return "", None
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+    if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
         return "", str(value)
-    solution, answer = _marked(_said(where, {field: value}, field, "assistant"))
+    solution, answer = marked(_said(where, {field: value}, field, "assistant"))
     if answer is None:
-        return "", solution if not layout.worked or canonical_number(solution) else None
+        is_answer = not layout.worked or canonical_number(solution) or measured_number(solution)
+        return "", solution if is_answer else None
     return solution, answer
 
 
-def _marked(text: str) -> tuple[str, str | None]:
-    r"""A solution, without the mark behind which its answer stands if it can be cut, and the answer, None without one.
+def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str]:
+    """The steps that are listed, and else a text that has them. A column that arrow filled with nulls is as none."""
+    for field in [named] if named else _STEPS:
+        value = record.get(field)
+        if isinstance(value, str) and re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL):
+            value = _list(value)  # as a table of texts has it
+        if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
+            return tuple(value), ""
+        if isinstance(value, str) and (text := _without_mark(value)):
+            return (), text
+        if value not in _EMPTY and not isinstance(value, str) and field in (named, *_STEPS[:3]):
+            raise UserError(
+                f"{where}: field '{field}' is neither texts nor a text; write [\"<<1+2=3>>\", ...] or leave it out"
+            )
+    return (), ""
 
-    The mark is the last "####", or else the last \boxed{}, or else "the answer is" of the last line. MetaMathQA has a
-    line of that kind behind the first mark or the second.
-    """
-    before, hashes, after = text.rpartition("####")
-    said = _ANSWER_IS.fullmatch(text) if "answer is" in text.lower() else None  # which takes its time
-    boxed = last_boxed(text)
-    if hashes:
-        return before, said[2] if said and "####" not in said[2] else after.strip()
-    # Less than a sentence can't be cut out.
-    solution = said[1] if said and re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL) else text
-    return solution, boxed or (said[2] if said else None)
+
+def _list(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
-def _listed_steps(where: str, record: Record) -> tuple[str, ...]:
-    """From `steps`, a list of texts. A column that arrow filled with nulls is as none."""
-    steps = record.get("steps")
-    if steps is None:
-        return ()
-    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise UserError(f"{where}: field 'steps' is no list of texts; write [\"<<1+2=3>>\", ...] or leave it out")
-    return tuple(steps)
+def _without_mark(text: str) -> str:
+    """A solution without its answer's mark; "" for what is none, but a number."""
+    return marked(text)[0] if text.strip() and not canonical_number(text) else ""
 
 
 def _said(where: str, record: Record, field: str, role: str) -> str:
     """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken."""
     value = record[field]
-    if field not in _CHATS or not isinstance(value, list):
+    if not isinstance(value, list) or not (field in _CHATS or any(isinstance(said, Mapping) for said in value)):
         return _text(where, record, field)
-    if not all(isinstance(said, Mapping) and isinstance(said.get("content"), str) for said in value):
+    said = [_message(said) for said in value]
+    if not all(isinstance(text, str) for _, text in said):
         raise UserError(
             f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}] or a text'
         )
-    texts = [said["content"] for said in value if said.get("role", role) == role]
+    texts = [text for by, text in said if by in (role, None)]
     if len(texts) != 1:
         raise UserError(
             f"{where}: field '{field}' has {len(texts)} messages of the role {role}, not one; give one problem a record"
         )
     return texts[0]
+
+
+def _message(said: Any) -> tuple[str | None, Any]:
+    """Who says what, in one of the two usual forms; None for what isn't said."""
+    if not isinstance(said, Mapping):
+        return None, None
+    by = said.get("role", said.get("from"))
+    return _ROLES.get(by, by), said.get("content", said.get("value"))
 
 
 def _text(where: str, record: Record, field: str) -> str:

@@ -1,0 +1,80 @@
+"""What the texts of records say: the answer of a worked solution, its steps, and the number in `15 books`."""
+
+import re
+from collections.abc import Sequence
+
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import canonical_number, last_boxed
+
+_ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
+# The last line of MetaMathQA, and of many chats.
+_ANSWER_IS = re.compile(
+    r"(.*)\b(?:the (?:final )?answer is:?|(?:final )?answer:)\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE
+)
+# Beside a number that is the answer. Of one letter that touches it, nobody knows whether it is a unit ("2x", "5k").
+_CURRENCY = r"(?:\\?\$|[€£¥₹]|US\$|USD |EUR |Rs\.? ?)"
+_UNIT = r"(?: ?(?:%|°[CF]?)| [^\W\d_]{1,20}| ?[^\W\d_]{2,20}(?:[/ ][^\W\d_]{1,20}){0,3}| ?[€£¥])"
+_MEASURED = re.compile(rf"(-?) ?({_CURRENCY})? ?(-?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+)({_UNIT})?\.?")
+# Words behind which the number is another one, or isn't known.
+_NO_UNIT = re.compile(
+    r"\b(hundred|thousand|[mb]illion|trillion|dozen|half|halves|quarters?|thirds?|st|nd|rd|th|k|or|and|to|than|point|"
+    r"mod|plus|minus|times|over|pi|sqrt)s?\b",
+    re.IGNORECASE,
+)
+
+
+def measured_number(text: str) -> str | None:
+    """The canonical decimal of a number with its unit or currency: 15 of "15 books" and of "$15.00"; else None."""
+    match = _MEASURED.fullmatch(" ".join(text.split()))
+    if match is None or (match[4] and _NO_UNIT.search(match[4])):
+        return None
+    return canonical_number(match[1] + match[3])
+
+
+def marked(text: str) -> tuple[str, str | None]:
+    r"""A solution, without the mark behind which its answer stands if it can be cut, and the answer, None without one.
+
+    The mark is the last "####", or else the last \boxed{}, or else "the answer is" or "answer:" of the last line.
+    MetaMathQA has a line of that kind behind the first mark or the second.
+    """
+    before, hashes, after = text.rpartition("####")
+    said = _ANSWER_IS.fullmatch(text) if "answer" in text.lower() else None  # which takes its time
+    boxed = last_boxed(text)
+    if hashes:
+        return before, said[2] if said and "####" not in said[2] else after.strip()
+    # Less than a sentence can't be cut out.
+    solution = said[1] if said and re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL) else text
+    return solution, boxed or (said[2] if said else None)
+
+
+def written_steps(found: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:
+    """The steps of a set's problems, all found in one way.
+
+    Where at least half of the solutions have annotations, as GSM8K's, those are the steps, and nothing between them is.
+    Otherwise a line is a step; of a solution that is one line, a sentence, or what semicolons part.
+
+    Args:
+        found: where each problem is, its steps where they are listed, and else its solution.
+    Returns:
+        the steps of each.
+    Raises:
+        UserError: an annotation isn't closed.
+    """
+    texts = [solution for _, _, solution in found if solution.strip()]
+    annotated = 2 * sum("<<" in text for text in texts) >= len(texts)
+    read = _annotations if annotated else _lines
+    return [listed or read(where, solution) for where, listed, solution in found]
+
+
+def _annotations(where: str, text: str) -> tuple[str, ...]:
+    if "<<" in _ANNOTATION.sub("", text):
+        raise UserError(f"{where}: a step opens with << and is not closed; write <<1+2=3>>")
+    return tuple(_ANNOTATION.findall(text))
+
+
+def _lines(_: str, text: str) -> tuple[str, ...]:
+    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    if len(lines) == 1:
+        lines = _SENTENCE_END.split(lines[0])
+    return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)
