@@ -16,6 +16,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.sections import changed
 from slpo_jax.stages import CONTROL, SECTIONS, UNFINISHED
+from slpo_jax.training.trackers import check_trackers
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
 _TAKEN = {*SECTIONS, CONTROL, UNFINISHED, "reasoner", "imitate_fixed_tmax",
@@ -40,6 +41,7 @@ def check(node: ConfigDict) -> Config:
         settings.stages == tuple(stage for stage in SECTIONS if stage in settings.stages),
         f"stages: {settings.stages} is not valid; give each at most once, in the order {', '.join(SECTIONS)}",
     )
+    check_trackers(settings.trackers)
     _check_model(settings, need)
     _check_objectives(settings, need)
     need(

@@ -80,6 +80,7 @@ class Config:
         objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered.
         evaluate: the stage evaluate, and validation in the others.
+        trackers: where these rows go as well, see docs/train.md.
         log_every: steps between rows of metrics.jsonl, which are means over them.
         checkpoint_every: steps between checkpoints.
         max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
@@ -112,6 +113,7 @@ class Config:
     objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
     reward: str = CORRECT
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
+    trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
     log_every: int = setting(10, least=1, affects="nothing")
     checkpoint_every: int = setting(500, least=1, affects="nothing")
     max_skipped_steps: int = setting(10, least=1, affects="nothing")

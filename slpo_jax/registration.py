@@ -84,6 +84,19 @@ def register_scorer(name: str, scorer: Callable[..., Any]) -> None:
     _put_function(SCORERS, "scorer", name, scorer)
 
 
+def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
+    """Have `config.trackers` take a tracker under this name.
+
+    Args:
+        start: (workdir, config as nested dicts) -> a `slpo_jax.training.trackers.Tracker`.
+    Raises:
+        UserError: the name can't be used, or it is no function.
+    """
+    from slpo_jax.training.trackers import TRACKERS
+
+    _put_function(TRACKERS, "tracker", name, start)
+
+
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
         extends = "" if base is object else f" that extends {base.__name__}"

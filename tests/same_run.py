@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-_CLOCK = "steps_per_second"
+from slpo_jax.training.metrics import CLOCK
 
 
 def rows_of(workdir: Path, timing: bool = False) -> list[dict[str, Any]]:
     """metrics.jsonl, without what depends on the clock."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return rows if timing else [{name: value for name, value in row.items() if name != _CLOCK} for row in rows]
+    return rows if timing else [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
 
 
 def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from slpo_jax import checks
 from slpo_jax.config import default_config
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import KINDS
 from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.scorers import SCORERS
@@ -33,13 +34,15 @@ from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import presets
 from slpo_jax.training import rl
+from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES, ImitateSettings
+from slpo_jax.training.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
-OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "report.md", "runs"}  # in a workdir
+OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")
@@ -200,7 +203,7 @@ def test_figures_are_defined(tmp_path):
     assert not names - {name.removesuffix("_r") for name in defined()}
 
 
-REGISTRIES = (OBJECTIVES, THINKERS, RECIPES, SCORERS, REWARDS)
+REGISTRIES = (OBJECTIVES, THINKERS, RECIPES, SCORERS, REWARDS, TRACKERS)
 
 
 @pytest.fixture
@@ -321,6 +324,15 @@ def test_examples_of_a_scorer_and_a_reward(example):
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
     np.testing.assert_allclose(SCORERS["sure_stop"](policy, None, None, trajectories), expected, rtol=1e-5)
     assert [REWARDS["mentioned"]("q", "8", text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
+
+
+def test_example_of_a_tracker(example, tmp_path):
+    example("lines")
+    log = MetricsLog(Workdir(tmp_path))
+    log.start(["lines"], {})
+    log.write("slpo", 20, {"reward": 0.5, "loss": 1.0})
+    log.close()
+    assert (tmp_path / "rewards.txt").read_text() == "slpo/reward 20 0.5\n"
 
 
 def test_example_of_a_kind(example):

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = {"torch"}  # where a pickled checkpoint is to be read
+OPTIONAL = {"torch", "wandb", "trackio", "mlflow"}  # where a pickled checkpoint is to be read, and trackers
 
 
 def _declared() -> dict[str, Requirement]:

@@ -1,7 +1,7 @@
 """Where everything of a run lies on the disk; no other file spells these names.
 
 WORKDIR/
-  config.json  metrics.jsonl  tensorboard/  thresholds.json  report.json  report.md  figures/  .lock
+  config.json  metrics.jsonl  tensorboard/  trackers.json  thresholds.json  report.json  report.md  figures/  .lock
   failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
@@ -146,6 +146,11 @@ class Workdir:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's events."""
         return self.root / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """What the trackers call this workdir's run, by tracker."""
+        return self.root / "trackers.json"
 
     def failed_batch(self, stage: str, step: int) -> Path:
         """The batch of the step at which a run gave up on a stage."""

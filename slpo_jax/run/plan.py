@@ -44,7 +44,10 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)
-            write_text(experiment.workdir.config, json.dumps(values(experiment.config), indent=1) + "\n")
+            resolved = values(experiment.config)
+            write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
+            if wanted(config, experiment.workdir.finished_stages()):
+                experiment.log.start(config.trackers, resolved)
             for stage in wanted(experiment.config):
                 run_stage(experiment, stage)
             if EVALUATE in config.stages:

@@ -178,7 +178,6 @@ class StageRun:
     def _let_go(self) -> None:
         self.checkpoints.close()
         self._progress.close()
-        self.log.flush()  # a Ctrl-C while something is compiled ends the process without
         interrupts.guard(None)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -1,42 +1,48 @@
 """Logged metrics: where they are written, and their means between two rows."""
 
-import functools
 import json
 import math
-import time
+from collections.abc import Collection
 from typing import Any
 
 from absl import logging
 
-from slpo_jax.errors import UserError
+from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.training.trackers import TRACKERS, Tracker
 
-_FLUSH_SECONDS = 120.0
+CLOCK = ("steps_per_second",)
+"""What differs between two runs that are the same."""
 
 
 class MetricsLog:
-    """`metrics.jsonl` and TensorBoard events of a workdir.
+    """`metrics.jsonl` of a workdir, and the run's trackers.
 
     Args:
-        workdir: where they go.
+        workdir: where it goes.
     """
 
     def __init__(self, workdir: Workdir):
-        self.workdir, self.path, self._flush_at = workdir, workdir.metrics, 0.0
+        self.workdir, self.path = workdir, workdir.metrics
+        self._trackers: dict[str, Tracker] = {}
+        self._known: set[str] = set()  # rows that were taken back, which the trackers have
 
-    @functools.cached_property
-    def _events(self) -> Any:
-        """The file of events, made for the first row: its package takes seconds to import.
+    def start(self, names: Collection[str], config: dict[str, Any]) -> None:
+        """Start the trackers of these names, of several processes in the first.
 
-        Written to by the thread that logs. tensorboardX's own thread dies of a full disk without a word to the others,
-        which then wait for it.
+        Args:
+            config: the run's.
+        Raises:
+            UserError: one can't be started.
         """
-        from tensorboardX.event_file_writer import EventsWriter
-
-        self.workdir.tensorboard.mkdir(parents=True, exist_ok=True)
-        return EventsWriter(str(self.workdir.tensorboard / "events"))
+        for name in names if hosts.is_first() else ():
+            try:
+                self._trackers[name] = TRACKERS[name](self.workdir.root, config)
+            except Exception as error:  # of a library, or the user's code, either of which can raise anything
+                reason = in_a_line(error)
+                raise UserError(f"config.trackers: {name}: {reason}; mend that, or leave the tracker out") from error
 
     def rewind(self, stage: str, step: int, scalar: str = "step") -> None:
         """Forget a stage's rows after `step`, those with a certain scalar: they are about to be written again.
@@ -44,9 +50,15 @@ class MetricsLog:
         Raises:
             UserError: the file holds something else than rows.
         """
-        if self.path.exists():
-            kept = [row for row in self._rows() if row["stage"] != stage or row["step"] <= step or scalar not in row]
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        if not self.path.exists():
+            return
+        kept = []
+        for row in self._rows():
+            if row["stage"] != stage or row["step"] <= step or scalar not in row:
+                kept.append(row)
+            else:
+                self._known.add(_timeless(row))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _rows(self) -> list[dict[str, Any]]:
         """All rows; a last line that an interruption tore is none."""
@@ -61,32 +73,41 @@ class MetricsLog:
         """One row, of several processes the first's."""
         if not hosts.is_first():
             return
+        row = {"step": step, "stage": stage, **scalars}
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps({"step": step, "stage": stage, **scalars}) + "\n")
+                file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
-        self._add_event(step, {f"{stage}/{name}": value for name, value in scalars.items() if math.isfinite(value)})
+        key = _timeless(row)
+        if key in self._known:
+            self._known.discard(key)
+        else:
+            self._track(stage, step, {f"{stage}/{name}": x for name, x in scalars.items() if math.isfinite(x)})
 
-    def _add_event(self, step: int, scalars: dict[str, float]) -> None:
-        """For TensorBoard, on the disk within some minutes."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        if time.monotonic() >= self._flush_at:
-            self._events.flush()
-            self._flush_at = time.monotonic() + _FLUSH_SECONDS
-
-    def flush(self) -> None:
-        if "_events" in self.__dict__:
-            self._events.flush()
+    def _track(self, stage: str, step: int, scalars: dict[str, float]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(step, scalars)
+            except Exception as error:
+                del self._trackers[name]
+                logging.warning(
+                    "config.trackers: %s is off from step %d of %s on (%s); metrics.jsonl has all rows",
+                    name, step, stage, in_a_line(error),
+                )  # fmt: skip
 
     def close(self) -> None:
-        """Write the last events."""
-        if "_events" in self.__dict__:
-            self._events.close()
+        """Let go of the trackers."""
+        for name in list(self._trackers):
+            try:
+                self._trackers.pop(name).finish()
+            except Exception as error:
+                logging.warning("config.trackers: %s did not end well (%s)", name, in_a_line(error))
+
+
+def _timeless(row: dict[str, Any]) -> str:
+    """A row without what depends on the clock: a run that goes on writes the same again."""
+    return json.dumps({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -1,0 +1,184 @@
+"""What is logged reaches each tracker once, and no tracker can stop a run."""
+
+import importlib.util
+import json
+import struct
+import sys
+
+import pytest
+
+from slpo_jax import register_tracker
+from slpo_jax.errors import UserError
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.training.metrics import MetricsLog
+from slpo_jax.training.trackers import TRACKERS, check_trackers
+
+
+class Memory:
+    """Keeps what it is told; may fail at a step."""
+
+    def __init__(self, fails_at: int = -1):
+        self.rows, self.fails_at, self.finished = [], fails_at, 0
+
+    def log(self, step, scalars):
+        if step == self.fails_at:
+            raise ConnectionError("no\nroute")
+        self.rows.append((step, dict(scalars)))
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    before, kept = dict(TRACKERS), Memory()
+    register_tracker("memory", lambda workdir, config: kept)
+    yield kept
+    TRACKERS.clear()
+    TRACKERS.update(before)
+
+
+def _log(tmp_path, *names):
+    log = MetricsLog(Workdir(tmp_path))
+    log.start(names, {"seed": 1})
+    return log
+
+
+def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
+    log = _log(tmp_path, "memory")
+    for step in (1, 2, 3):
+        log.write("slpo", step, {"loss": step / 2, "steps_per_second": 5.0})
+    log.write("slpo", 3, {"valid_accuracy": 0.5})
+    log.close()
+    log = _log(tmp_path, "memory")
+    log.rewind("slpo", 1)
+    log.write("slpo", 2, {"loss": 1.0, "steps_per_second": 7.0})  # the same again, by another clock
+    log.write("slpo", 3, {"loss": 9.0, "steps_per_second": 5.0})  # another: begun anew with other settings
+    log.write("slpo", 3, {"valid_accuracy": 0.5})
+    log.write("slpo", 4, {"loss": float("nan"), "reward": 1.0})
+    log.close()
+    told = [(step, scalars.get("slpo/loss")) for step, scalars in memory.rows]
+    assert told == [(1, 0.5), (2, 1.0), (3, 1.5), (3, None), (3, 9.0), (4, None)]
+    assert memory.rows[-1] == (4, {"slpo/reward": 1.0})
+    assert memory.finished == 2
+    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3, 3, 4]
+
+
+def test_a_tracker_that_fails_is_off_with_one_line(tmp_path, memory, warnings, monkeypatch):
+    failing = Memory(fails_at=2)
+    monkeypatch.setitem(TRACKERS, "failing", lambda workdir, config: failing)
+    log = _log(tmp_path, "failing", "memory")
+    for step in (1, 2, 3):
+        log.write("slpo", step, {"loss": 0.5})
+    log.close()
+    assert warnings == [
+        "config.trackers: failing is off from step 2 of slpo on (ConnectionError: no route); metrics.jsonl has all rows"
+    ]
+    assert [step for step, _ in failing.rows] == [1]
+    assert [step for step, _ in memory.rows] == [1, 2, 3]
+    assert len(log.path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("aim",), "config.trackers: 'aim' is unknown; use tensorboard, wandb"),
+        (("tensorboard", "tensorboard"), "give each name once"),
+        (("wandb",), r"config.trackers: wandb needs the package wandb; pip install 'slpo_jax\[wandb\]'"),
+        (("tensorboard",), "config.trackers: tensorboard needs the package tensorboardX; pip install tensorboardX"),
+    ],
+)
+def test_a_tracker_that_is_not_there_is_said_before_any_work(names, message, monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()  # as the package leaves one: no package
+    monkeypatch.syspath_prepend(tmp_path)
+    if "package" in message:
+        real = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else sys_path_alone(name, real)
+        )
+    with pytest.raises(UserError, match=message):
+        check_trackers(names)
+
+
+def sys_path_alone(name, find_spec):
+    """What an environment without the package finds: the folder, if there is one of the name."""
+    found = find_spec(name)
+    return found if found is None or found.origin is None else None
+
+
+def test_a_tracker_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+    def start(workdir, config):
+        raise PermissionError("not logged in")
+
+    monkeypatch.setitem(TRACKERS, "closed", start)
+    with pytest.raises(UserError, match=r"config\.trackers: closed: PermissionError: not logged in; mend that"):
+        _log(tmp_path, "closed")
+
+
+def _twice(tmp_path, name):
+    """Two commands on a workdir with a tracker of ours."""
+    for start in (1, 3):
+        log = _log(tmp_path / "work", name)
+        for step in (start, start + 1):
+            log.write("imitate", step, {"loss": 1.0 / step})
+        log.write("slpo", start, {"reward": 0.5})
+        log.close()
+
+
+EXPECTED = [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+
+
+def _entries(data: bytes):
+    """The entries of a .wandb file: after 7 bytes those of LevelDB's log, none of which is cut in parts here."""
+    place = 7
+    while place + 7 <= len(data):
+        _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        assert kind == 1
+        yield data[place + 7 : place + 7 + size]
+        place += 7 + size
+
+
+def test_wandb_goes_on_with_one_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    _twice(tmp_path, "wandb")
+    known = json.loads((tmp_path / "work" / "trackers.json").read_text())["wandb"]
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for path in sorted((tmp_path / "work" / "wandb").glob(f"offline-run-*/run-{known}.wandb")):
+        for data in _entries(path.read_bytes()):
+            record = Record.FromString(data)
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            if "imitate/loss" in items:
+                found.append((items["imitate/step"], items["imitate/loss"]))
+    assert found == EXPECTED
+
+
+@pytest.mark.slow
+def test_mlflow_goes_on_with_one_run(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["main"])
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    _twice(tmp_path, "mlflow")
+    client = mlflow.MlflowClient()
+    known = json.loads((tmp_path / "work" / "trackers.json").read_text())["mlflow"]
+    history = client.get_metric_history(known, "imitate/loss")
+    assert [(metric.step, metric.value) for metric in history] == EXPECTED
+    run = client.get_run(known)
+    assert (run.data.params, run.info.status, run.info.run_name) == ({"seed": "1"}, "FINISHED", "work")
+    assert len(client.search_runs([run.info.experiment_id])) == 1
+
+
+def test_trackio_goes_on_with_one_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    _twice(tmp_path, "trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    known = json.loads((tmp_path / "work" / "trackers.json").read_text())["trackio"]
+    rows = SQLiteStorage.get_logs("slpo_jax", known)
+    found = [(row["step"], row["imitate/loss"]) for row in rows if "imitate/loss" in row]
+    assert found == EXPECTED
