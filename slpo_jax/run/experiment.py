@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ class Setup:
     def test_set(self, name: str) -> EncodedProblems:
         """The set under config.data.eval."""
         return self._set(f"config.data.eval.{name}", self.config.data.eval[name])
+
+    @property
+    def sets(self) -> Mapping[str, EncodedProblems]:
+        """Those that have been read, by key."""
+        return self._sets
 
     def problems(self, key: str) -> Sequence[Problem]:
         """What config.data.train or .valid holds, to compare with; () where that isn't read and would take long."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from slpo_jax.run.provenance import check_models, claim, starting_stage
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
+from slpo_jax.run.understood import understood
 from slpo_jax.sections import values
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, UNFINISHED, Stage, wanted
 from slpo_jax.text.problem import shared
@@ -47,6 +49,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
             resolved = values(experiment.config)
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
             if wanted(config, experiment.workdir.finished_stages()):
+                _say_understood(experiment)
                 experiment.log.start(config.trackers, resolved)
             for stage in wanted(experiment.config):
                 run_stage(experiment, stage)
@@ -58,6 +61,12 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
             raise
         experiment.log.close()
     return experiment
+
+
+def _say_understood(experiment: Experiment) -> None:
+    for key, problems in experiment.sets.items() if hosts.is_first() else ():
+        for line in understood(experiment.config, key, problems):
+            print(line, file=sys.stderr, flush=True)
 
 
 def run_stage(experiment: Experiment, stage: Stage) -> None:

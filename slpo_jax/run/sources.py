@@ -11,7 +11,7 @@ from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import EVALUATE
 from slpo_jax.stages import wanted as wanted_stages
 from slpo_jax.text.problem import Problem, without
-from slpo_jax.text.problems import Answers, Role, check_source, load_problems
+from slpo_jax.text.problems import Answers, Problems, Role, check_source, load_problems
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
@@ -60,7 +60,9 @@ def load_set(config: Config, key: str, source: str) -> tuple[Problem, ...]:
     problems = load(key, source)
     if key == "config.data.train" and config.data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-        total, problems = len(problems), without(problems, load("config.data.valid", config.data.valid))
+        total, measured = len(problems), getattr(problems, "measured", ())
+        problems = Problems(without(problems, load("config.data.valid", config.data.valid)))
+        problems.measured = measured
         if 0 < len(problems) < total:
             count = total - len(problems)
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)

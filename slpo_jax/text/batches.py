@@ -38,7 +38,7 @@ class EncodedProblems:
         steps: ids of each problem's steps, one list a step.
         answers: ids of each answer, without end marker and eos.
         template: what made the ids.
-        left_out: how many more problems the source has, whose answers can't be compared.
+        left_out, measured: of the source, see `slpo_jax.text.problems.Problems`.
     """
 
     problems: tuple[Problem, ...]
@@ -47,6 +47,7 @@ class EncodedProblems:
     answers: list[Ids]
     template: Template
     left_out: int = 0
+    measured: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -113,6 +114,7 @@ def encode_problems(template: Template, problems: Sequence[Problem], with_steps:
         answers=template.answer_ids([problem.answer for problem in problems]),
         template=template,
         left_out=getattr(problems, "left_out", 0),
+        measured=getattr(problems, "measured", ()),
     )
 
 

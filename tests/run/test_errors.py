@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
         "long.jsonl": GOOD * 3 + LONG,
         "wordy.jsonl": GOOD + WORDY,
         "unknown.jsonl": GOOD.replace("pens", "zebras"),
-        "pens.csv": "question,answer\n",
+        "pens.xlsx": "question,answer\n",
         "surrogate.jsonl": GOOD.replace("Tom", "Tom \\ud800"),
         "typo.py": "from small import get_config as small\n\n\ndef get_config():\n    config = small()\n"
         "    config.rl.stepz = 3\n    return config\n",
@@ -234,7 +234,7 @@ FLAGS = {
     "a set without a source": (["--config.data.eval.mine"], "config.data.eval.mine: no source", "give a file"),
     "an empty source": (["--config.data.eval.mine="], "config.data.eval.mine: no source", "give a file"),
     "a missing validation file": (["--config.data.valid=nowhere.txt"], "nowhere.txt: no such file", "check the path"),
-    "a kind of file": (["--config.data.train=pens.csv"], "config.data.train: pens.csv", ".jsonl"),
+    "a kind of file": (["--config.data.train=pens.xlsx"], "config.data.train: pens.xlsx", ".jsonl"),
     "a broken line": (["--config.data.train=broken.jsonl"], "config.data.train: broken.jsonl, line 2", "mend"),
     "an answer that is no number": (
         ["--config.data.train=nonumber.jsonl"],
@@ -244,7 +244,7 @@ FLAGS = {
     "a record without answer": (
         ["--config.data.train=noanswer.json"],
         "noanswer.json, record 1: field 'answer'",
-        "the known layouts",
+        "config.data.fields.answer",
     ),
     "half a character": (
         ["--config.data.train=surrogate.jsonl"],
@@ -397,6 +397,8 @@ def test_a_set_of_one_s_own_is_evaluated(folder):
     assert config["data"]["eval"]["mine"] == "mine.jsonl"
     assert "\r" not in done.stderr  # a log file gets lines
     assert "imitate: 4/4 steps" in done.stderr
+    said = done.stderr.index("config.data.train: 136 problems, 1.0 steps each, answers are numbers")
+    assert said < done.stderr.index("imitate: ")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, say_shared
+from slpo_jax.run.understood import understood
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
 ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}
@@ -120,3 +121,20 @@ def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warning
     say_shared(experiment)
     count = len(experiment.test_set("mine"))
     assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
+
+
+def test_what_was_understood_is_said_before_training(tmp_path):
+    config = _config("CoT-SFT", tmp_path)
+    path = tmp_path / "set.jsonl"
+    answers = [([], "4 pens"), (["1 + 2 = 3", "3 + 1 = 4"], "4"), (["1 + 2 = 3"], "3")]
+    rows = [{"question": "Tom has 1 pens .", "steps": steps, "answer": answer} for steps, answer in answers]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [rows[1], rows[0], rows[2]]))
+    config.data.train = config.data.eval.mine = str(path)
+    experiment = build(read_config(config), tmp_path / "work")
+    answers_are = "answers are numbers, read after the last #, 1 of them with a unit or currency, such as '4 pens'"
+    assert understood(experiment.config, "config.data.train", experiment.train) == [
+        f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
+        r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",
+    ]
+    line = f"config.data.eval.mine: 3 problems, {answers_are}"
+    assert understood(experiment.config, "config.data.eval.mine", experiment.test_set("mine")) == [line]
