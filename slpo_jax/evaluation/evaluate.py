@@ -21,6 +21,7 @@ from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.policy.watch import watch
 from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.text.batches import EncodedProblems
 
@@ -32,7 +33,8 @@ class Completions:
     Attributes:
         values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
             thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
-            latents, float32 [N, T, D], and float32 [N] under each scorer's name.
+            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is watched, `watch`'s
+            stop, [N, T], nearest_probability and nearest_token, [N, T, K].
     """
 
     values: dict[str, np.ndarray]
@@ -71,11 +73,11 @@ class Evaluator:
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, Stopping, bool], Callable] = {}
+        self._programs: dict[tuple[bool, Stopping, bool, bool], Callable] = {}
 
-    def program(self, noisy: bool, stopping: Stopping, keep_latents: bool) -> Callable:
+    def program(self, noisy: bool, stopping: Stopping, keep_latents: bool, watched: bool = False) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents)
+        mode = (noisy, stopping, keep_latents, watched)
         if mode in self._programs:
             return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
@@ -86,6 +88,9 @@ class Evaluator:
             values = {"tokens": out.completions, "latent_steps": out.lengths}
             if keep_latents:
                 values["latents"] = policy.thinker.feed(params, out.actions).astype(jnp.float32)
+            if watched:
+                seen = watch(policy, params, prompts, out.actions, out.lengths)
+                values |= dict(zip(("stop", "nearest_probability", "nearest_token"), seen, strict=True))
             if noisy:
                 values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values
@@ -115,6 +120,7 @@ class Evaluator:
         samples: int = 1,
         limit: int = 0,
         keep_latents: bool = False,
+        watched: bool = False,
         label: str = "",
         kept: KeptRollouts | None = None,
         name: str = "",
@@ -127,6 +133,7 @@ class Evaluator:
             rule: the threshold, or the number of latents.
             seed: dropout seed; None is the deterministic pass.
             limit: only the first problems of the set; 0 is all.
+            watched: also what is seen of the thoughts, of a deterministic pass.
             label: of the progress bar.
             kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
             name: of the set, by which noise is drawn: the i-th problems of two are independent. "" is `solve`'s.
@@ -134,7 +141,7 @@ class Evaluator:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
-        program = self.program(seed is not None, stopping, keep_latents)
+        program = self.program(seed is not None, stopping, keep_latents, watched)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         results = kept.batches() if kept else []
@@ -256,3 +263,21 @@ def record_rows(
                 for (seed, reading, values), hit in zip(drawn, right, strict=True)
             ],
         }
+
+
+def thought_rows(reward: Reward, texts: Sequence[str], seen: Completions, gated: bool) -> Iterator[dict[str, Any]]:
+    """What `SET.thoughts.json` says of rollouts that were watched, one a problem.
+
+    Args:
+        texts: of each token.
+        seen: the deterministic rollouts of a set's first problems, watched.
+        gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
+    """
+    values = seen.values
+    for index, steps in enumerate(seen.latent_steps):
+        latents = []
+        for t in range(steps):
+            nearest = zip(values["nearest_token"][index, t], values["nearest_probability"][index, t], strict=True)
+            stop = round(float(values["stop"][index, t]), 4) if gated else None
+            latents.append({"stop": stop, "nearest": [[texts[token], round(float(p), 4)] for token, p in nearest]})
+        yield {"text": reward.read(seen.tokens[index]).text, "latents": latents}

@@ -24,6 +24,7 @@ class EvaluateConfig:
         max_answer_tokens: A; None is config.max_answer_tokens.
         scorers: the report has best-of-k and score-weighted votes by each.
         thresholds: of the gate, swept on the validation split.
+        watched: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
         save_latents: also write eval/ROW/NAME.latents.npz.
         rows_from: workdir of another run, evaluated on the same problems in the same way, whose further rows the report
             also has.
@@ -42,6 +43,7 @@ class EvaluateConfig:
     max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens", affects="rollouts")
     scorers: tuple[str, ...] = ()
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
+    watched: int = setting(20, least=0, note="0 is none", affects="nothing")
     save_latents: bool = False
     rows_from: str = ""
 

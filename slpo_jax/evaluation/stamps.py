@@ -45,6 +45,11 @@ class Stamp:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
 
+    @property
+    def evaluation(self) -> str:
+        """Digest of all but what was written."""
+        return digest(dataclasses.asdict(dataclasses.replace(self, files={})))
+
     def same_evaluation(self, other: "Stamp") -> bool:
         """Whether both are of the same parameters, problems and settings, whatever was written."""
         return dataclasses.replace(self, files={}) == dataclasses.replace(other, files={})

@@ -11,7 +11,7 @@ WORKDIR/
     STAGE.digest.json                       of the stage's parameters
   eval/
     SET.jsonl                               the last row's records
-    ROW/  row.json  SET.jsonl  SET.latents.npz  SET.stamp
+    ROW/  row.json  SET.jsonl  SET.latents.npz  SET.thoughts.json  SET.stamp
     ROW/{SET,rule}.partial/                 rollouts of an evaluation, or of a choice, that is not finished
 """
 
@@ -51,6 +51,11 @@ class SetFiles:
     def latents(self) -> Path:
         """The clean rollouts' latents, where they were asked for."""
         return self.folder / f"{self.name}.latents.npz"
+
+    @property
+    def thoughts(self) -> Path:
+        """What is seen of the first problems' latents."""
+        return self.folder / f"{self.name}.thoughts.json"
 
     @property
     def stamp(self) -> Path:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.evaluate import record_rows
+from slpo_jax.evaluation.evaluate import record_rows, thought_rows
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
 from slpo_jax.evaluation.stamps import Stamp, is_whole, problems_digest, read_stamp, write_stamp
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
+from slpo_jax.evaluation.thoughts import read_thoughts, write_thoughts
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import SetFiles
@@ -25,6 +26,7 @@ from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
+from slpo_jax.text.templates import token_texts
 
 
 class _Checkpoints:
@@ -55,7 +57,7 @@ def check_evaluation(experiment: Experiment) -> None:
 
 
 def run_evaluate(experiment: Experiment) -> None:
-    """Evaluate all rows and write eval/, report.json, report.md and figures/.
+    """Evaluate all rows and write eval/ and the report.
 
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
@@ -100,7 +102,7 @@ def _evaluate_row(
         write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
     for name, stamp in stamps.items():
-        files, what = experiment.workdir.set_files(name, row.name), digest(dataclasses.asdict(stamp))
+        files, what = experiment.workdir.set_files(name, row.name), stamp.evaluation
         if not hosts.decided(_is_current(files, stamp, config.save_latents)):
             if what not in done:
                 _evaluate_set(experiment, row, load(row.stage), files, KeptRollouts(files.partial, what))
@@ -110,6 +112,9 @@ def _evaluate_row(
                 write_stamp(files, stamp)
         KeptRollouts(files.partial, what).clear()
         done[what] = files
+        count = min(config.watched, stamp.problems) if experiment.config.max_latents else 0
+        if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
+            _watch_set(experiment, row, load(row.stage), files, what, count)
 
 
 def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
@@ -168,3 +173,15 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if latents:
         np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)
+
+
+def _watch_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, what: str, count: int) -> None:
+    """Roll the first problems out once more, and write down what is seen of their thoughts."""
+    problems, label = experiment.test_set(files.name), f"{row.name} on {files.name}, thoughts"
+    assert row.rule is not None
+    seen = experiment.evaluator.run(
+        params, problems, row.stopping, row.rule, limit=count, watched=True, label=label, name=files.name
+    )
+    if hosts.is_first():
+        texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)
+        write_thoughts(files.thoughts, what, thought_rows(experiment.reward, texts, seen, row.gated))

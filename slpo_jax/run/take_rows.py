@@ -97,7 +97,7 @@ def take_rows(experiment: Experiment, taken: list[Row], sets: tuple[str, ...]) -
         for name in sets:
             old, new = source.set_files(name, row.name), workdir.set_files(name, row.name)
             new.folder.mkdir(parents=True, exist_ok=True)
-            for start, end in ((old.records, new.records), (old.latents, new.latents), (old.stamp, new.stamp)):
-                if start.exists():
-                    shutil.copyfile(start, end)
+            for kind in ("records", "latents", "thoughts", "stamp"):
+                if getattr(old, kind).exists():
+                    shutil.copyfile(getattr(old, kind), getattr(new, kind))
         write_row(workdir.root, dataclasses.replace(row, source=row.source or str(source)))

@@ -74,16 +74,20 @@ class Run:
         seen = []
 
         def roll_out(
-            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, label="", kept=None,
-            name="",
+            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, watched=False,
+            label="", kept=None, name="",
         ):  # fmt: skip
             seen.append(label.partition(",")[0])
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
-            self.limits.add((seen[-1] == "validation", limit))
+            if not watched:
+                self.limits.add((seen[-1] == "validation", limit))
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
             values = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
+            if watched:
+                values |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
+                values["nearest_token"] = np.full((n, 9, 1), 3)
             return Completions(values | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
 
         experiment = build(read_config(self.config(**changes)), self.work)
@@ -132,6 +136,27 @@ def test_what_is_current_is_neither_evaluated_nor_read(finished, monkeypatch):
     assert finished.evaluate(monkeypatch) == set()
     after = {path: path.read_bytes() for path in finished.work.rglob("*") if path.is_file()}
     assert {path for path in after if after[path] != before.get(path) and "tensorboard" not in path.parts} == set()
+
+
+def test_thoughts_are_watched_where_they_are_not_known(finished, monkeypatch):
+    """Of as many problems as are asked for, and without evaluating anything else."""
+
+    def thoughts(row, name="real"):
+        return json.loads((finished.work / "eval" / row / f"{name}.thoughts.json").read_text())["problems"]
+
+    assert [len(problem["latents"]) for problem in thoughts("slpo")] == [4] * 6
+    stops = [{latent["stop"] for problem in thoughts(row) for latent in problem["latents"]} for row in ROWS]
+    assert stops == [{None}, {None}, {None}, {0.25}, {0.25}]  # without a gate nothing stops
+    (finished.work / "eval" / "slpo" / "made.thoughts.json").unlink()
+    before = finished.records("slpo", "made").stat()
+    assert finished.evaluate(monkeypatch) == {"slpo on made"}
+    assert finished.records("slpo", "made").stat() == before
+    assert finished.evaluate(monkeypatch, **{"evaluate.watched": 2}) == EVERYTHING
+    assert len(thoughts("slpo", "made")) == 2
+    assert finished.evaluate(monkeypatch, **{"evaluate.watched": 0}) == set()
+    finished.train("slpo", 5)
+    finished.evaluate(monkeypatch, **{"evaluate.watched": 2})
+    assert [len(problem["latents"]) for problem in thoughts("slpo")] == [5] * 2
 
 
 def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):

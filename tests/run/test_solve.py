@@ -12,6 +12,7 @@ from scipy.special import erf, expit, softmax
 from tiny import SlowReasoner
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import thought_rows
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of
@@ -19,6 +20,7 @@ from slpo_jax.run.solver import Vote, load_solver, solve, vote
 from slpo_jax.solve import describe, describe_vote
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import token_texts
 
 
 @pytest.fixture(scope="module", params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)])
@@ -152,6 +154,28 @@ def test_votes_are_the_evaluation_s_samples(solver):
     named = [answer for answer in answers if answer is not None]
     assert found.majority == max(dict.fromkeys(named), key=named.count)
     assert dict(vote(solver, QUESTION, samples, seed + 1).counts) != dict(found.counts)
+
+
+@pytest.mark.slow
+def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
+    """Prompts of different lengths in one batch, each with its own number of latents."""
+    setup, questions = solver.setup, (QUESTION, "He buys 2 . How many now ?", "How many now ?")
+    prompts = setup.template.prompts(questions)
+    problems = [Problem(question, (), "5") for question in questions]
+    empty = [[] for _ in questions]
+    encoded = EncodedProblems(tuple(problems), prompts, empty, empty, setup.template)
+    seen = setup.evaluator.run(solver.params, encoded, solver.stopping, solver.rule, watched=True)
+    assert len(set(seen.latent_steps)) > 1, "the numbers must differ in this test"
+    texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
+    for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):
+        alone = solve(solver, question)
+        assert found["text"] == alone.text
+        assert [latent["stop"] for latent in found["latents"]] == pytest.approx(
+            [latent.stop_probability for latent in alone.latents], abs=1e-4
+        )
+        for latent, own in zip(found["latents"], alone.latents, strict=True):
+            assert [text for text, _ in latent["nearest"]] == [text for text, _ in own.nearest]
+            assert [p for _, p in latent["nearest"]] == pytest.approx([p for _, p in own.nearest], abs=1e-4)
 
 
 @pytest.mark.slow
