@@ -303,7 +303,7 @@ FREE = {
     "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
-    "evaluate.save_latents", "evaluate.watched", "evaluate.rows_from", "evaluate.scorers",
+    "evaluate.save_latents", "evaluate.watched", "evaluate.rows_from", "evaluate.scorers", "trackers",
 }  # fmt: skip
 
 
