@@ -1,10 +1,12 @@
-"""Packaging of slpo_jax. `configs/`, `launch/` and `benchmarks/` are used from the checkout and are not installed."""
+"""Packaging of slpo_jax. `configs/` is installed as a part of it; `launch/` and `benchmarks/` are not."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 README = Path(__file__).parent / "README.md"
+VERSION = re.search(r'__version__ = "(.*)"', (Path(__file__).parent / "slpo_jax" / "__init__.py").read_text("utf-8"))[1]
 
 REQUIREMENTS = [
     "absl-py>=2.3.1",
@@ -53,12 +55,13 @@ EXTRAS = {
     # Compilers for devices that are not there, a few hundred MB: for benchmarks/memory.py.
     "aot": ["jax-cuda12-plugin>=0.10", "libtpu"],
     # CUDA 12 wheels run on any driver since 525; newer drivers may prefer jax's own "cuda13" extra.
-    "gpu": ["jax[cuda12]>=0.10"],
+    "cuda": ["jax[cuda12]>=0.10"],
+    "tpu": ["jax[tpu]>=0.10"],
 }
 
 setup(
     name="slpo_jax",
-    version="0.1.0",
+    version=VERSION,
     description="SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners",
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
@@ -66,7 +69,9 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["slpo_jax", "slpo_jax.*"]),
+    packages=[*find_packages(include=["slpo_jax", "slpo_jax.*"]), "slpo_jax.configs"],
+    package_dir={"slpo_jax.configs": "configs"},  # `--config=NAME` finds them there
+    entry_points={"console_scripts": ["slpo = slpo_jax.cli:main"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     classifiers=[

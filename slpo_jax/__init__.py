@@ -1,5 +1,16 @@
 """SLPO in JAX: reinforcement learning with verifiable rewards for latent reasoners.
 
+    import slpo_jax as slpo
+
+    run = slpo.train("quickstart")          # what `slpo train` does
+    r = slpo.load("runs/quickstart")        # a reasoner with its own T, stopping rule and threshold
+    print(r.solve("Tom has 5 apples . He buys 3 . How many now ?", samples=16))
+    e = r.evaluate("my_test.jsonl")         # e.summary, e.records, e.to_pandas(), e.plot(), e.compare(other)
+    r.export("exported")                    # for transformers
+
+`register_objective`, `register_thinker`, `register_reward`, `register_recipe` and `register_scorer` have a config take
+methods of your own.
+
 An array's name ends with its axes, one letter each, and docstrings give shapes in the same letters:
 
     B   prompts of a batch; rows of any batch         S   slots of one row in which several sequences lie end to end,
@@ -19,17 +30,51 @@ A sequence has the slots `[ prompt, left-padded: P | latents: T | end marker + a
 size (`hidden_N1D`).
 """
 
+import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # of what `__getattr__` finds
+    from slpo_jax.api.evaluation import Difference, Evaluation
+    from slpo_jax.api.reasoner import TrainedReasoner, load
+    from slpo_jax.api.training import Run, train
+    from slpo_jax.errors import UserError
+    from slpo_jax.registration import (
+        register_objective,
+        register_recipe,
+        register_reward,
+        register_scorer,
+        register_thinker,
+    )
+    from slpo_jax.run.solver import Latent, Solution, Vote
+
+__version__ = "0.2.0"
 
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+_PLACES = {
+    "api.evaluation": ("Difference", "Evaluation"),
+    "api.reasoner": ("TrainedReasoner", "load"),
+    "api.training": ("Run", "train"),
+    "errors": ("UserError",),
+    "registration": ("register_objective", "register_recipe", "register_reward", "register_scorer", "register_thinker"),
+    "run.solver": ("Latent", "Solution", "Vote"),
+}
+_PLACE = {name: place for place, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "Difference", "Evaluation", "Latent", "Run", "Solution", "TrainedReasoner", "UserError", "Vote", "load",
+    "register_objective", "register_recipe", "register_reward", "register_scorer", "register_thinker", "train",
+]  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    """`register_objective` and its like, of `slpo_jax.registration`: nothing is imported before it is used."""
-    if not name.startswith("register_"):
+    """What stands in `__all__`: nothing is imported before it is used."""
+    if name not in _PLACE:
         raise AttributeError(f"module 'slpo_jax' has no attribute {name!r}")
-    from slpo_jax import registration
+    return getattr(importlib.import_module(f"slpo_jax.{_PLACE[name]}"), name)
 
-    return getattr(registration, name)
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

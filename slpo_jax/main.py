@@ -1,4 +1,4 @@
-"""`python -m slpo_jax.main --config=configs/NAME.py [--workdir=DIR] [--config.key=value ...]`: run `config.stages`.
+"""`slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..]`: run the stages of a config, a shipped one or a file.
 
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
@@ -13,7 +13,9 @@ from ml_collections import config_flags
 
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
-from slpo_jax.run.command import register, run_command, set_up_jax
+from slpo_jax.io.backend import set_up_jax
+from slpo_jax.run.command import register, run_command
+from slpo_jax.run.shipped import find_config, shipped
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _CONFIG = config_flags.DEFINE_config_file(
@@ -102,8 +104,8 @@ def _parse(argv: list[str]) -> list[str]:
     argv, eval_sets = _take_eval_sets(argv)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
-    known = ", ".join(sorted(map(str, Path("configs").glob("*.py")))) or "slpo_jax's configs/*.py"
     register(argv)
+    argv = _find_config(argv)
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
@@ -114,22 +116,31 @@ def _parse(argv: list[str]) -> list[str]:
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
-        path = given.get("config", "")
-        if isinstance(error, OSError) and not Path(path.partition(":")[0]).is_file():
-            what = "a directory" if Path(path).is_dir() else "no such file"
-            raise UserError(f"--config={path}: {what}; give one of {known}") from error
         reason = _reason(error)
         words = set(re.findall(r"\w+", reason))
         unknown = [key for key in given if key.startswith("config.") and words & set(key.split(".")[1:])]
         if isinstance(error, AttributeError | KeyError) and unknown:
             raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
         in_flags = isinstance(error, flags.Error) and "Traceback" not in str(error)
-        source = "" if in_flags else f"--config={path}: "
+        source = "" if in_flags else f"--config={given.get('config', '')}: "
         raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
-        raise UserError(f"--config: not given; give one of {known}")
+        raise UserError(f"--config: not given; give a file, or one of {', '.join(shipped())}")
     _check_repeated(argv)
     return rest
+
+
+def _find_config(argv: list[str]) -> list[str]:
+    """The arguments with the config's path, where a name was given.
+
+    Raises:
+        UserError: there is neither.
+    """
+    place = next((n for n, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
+    flag, given, path = "".join(argv[place : place + 1]).partition("=")
+    if given:
+        return [*argv[:place], f"{flag}={find_config(path)}", *argv[place + 1 :]]
+    return [*argv[: place + 1], *map(find_config, argv[place + 1 : place + 2]), *argv[place + 2 :]]
 
 
 def _take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:

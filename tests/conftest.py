@@ -87,7 +87,7 @@ hypothesis.settings.load_profile("slpo_jax")
 
 import jax  # noqa: E402 - after the variables that it reads on import
 
-jax.config.update("jax_numpy_rank_promotion", "raise")  # as every command does
+jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
 
 CPU_DEVICES = 4
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

@@ -1,10 +1,15 @@
 """What setup.py declares is what the package imports."""
 
 import ast
+import os
+import shutil
+import subprocess
 import sys
+import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -48,3 +53,27 @@ def test_every_package_that_is_imported_is_declared():
 def test_orbax_is_bounded_below_the_release_that_renames_its_package():
     assert "1.0.0" not in _declared()["orbax-checkpoint"].specifier
     assert "0.12.8" in _declared()["orbax-checkpoint"].specifier
+
+
+@pytest.mark.slow
+def test_a_wheel_is_whole(tmp_path):
+    """The shipped configs and every file that is no module are in it, and `slpo` finds them from anywhere."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("slpo_jax", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, check=True)
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(wheel) as whole:
+        whole.extractall(tmp_path / "installed")
+    files = {path.relative_to(ROOT) for path in (ROOT / "slpo_jax").rglob("*") if path.is_file()}
+    files |= {"slpo_jax" / path.relative_to(ROOT) for path in (ROOT / "configs").glob("*.py")}
+    missing = [
+        file for file in files if "__pycache__" not in file.parts and not (tmp_path / "installed" / file).exists()
+    ]
+    assert missing == []
+    command = [sys.executable, "-m", "slpo_jax", "configs", "quickstart"]
+    there = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(command, cwd=tmp_path / "wheels", env=there, capture_output=True, text=True, check=True)
+    assert done.stdout == (ROOT / "configs" / "quickstart.py").read_text()

@@ -6,7 +6,7 @@ Arrays are named by axes S (dropout seeds), N (problems), M (samples a seed).
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,17 +94,26 @@ def read_records(path: str | Path) -> EvalRecords:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({type(error).__name__}); run the evaluate stage first") from error
-    rows = [(number, _parse(path, number, line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not rows:
+    lines = [(f"{path} line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
         raise UserError(f"{path}: holds no problems; {_AGAIN}")
+    return arrays_of([(where, _parse(where, line)) for where, line in lines])
+
+
+def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
+    """The arrays of (where, record) pairs, at least one; records are as `write_records` takes them.
+
+    Raises:
+        UserError: a record has not the samples that the first has.
+    """
     seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0][1]["samples"]))
     per_seed = len(rows[0][1]["samples"]) // max(len(seeds), 1)
     scorers = rows[0][1]["samples"][0].get("scores", {}) if rows[0][1]["samples"] else {}
     grids = []
-    for number, row in rows:
+    for where, row in rows:
         grids.append([[sample for sample in row["samples"] if sample["seed"] == seed] for seed in seeds])
         if len(row["samples"]) != len(seeds) * per_seed or any(len(each) != per_seed for each in grids[-1]):
-            raise UserError(f"{path} line {number}: has not {per_seed} samples of each seed in {seeds}; {_AGAIN}")
+            raise UserError(f"{where}: has not {per_seed} samples of each seed in {seeds}; {_AGAIN}")
 
     def samples(key: str, dtype: Any, part: str = "") -> np.ndarray:
         nsm = [[[(sample[part] if part else sample).get(key) for sample in line] for line in grid] for grid in grids]
@@ -214,13 +223,13 @@ _KINDS: dict[str, Any] = {
 _SAMPLE_KINDS: dict[str, Any] = {"seed": int, "correct": bool, "latent_steps": int, "cut": bool}
 
 
-def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse(where: str, line: str) -> dict[str, Any]:
     try:
         row = {"samples": [], "completion_tokens": []} | json.loads(line)
         parts = [(row, _KINDS), *((sample, _SAMPLE_KINDS) for sample in row["samples"])]
         bad = [key for part, kinds in parts for key, kind in kinds.items() if not isinstance(part.get(key), kind)]
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} line {number}: is no record ({error}); {_AGAIN}") from error
+        raise UserError(f"{where}: is no record ({error}); {_AGAIN}") from error
     if bad:
-        raise UserError(f"{path} line {number}: '{bad[0]}' is missing or of the wrong type; {_AGAIN}")
+        raise UserError(f"{where}: '{bad[0]}' is missing or of the wrong type; {_AGAIN}")
     return row

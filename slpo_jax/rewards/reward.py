@@ -1,5 +1,6 @@
 """How a completion is read and what it earns: inside jit where the answers are numbers, else on the host."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -80,20 +81,36 @@ class Reward:
         stop: Sequence[str] = (),
         vocabulary: int = 0,
     ):
-        self.style, self._name = style, name
+        self.style, self._name, self._function = style, name, REWARDS[name]
         self._bytes, self._eos_ids, self._stop = token_bytes, eos_ids, stop
         self._seen: dict[bytes, Reading] = {}
         # Names may be missing at the end of a vocabulary that was padded; the last is what -1, no token, finds.
         pieces = [*token_bytes, *[b""] * (vocabulary - len(token_bytes)), b""]
         self.stops, cut_pieces = _stops(stop, pieces)
         self.on_device: RewardFn | None = None
-        if REWARDS[name] is None and style != "boxed":
+        if self._function is None and style != "boxed":
             table = byte_table([*pieces, *cut_pieces])
 
             def on_device(tokens_NA, references_NR):
                 return verify(table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0], style)
 
             self.on_device = on_device
+
+    def asking(self, reward: str | TextRewardFn) -> "Reward":
+        """One that judges otherwise, on the host, and reads as this does.
+
+        Args:
+            reward: a name in `REWARDS`, or a function.
+        Raises:
+            UserError: there is no such name.
+        """
+        if isinstance(reward, str) and reward not in REWARDS:
+            raise UserError(f"reward: {reward!r} is unknown; give one of {', '.join(REWARDS)}, or a function")
+        other = copy.copy(self)
+        other._name = reward if isinstance(reward, str) else getattr(reward, "__name__", "reward")
+        other._function = REWARDS[reward] if isinstance(reward, str) else reward
+        other.on_device = None
+        return other
 
     def on_host(self, tokens_NA: np.ndarray, asked: Sequence[Asked]) -> np.ndarray:
         """float32 [N]: what N completions earn."""
@@ -117,7 +134,7 @@ class Reward:
         Raises:
             UserError: a registered function gives something else than a finite number.
         """
-        function = REWARDS[self._name]
+        function = self._function
         if function is None:
             references = [each.answer for each in asked]
             return list(map(float, are_right([reading.answer for reading in readings], references, self.style)))

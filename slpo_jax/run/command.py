@@ -1,14 +1,11 @@
-"""What the project's commands share: flags, jax's settings, and one line with status 2 for what the user can mend."""
+"""What the project's commands share: flags, and one line with status 2 for what the user can mend."""
 
-import ctypes
 import errno
 import logging as python_logging
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
@@ -16,8 +13,6 @@ from absl import app, flags, logging
 from slpo_jax.errors import SaveError, UserError, silent_when_unread
 from slpo_jax.io import interrupts
 from slpo_jax.registration import read_registrations
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 flags.DEFINE_bool("debug", False, "Show tracebacks.")
 flags.DEFINE_multi_string("register", [], "Python file that registers methods of its own (slpo_jax.register_..).")
@@ -37,8 +32,9 @@ def run_command(
         parse: the command line -> those arguments; None is `parse_flags`.
         goes_on: whether the same command goes on from what an interrupted one has finished.
     """
-    for name in ("debug", "register"):  # --help shows the main module's
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    own = flags.FLAGS.get_key_flags_for_module(main.__module__)
+    for flag in (flags.FLAGS["debug"], flags.FLAGS["register"], *own):  # --help shows the main module's
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
     def quiet(arguments: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
@@ -144,32 +140,3 @@ def in_flags(message: str, names: dict[str, str]) -> str:
         names: flag or argument by key.
     """
     return re.sub(rf"(?:--)?\bconfig\.({'|'.join(names)})\b", lambda found: names[found[1]], message)
-
-
-def set_up_jax(cpu_devices: int = 1) -> None:
-    """Devices, memory, and a cache of compiled programs that other runs find again.
-
-    Args:
-        cpu_devices: shards of the batch where there is no accelerator.
-    """
-    import jax  # a second that --help need not wait for
-
-    jax.config.update("jax_num_cpu_devices", cpu_devices)
-    jax.config.update("jax_numpy_rank_promotion", "raise")  # axes are added where it can be seen
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/slpo_jax/xla").expanduser()))
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep what a program's buffers occupied, for the next step's.
-
-    By default it hands large blocks back to the system, which makes every step on a CPU fault its pages in anew. The
-    heaps of threads hold no block above 64 MB all the same; one heap for all would be slower. Elsewhere than on Linux
-    with glibc this does nothing.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
-        if not libc.mallopt(_M_MMAP_THRESHOLD, 2**30):  # older versions refuse more than 32 MB
-            libc.mallopt(_M_MMAP_MAX, 0)

@@ -103,16 +103,26 @@ class Setup:
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:
-            problems = load_set(self.config, key, source)
-            try:
-                imitated = key == "config.data.train" and IMITATE in self.config.stages
-                encoded = encode_problems(self.template, problems, with_steps=imitated)
-            except UserError as error:
-                raise UserError(f"{key}: {source}: {error}") from None
-            check_prompts(self.config, key, encoded, max(self.prompt_slots))
-            check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
-            self._sets[key] = encoded
+            self._sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
         return self._sets[key]
+
+    def encode(self, key: str, problems: Sequence[Problem], where: str = "") -> EncodedProblems:
+        """Problems with their token ids.
+
+        Args:
+            key: what they are called in messages.
+            where: the same of messages on a problem's words.
+        Raises:
+            UserError: a prompt or an answer is too long, or has a word that the tokenizer doesn't know.
+        """
+        imitated = key == "config.data.train" and IMITATE in self.config.stages
+        try:
+            encoded = encode_problems(self.template, problems, with_steps=imitated)
+        except UserError as error:
+            raise UserError(f"{where or key}: {error}") from None
+        check_prompts(self.config, key, encoded, max(self.prompt_slots))
+        check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
+        return encoded
 
     def _asked(self, key: str, count: int) -> range:
         """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""

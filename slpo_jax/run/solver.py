@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from slpo_jax.text.batches import pad_prompts, padded_chunks
 from slpo_jax.text.templates import token_texts
 
 ROWS = 64  # rollouts at a time
+_MOST_LOGITS = 2**28  # 1 GiB
 _watch = jax.jit(watch, static_argnums=0)
 # By flag, the key of the config that it sets.
 _KEYS = {
@@ -60,30 +62,13 @@ class Latent:
 
     Attributes:
         stop_probability: rho_t of the gate, None without a trained one.
-        nearest: (token's text, probability), most probable first.
+        nearest: (token's text, probability) of the hidden state that made it, most probable first.
+        vector: h_t as it was fed, float32 [D].
     """
 
     stop_probability: float | None
     nearest: list[tuple[str, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Solution:
-    """What the deterministic rollout thought and wrote.
-
-    Attributes:
-        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
-            text has no end.
-        text: without eos.
-        latents: h_1 .. h_tau.
-        cut: whether the text was cut off at the most tokens that an answer may have.
-    """
-
-    question: str
-    answer: str | None
-    text: str
-    latents: list[Latent]
-    cut: bool
+    vector: np.ndarray = dataclasses.field(repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +84,32 @@ class Vote:
     counts: list[tuple[str | None, int]]
     majority: str | None
     cut: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What the deterministic rollout thought and wrote; `print` shows it for a terminal.
+
+    Attributes:
+        answer: the number in the text as a canonical decimal, or the LaTeX in its box; None if there is none, or the
+            text has no end.
+        text: without eos.
+        latents: h_1 .. h_tau.
+        cut: whether the text was cut off at the most tokens that an answer may have.
+        votes: of rollouts with noise, where they were asked for.
+        shown: all of it, for a terminal.
+    """
+
+    question: str
+    answer: str | None
+    text: str
+    latents: list[Latent]
+    cut: bool
+    votes: Vote | None = None
+    shown: str = dataclasses.field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.shown
 
 
 def load_solver(
@@ -182,18 +193,46 @@ def solve(solver: Solver, question: str) -> Solution:
     Raises:
         UserError: the question is empty, too long, or has a word that the tokenizer doesn't know.
     """
-    setup, prompts = solver.setup, _prompts(solver, question)
-    out = _roll_out(solver, prompts, np.zeros(1, np.int32), 0, noisy=False)
-    seen = _watch(setup.policy, solver.params, prompts, out.actions, out.lengths)
-    stop_T, probability_TK, token_TK = (np.asarray(values)[0] for values in seen)
+    return solve_all(solver, [question])[0]
+
+
+def solve_all(solver: Solver, questions: Sequence[str]) -> list[Solution]:
+    """`solve` for many questions, in batches.
+
+    Raises:
+        UserError: as `solve`, before any is asked.
+    """
+    setup, prompts = solver.setup, [_prompt(solver, question) for question in questions]
+    order = np.argsort([len(prompt) for prompt in prompts], kind="stable")
+    logits = max(setup.config.max_latents, 1) * setup.reasoner.config.vocab_size  # that are looked at, of one
+    found: dict[int, Solution] = {}
+    for places, real in padded_chunks(len(prompts), min(len(prompts), ROWS, max(1, _MOST_LOGITS // logits))):
+        chosen = order[places]
+        batch = _padded(solver, [prompts[place] for place in chosen])
+        solutions = _solved(solver, batch, [questions[place] for place in chosen])
+        found |= dict(zip(chosen[real].tolist(), solutions, strict=False))  # what fills up comes last
+    return [found[place] for place in range(len(prompts))]
+
+
+def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solution]:
+    """A batch's solutions."""
+    setup, policy = solver.setup, solver.setup.policy
+    out = _roll_out(solver, prompts, np.zeros(len(questions), np.int32), 0, noisy=False)
+    stop_BT, probability_BTK, token_BTK = map(
+        np.asarray, _watch(policy, solver.params, prompts, out.actions, out.lengths)
+    )
+    latents_BTD = np.asarray(policy.thinker.feed(solver.params, out.actions), np.float32)
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
-    latents = []
-    for t in range(int(out.lengths[0])):
-        nearest = [(texts[token], float(p)) for token, p in zip(token_TK[t].tolist(), probability_TK[t], strict=True)]
-        latents.append(Latent(float(stop_T[t]) if setup.config.gate.enabled else None, nearest))
-    tokens = np.asarray(out.completions[0])
-    reading = setup.reward.read(tokens)
-    return Solution(question, reading.answer, reading.text, latents, reading.cut)
+    solutions = []
+    for row, (tokens, length) in enumerate(zip(np.asarray(out.completions), np.asarray(out.lengths), strict=True)):
+        latents = []
+        for t in range(int(length)):
+            pairs = zip(token_BTK[row, t].tolist(), probability_BTK[row, t].tolist(), strict=True)
+            stop = float(stop_BT[row, t]) if setup.config.gate.enabled else None
+            latents.append(Latent(stop, [(texts[token], p) for token, p in pairs], latents_BTD[row, t]))
+        reading = setup.reward.read(tokens)
+        solutions.append(Solution(questions[row], reading.answer, reading.text, latents, reading.cut))
+    return solutions
 
 
 def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
@@ -203,7 +242,7 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         samples: N, at least 1.
         seed: dropout seed.
     """
-    prompts = _prompts(solver, question)
+    prompts = _padded(solver, [_prompt(solver, question)])
     readings: list[Reading] = []
     for rows, real in padded_chunks(samples, min(samples, ROWS)):
         many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
@@ -214,8 +253,8 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 
 
-def _prompts(solver: Solver, question: str) -> Prompts:
-    """The question as a batch of one."""
+def _prompt(solver: Solver, question: str) -> list[int]:
+    """The question's ids."""
     setup = solver.setup
     if not question.strip():
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
@@ -226,8 +265,14 @@ def _prompts(solver: Solver, question: str) -> Prompts:
     most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.answer_slots
     if len(prompt) > most:
         raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
-    slots = [slots for slots in setup.prompt_slots if slots >= len(prompt)] or [len(prompt)]
-    return Prompts(*pad_prompts([prompt], slots, [0], setup.template.pad_id))
+    return prompt
+
+
+def _padded(solver: Solver, prompts: list[list[int]]) -> Prompts:
+    """A batch in the smallest bucket that holds it."""
+    longest = max(map(len, prompts))
+    slots = [slots for slots in solver.setup.prompt_slots if slots >= longest] or [longest]
+    return Prompts(*pad_prompts(prompts, slots, range(len(prompts)), solver.setup.template.pad_id))
 
 
 def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int, noisy: bool) -> Trajectories:

@@ -1,6 +1,8 @@
 """The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
@@ -40,16 +42,21 @@ def check_sources(config: Config, workdir: Path) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def load_set(config: Config, key: str, source: str) -> tuple[Problem, ...]:
+def load_set(
+    config: Config, key: str, source: str | Iterable[Mapping[str, Any]], texts: bool = False
+) -> tuple[Problem, ...]:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
+    Args:
+        source: as `load_problems` takes it.
+        texts: answers may be any texts; else what `config.reward` can compare.
     Raises:
         UserError: the key, and what is wrong with its source.
     """
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     kind: Answers = "latex" if config.prompt.answers == "boxed" else "numbers"
-    kind = kind if config.reward == CORRECT else "texts"
+    kind = kind if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):
         try:

@@ -7,7 +7,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from absl import logging
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
-from slpo_jax.text.dataset_rows import Role, dataset_rows
+from slpo_jax.text.dataset_rows import Role, dataset_rows, given_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
@@ -87,7 +87,7 @@ class Problems(tuple[Problem, ...]):
 
 
 def load_problems(
-    source: str,
+    source: str | Iterable[Mapping[str, Any]],
     synthetic: SyntheticConfig | None = None,
     role: Role = "train",
     answers: Answers = "numbers",
@@ -108,7 +108,8 @@ def load_problems(
               .txt ("question||steps #### answer" a line);
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
-            - "synthetic:NAME" for a generated set.
+            - "synthetic:NAME" for a generated set;
+            - records with fields, such as a list of dicts or a `datasets.Dataset`.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
             "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
             "opencompass/AIME2025:AIME2025-I+AIME2025-II".
@@ -128,6 +129,8 @@ def load_problems(
             record is malformed; the message has the file and the line (or record), or the data set, the split and the
             row.
     """
+    if not isinstance(source, str):
+        return _problems("records", _raw_problems(given_rows(source), fields, False), False, answers)
     if source.startswith(SYNTHETIC_PREFIX):
         return synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig())
     path = Path(source).expanduser()

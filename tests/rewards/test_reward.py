@@ -11,8 +11,8 @@ from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
+from slpo_jax.run.shown import describe
 from slpo_jax.run.solver import Solution, Solver
-from slpo_jax.solve import describe
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem

@@ -279,8 +279,8 @@ def test_one_line_and_nothing_else(folder, case):
 
 
 CONFIGS = {
-    "nowhere.py": ("--config=nowhere.py: no such file", "configs/*.py"),
-    ".": ("--config=.: a directory", "configs/*.py"),
+    "nowhere.py": ("--config=nowhere.py: no such file", "quickstart"),
+    ".": ("--config=.: a directory", "quickstart"),
     "typo.py": ("stepz", "slpo_jax/config.py"),
     "syntax.py": ("--config=syntax.py", "invalid syntax"),
     "raises.py": ("--config=raises.py", "no more"),

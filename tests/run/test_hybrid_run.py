@@ -19,8 +19,8 @@ from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
+from slpo_jax.run.shown import describe
 from slpo_jax.run.stage import starting_params
-from slpo_jax.solve import describe
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state

@@ -16,8 +16,8 @@ from slpo_jax.evaluation.evaluate import thought_rows
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.settings import config_of
+from slpo_jax.run.shown import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
-from slpo_jax.solve import describe, describe_vote
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.templates import token_texts

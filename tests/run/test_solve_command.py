@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from asked import QUESTION, workdir
 
+from slpo_jax.run.shown import describe, describe_vote
 from slpo_jax.run.solver import load_solver, solve, vote
-from slpo_jax.solve import describe, describe_vote
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,3 @@
+from slpo_jax.cli import main
+
+main()

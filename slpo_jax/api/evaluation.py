@@ -1,0 +1,103 @@
+"""What an evaluation found: figures, records, a table, a curve, and differences from another."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.comparisons import compare_rows
+from slpo_jax.evaluation.records import EvalRecords, arrays_of
+from slpo_jax.evaluation.rows import Row
+from slpo_jax.evaluation.statistics import summarise
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+_SET = "problems"
+
+
+class Difference(NamedTuple):
+    """Of a figure, paired by problem, with its 95 % bootstrap interval over problems."""
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A problem set as a reasoner answered it; `print` shows its figures.
+
+    Attributes:
+        records: an object a problem: question, reference, completion, answer, latent_steps, correct, cut and samples,
+            as they stand in a run's eval/ROW/SET.jsonl.
+        label: what figures call it.
+    """
+
+    records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
+    label: str = "this reasoner"
+
+    @functools.cached_property
+    def arrays(self) -> EvalRecords:
+        """The same as arrays."""
+        return arrays_of([(f"record {number}", row) for number, row in enumerate(self.records, 1)])
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`."""
+        return summarise(self.arrays)
+
+    def __str__(self) -> str:
+        found = self.summary
+        lines = [f"Acc     {_percent(found, 'acc')} on {found['n']} problems"]
+        ks = [key for key in found if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
+        lines += [f"{'P' + key[1:]:<7} {_percent(found, key)}" for key in ks]
+        cut = f", {100 * found['cut']:.1f} % cut at the limit" if found.get("cut") else ""
+        return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row a problem; `samples` stays a list.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas: pandas is not installed; pip install pandas") from error
+        return pandas.DataFrame.from_records([dict(row) for row in self.records])
+
+    def plot(self, *others: "Evaluation") -> "Figure":
+        """Unbiased Pass@k over k, a line each; bands are one standard error over problems.
+
+        Raises:
+            UserError: no rollouts were sampled.
+        """
+        from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
+
+        every = {f"{place}": each for place, each in enumerate((self, *others))}
+        rows = {name: Row(name, each.label) for name, each in every.items()}
+        figure = pass_at_k_figure({name: {_SET: each.arrays} for name, each in every.items()}, rows)
+        if figure is None:
+            raise UserError("plot: there are no samples; evaluate with samples=16, for one")
+        return figure
+
+    def compare(self, other: "Evaluation") -> dict[str, Difference]:
+        """This minus the other, by figure, as fractions.
+
+        Raises:
+            UserError: they are of different problems.
+        """
+        both = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
+        rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
+        if not self.arrays.same_problems(other.arrays):
+            raise UserError("compare: the two are of different problems; evaluate both on the same set")
+        entries, _ = compare_rows([both], rows)
+        return {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
+
+
+def _percent(found: Mapping[str, Any], key: str) -> str:
+    error = found.get(f"{key}_se")
+    return f"{100 * found[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

@@ -1,0 +1,163 @@
+"""A trained reasoner in Python: ask it, evaluate it, export it."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+from slpo_jax.api.evaluation import Evaluation
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Completions, record_rows
+from slpo_jax.io.backend import set_up_jax
+from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.run.shown import describe, describe_vote
+from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
+from slpo_jax.run.sources import load_set
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedReasoner:
+    """What `load` returns: a reasoner with its own T, way of stopping, threshold, prompt and noise.
+
+    Attributes:
+        solver: models, texts and parameters.
+    """
+
+    solver: Solver
+
+    @property
+    def source(self) -> str:
+        """Where it was loaded from."""
+        return self.solver.setup.config.init
+
+    @property
+    def config(self) -> Any:
+        """The frozen config that it is used with (`slpo_jax.config.Config`)."""
+        return self.solver.setup.config
+
+    def __repr__(self) -> str:
+        return f"{self.config.reasoner} from {self.source}, stops by {self.solver.stopping} {self.solver.rule}"
+
+    @overload
+    def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
+    @overload
+    def solve(self, question: list[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    def solve(self, question: str | list[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
+        """Ask, and watch it think.
+
+        Args:
+            question: a question, or a list of them, asked in batches.
+            samples: rollouts of each question under the noise of the run's evaluation, which vote.
+            seed: of that noise.
+        Returns:
+            a solution, or a list of them: answer, text, latents (stop probability, nearest tokens, vector), votes.
+        Raises:
+            UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
+        """
+        questions = [question] if isinstance(question, str) else list(question)
+        if not questions:
+            raise UserError("question: the list is empty; give at least one")
+        found = []
+        for solution in solve_all(self.solver, questions):
+            shown, votes = describe(self.solver, solution), None
+            if samples:
+                votes = vote(self.solver, solution.question, samples, seed)
+                shown += "\n\n" + describe_vote(self.solver, votes, seed)
+            found.append(dataclasses.replace(solution, votes=votes, shown=shown))
+        return found[0] if isinstance(question, str) else found
+
+    def evaluate(
+        self,
+        problems: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+        samples: int = 16,
+        seed: int = 0,
+        reward: str | Callable[[str, str, str], float] | None = None,
+        limit: int = 0,
+    ) -> Evaluation:
+        """Roll out a whole set: once without noise, and `samples` times with the noise of the run's evaluation.
+
+        Args:
+            problems: the name of a set of the run, anything that `config.data.eval` takes (a file, a directory, a hub
+                id, a generated set), records such as {"question": .., "answer": ..}, or a `datasets.Dataset`.
+            samples: rollouts of each problem, k of Pass@k; 0 is none.
+            seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
+            reward: a registered name, or a function (question, reference, completion) -> number that says what a
+                completion earns; 1 or more counts as right. None compares answers.
+            limit: only the first problems; 0 is all.
+        Raises:
+            UserError: the problems or the reward can't be used.
+        """
+        if samples < 0 or limit < 0:
+            raise UserError(f"{'samples' if samples < 0 else 'limit'}: is below 0; give 0 or more")
+        setup, name, source = self.solver.setup, "", problems
+        if isinstance(source, str | os.PathLike):
+            source = os.fspath(source)
+            name = source if source in setup.config.data.eval else ""
+            source = setup.config.data.eval.get(source, source)
+        judge = setup.reward if reward is None else setup.reward.asking(reward)
+        found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
+        asked = setup.encode("problems", found[: limit or None])
+        stopping, rule = self.solver.stopping, self.solver.rule
+
+        def run(seed: int | None, samples: int, label: str) -> Completions:
+            return setup.evaluator.run(
+                self.solver.params, asked, stopping, rule, seed=seed, samples=samples, label=label, name=name
+            )
+
+        greedy = run(None, 1, "without noise")
+        sampled = {seed: run(seed, samples, "with noise")} if samples else {}
+        rows = list(record_rows(judge, asked, greedy, sampled, samples))
+        return Evaluation(rows, label=name or Path(self.source).name)
+
+    def export(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a directory that `transformers` opens, with all that it needs to think.
+
+        Args:
+            folder: must not exist, or be empty; it appears whole or not at all.
+        Raises:
+            UserError: the folder is in use, or the reasoner has parts that no other program knows.
+        """
+        target = Path(folder).expanduser()
+        export_checkpoint(Path(self.source), target)
+        return target
+
+
+def load(
+    checkpoint: str | os.PathLike[str],
+    *,
+    threshold: float | None = None,
+    latents: int | None = None,
+    max_answer_tokens: int | None = None,
+    reasoner: str = "",
+    base: str = "",
+    tokenizer: str = "",
+    lora_alpha: float | None = None,
+    thinker: str = "",
+    instruction: str = "",
+    answers: str = "",
+) -> TrainedReasoner:
+    """Load a reasoner with all that belongs to it.
+
+    Args:
+        checkpoint: the workdir of a run (its newest stage or objective), WORKDIR/checkpoints/STAGE, an export, a
+            Hugging Face directory or hub id, or a file.
+        threshold: of the gate; None is the one chosen in the run, or 0.5.
+        latents: a fixed number instead of the gate; None is the gate's, or the run's.
+        max_answer_tokens: None is the run's budget.
+        reasoner: kind and backbone, such as coconut_gpt2; "" is what the checkpoint itself says.
+        base: the base model's directory or hub id, for a file without config and tokenizer.
+        tokenizer: a directory or hub id; "" is the checkpoint's or the base's.
+        lora_alpha: scale of LoRA adapters times their rank.
+        thinker: the law of a thought's steps, such as soft; "" is the run's.
+        instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+    Raises:
+        UserError: no such checkpoint, or a setting that it can't be used with.
+    """
+    set_up_jax()
+    solver = load_solver(
+        os.fspath(checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
+        tokenizer=tokenizer, lora_alpha=lora_alpha, thinker=thinker, instruction=instruction, answers=answers,
+    )  # fmt: skip
+    return TrainedReasoner(solver)

@@ -1,0 +1,92 @@
+"""A run in Python: what `slpo train` does, and the reasoners that it leaves."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.api.reasoner import TrainedReasoner, load
+from slpo_jax.checks import check
+from slpo_jax.errors import UserError
+from slpo_jax.io.backend import set_up_jax
+from slpo_jax.io.files import read_json
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.shipped import override, read_config_file
+from slpo_jax.run.sources import check_sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A workdir: `run["slpo"]` is the reasoner of a stage or objective, `list(run)` names them.
+
+    Attributes:
+        workdir: its folder.
+    """
+
+    workdir: Path
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(Workdir(self.workdir).finished_stages())
+
+    def __getitem__(self, stage: str) -> TrainedReasoner:
+        if stage not in (there := list(self)):
+            raise UserError(f"{self.workdir}: has no finished stage {stage!r}; use one of {', '.join(there) or 'none'}")
+        return load(Workdir(self.workdir).stage(stage).path)
+
+    @functools.cached_property
+    def report(self) -> dict[str, Any]:
+        """What report.json holds: figures by row and set, differences with intervals.
+
+        Raises:
+            UserError: the run was not evaluated.
+        """
+        return read_json(Workdir(self.workdir).report_json, "run the evaluate stage")
+
+
+def train(
+    start: str | os.PathLike[str] | ConfigDict,
+    /,
+    *,
+    train: str | os.PathLike[str] = "",
+    valid: str | os.PathLike[str] = "",
+    eval: Mapping[str, str | os.PathLike[str]] | None = None,
+    workdir: str | os.PathLike[str] = "",
+    config: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run the stages of a config, as `slpo train` does; called again, it goes on where it was.
+
+    Args:
+        start: the name of a shipped config (`slpo configs`), a config file, or a ConfigDict made by one.
+        train, valid: sources of problems, as `config.data.train` takes them; "" is the config's.
+        eval: sets to evaluate on, NAME = source, instead of the config's.
+        workdir: where checkpoints and reports go; "" is runs/NAME of the config.
+        config: further keys by dotted name, such as {"rl.steps": 100}.
+    Returns:
+        the run: its reasoners by stage, its report.
+    Raises:
+        UserError: a key, a file or a value can't be used; nothing has been done then.
+        KeyboardInterrupt: after Ctrl-C, once the stage is saved.
+    """
+    node = start.copy_and_resolve_references() if isinstance(start, ConfigDict) else read_config_file(os.fspath(start))
+    name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem
+    changes = dict(config or {}) | {
+        f"data.{key}": os.fspath(path) for key, path in (("train", train), ("valid", valid)) if path
+    }
+    if eval is not None:
+        with node.unlocked():
+            node.data.eval = {each: os.fspath(source) for each, source in eval.items()}
+    override(node, changes)
+    checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
+    check_sources(checked, folder)
+    set_up_jax(checked.cpu_devices)
+    from slpo_jax.run.plan import run_stages  # once jax is set up
+
+    try:
+        run_stages(checked, folder, list(changes))
+    except SystemExit as end:  # which is a command's
+        raise KeyboardInterrupt from end
+    return Run(folder)

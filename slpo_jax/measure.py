@@ -1,0 +1,39 @@
+"""`slpo eval RUN PROBLEMS`: how often a trained reasoner is right.
+
+PROBLEMS is a file, a directory, a hub id, a generated set such as synthetic:test, or the name of a set of the run.
+Prints Acc, the share of right answers without noise, and Pass@k of --samples rollouts with the noise of the run's
+evaluation, each with its standard error over problems. --out=FILE.jsonl keeps the records.
+"""
+
+import json
+
+from absl import flags
+
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import as_json
+from slpo_jax.run import asked
+from slpo_jax.run.command import run_command
+
+
+def main(argv: list[str]) -> None:
+    """The command, after its flags are parsed."""
+    values = flags.FLAGS
+    if len(argv) != 2 and values.checkpoint:
+        raise UserError("PROBLEMS: give one set: a file, a hub id, or the name of a set of the run")
+    with asked.in_its_flags():
+        found = asked.load_asked().evaluate(argv[-1], values.samples, values.seed, values.reward or None, values.limit)
+    if values.out:
+        from slpo_jax.evaluation.records import write_records
+
+        write_records(values.out, found.records)
+    print(json.dumps(as_json(found.summary)) if values.json else found)
+
+
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
+    asked.define_flags(samples=16)
+    flags.adopt_module_key_flags(asked)
+    flags.DEFINE_integer("limit", 0, "Only the first problems; 0 is all.", lower_bound=0)
+    flags.DEFINE_string("reward", "", "A reward that --register registers; default: the answer is the reference.")
+    flags.DEFINE_string("out", "", "A .jsonl file to write the records to.")
+    run_command(main, goes_on=False)

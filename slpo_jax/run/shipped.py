@@ -1,0 +1,96 @@
+"""Config files by name: those of `configs/`, which the package brings along, and the user's own."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.errors import UserError, in_a_line
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_folder() -> Path:
+    """Where the shipped configs are: in the installed package, or beside it in a checkout."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def shipped() -> dict[str, str]:
+    """The shipped configs, each with the first line of what it says of itself."""
+    files = sorted(shipped_folder().glob("[!_]*.py"))
+    texts = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" for file in files}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
+
+
+def find_config(given: str) -> str:
+    """The path of a config that is given as a path, a name, or what a checkout calls it, `configs/NAME.py`.
+
+    Args:
+        given: with or without ":ARGUMENT" of its `get_config` at its end, which stays.
+    Raises:
+        UserError: there is neither such a file nor such a name.
+    """
+    path, colon, argument = given.partition(":")
+    found = Path(path).expanduser()
+    name = re.fullmatch(r"(?:configs/)?([\w-]+)(?:\.py)?", path)
+    if not found.is_file() and name:
+        ours = shipped_folder() / f"{name[1]}.py"
+        found = ours if ours.is_file() else found
+    if not found.is_file():
+        what = "is empty" if not path else "a directory" if found.is_dir() else "no such file"
+        raise UserError(f"--config={path}: {what}; give a file, or one of {', '.join(shipped())}")
+    return f"{found}{colon}{argument}"
+
+
+def read_config_file(given: str) -> ConfigDict:
+    """What `get_config` of a config file returns.
+
+    Args:
+        given: as `find_config` takes it.
+    Raises:
+        UserError: there is no such file, or it fails.
+    """
+    path, _, argument = find_config(given).partition(":")
+    spec = importlib.util.spec_from_file_location(f"slpo_jax_config_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config: Any = module.get_config(*[argument] * bool(argument))
+    except UserError:
+        raise
+    except Exception as error:  # the config file is the user's code, and can raise anything
+        raise UserError(f"--config={given}: {in_a_line(error)}; mend the file") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"--config={given}: get_config returns no ConfigDict; begin with slpo_jax.config")
+    return config
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+    """Set keys of a config, by dotted name, as `--config.KEY=VALUE` does.
+
+    Raises:
+        UserError: an unknown key, or a value of another type.
+    """
+    for key, value in changes.items():
+        names = key.removeprefix("config.").split(".")
+        node: Any = config
+        for name in names[:-1]:
+            node = node.get(name) if isinstance(node, ConfigDict) else None
+        open_ended = names[:-1] in (["data", "eval"], ["objective"])
+        if not isinstance(node, ConfigDict) or (names[-1] not in node and not open_ended):
+            raise UserError(f"config.{'.'.join(names)}: unknown config key; {_neighbours(node)}")
+        try:
+            node[names[-1]] = ConfigDict(value) if isinstance(value, dict) else value
+        except (TypeError, ValueError) as error:
+            raise UserError(f"config.{'.'.join(names)}: {value!r} is of another type ({error}); mend it") from error
+
+
+def _neighbours(node: Any) -> str:
+    return f"use one of {', '.join(sorted(node))}" if isinstance(node, ConfigDict) else "there is no such section"

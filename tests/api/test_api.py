@@ -1,0 +1,148 @@
+"""The public names: what they give is what the run's own files say, and nothing is imported before it is used."""
+
+import json
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import pytest
+from asked import QUESTION, workdir
+from small_run import load_config
+
+import slpo_jax as slpo
+from slpo_jax.checks import check
+from slpo_jax.run.plan import run_stages
+from slpo_jax.run.shipped import shipped
+
+
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory):
+    return slpo.load(workdir("coconut_gpt2", tmp_path_factory.mktemp("api") / "work"))
+
+
+def test_importing_the_package_imports_nothing_else():
+    heavy = "{name.partition('.')[0] for name in sys.modules} & {'jax', 'numpy', 'absl', 'transformers', 'matplotlib'}"
+    code = f"import sys, slpo_jax as slpo; print({heavy} or slpo.__version__, sorted(dir(slpo)) > [])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{slpo.__version__} True\n"
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(slpo, name).__doc__ for name in slpo.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = slpo.nothing
+
+
+@pytest.mark.slow
+def test_a_list_is_solved_as_its_questions_alone(reasoner):
+    questions = [QUESTION, QUESTION.replace("5", "4") + " How many ?", QUESTION.replace("3", "2")]
+    alone = [reasoner.solve(question, samples=2, seed=1) for question in questions]
+    together = reasoner.solve(questions, samples=2, seed=1)
+    assert [(each.answer, each.text, each.votes) for each in together] == [
+        (each.answer, each.text, each.votes) for each in alone
+    ]
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one.latents, other.latents, strict=True):
+            np.testing.assert_allclose(a.vector, b.vector, rtol=1e-4, atol=1e-5)
+            assert a.stop_probability == pytest.approx(b.stop_probability, abs=1e-5)
+            assert [token for token, _ in a.nearest] == [token for token, _ in b.nearest]
+            assert a.vector.shape == (reasoner.config.model.n_embd,)
+    assert f"question  {questions[1]}\n" in str(together[1])
+    assert "vote of 2 rollouts" in str(together[1])
+    with pytest.raises(slpo.UserError, match=r"question: the list is empty"):
+        reasoner.solve([])
+
+
+@pytest.mark.slow
+def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
+    records = [{"question": QUESTION, "answer": n, "steps": []} for n in range(4)]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    found = [
+        reasoner.evaluate(problems, samples=3, seed=2)
+        for problems in (records, path, str(path), datasets.Dataset.from_list(records))
+    ]
+    assert all(each.records == found[0].records for each in found)
+    first = found[0]
+    assert first.summary["n"] == 4
+    right = [row["correct"] for row in first.records]
+    assert first.summary["acc"] == np.mean(right)
+    assert len(first.to_pandas()) == 4
+    assert f"Acc     {100 * np.mean(right):.1f}" in str(first)
+    assert len(first.plot(found[1]).axes[0].lines) == 2
+    assert reasoner.evaluate(path, samples=0, limit=2).records == [{**row, "samples": []} for row in first.records[:2]]
+    assert first.compare(found[1])["acc"] == (0.0, 0.0, 0.0)
+    with pytest.raises(slpo.UserError, match="different problems"):
+        first.compare(reasoner.evaluate(path, limit=2))
+    with pytest.raises(slpo.UserError, match="no samples"):
+        reasoner.evaluate(path, samples=0).plot()
+
+
+@pytest.mark.slow
+def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
+    asked = [{"question": QUESTION, "answer": "pens"}]
+    seen = []
+
+    def long_enough(question, reference, completion):
+        seen.append((question, reference))
+        return float(len(completion) > 1)
+
+    found = reasoner.evaluate(asked, samples=2, reward=long_enough)
+    assert set(seen) <= {(QUESTION, "pens")}
+    cut = found.records[0]["cut"]
+    assert found.records[0]["correct"] == (not cut and len(found.records[0]["completion"]) > 1)
+    with pytest.raises(slpo.UserError, match="reward: 'nothing' is unknown; give one of correct"):
+        reasoner.evaluate(asked, reward="nothing")
+
+
+@pytest.mark.slow
+def test_a_run_from_python_is_the_command_s(tmp_path):
+    config = load_config()
+    config.stages = ("imitate", "evaluate")
+    config.gate.enabled = False
+    run = slpo.train(config, workdir=tmp_path / "api", config={"seed": 5}, eval={"mine": "synthetic:test"})
+    config.seed, config.data.eval = 5, {"mine": "synthetic:test"}
+    run_stages(check(config), tmp_path / "command")
+    assert (tmp_path / "api" / "config.json").read_text() == (tmp_path / "command" / "config.json").read_text()
+    assert list(run) == ["imitate", "imitate_control"]
+    assert run.report["eval"] == json.loads((tmp_path / "command" / "report.json").read_text())["eval"]
+    assert run["imitate"].source == str(tmp_path / "api" / "checkpoints" / "imitate")
+    with pytest.raises(slpo.UserError, match="no finished stage 'slpo'; use one of imitate, imitate_control"):
+        run["slpo"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    {
+        ("nowhere", "--config=nowhere: no such file; give a file, or one of arithmetic"),
+        ("quickstart", r"config\.rl\.stepz: unknown config key; use one of batch_size"),
+    },
+)
+def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, message):
+    with pytest.raises(slpo.UserError, match=message):
+        slpo.train(given, workdir=tmp_path / "work", config={"rl.stepz": 3})
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 0, "slpo solve RUN"),
+        (["--version"], 0, slpo.__version__),
+        (["configs"], 0, "quickstart"),
+        (["configs", "own"], 0, "def get_config"),
+        (["configs", "nowhere"], 2, "no such file"),
+        (["trian"], 2, "error: trian: no such command; give one of train"),
+    ],
+)
+def test_the_command(arguments, status, said):
+    done = subprocess.run([sys.executable, "-m", "slpo_jax", *arguments], capture_output=True, text=True)
+    assert done.returncode == status
+    assert said in (done.stderr if status else done.stdout)
+    assert len(done.stderr.splitlines()) == bool(status)
+
+
+def test_every_shipped_config_says_what_it_is():
+    assert {"quickstart", "coconut_gpt2"} <= shipped().keys()
+    assert all(shipped().values())
