@@ -25,6 +25,7 @@ REQUIREMENTS = [
     "numpy>=2.1.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.0,<1",  # 1.0 renames its package; what it keeps is experimental in 0.12
+    "pandas>=2.2",
     "pyarrow>=21.0",
     "safetensors>=0.6",
     "scipy>=1.14.1",

@@ -58,15 +58,9 @@ class Evaluation:
         return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row a problem; `samples` stays a list.
+        """A row a problem; `samples` stays a list."""
+        import pandas  # takes a second
 
-        Raises:
-            UserError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError("to_pandas: pandas is not installed; pip install pandas") from error
         return pandas.DataFrame.from_records([dict(row) for row in self.records])
 
     def plot(self, *others: "Evaluation") -> "Figure":
