@@ -48,11 +48,18 @@ def _run(arguments: list[str]) -> int | None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"slpo_jax.{_MODULES[command]}")
+    name, arguments = as_module([command, *rest])
+    module = importlib.import_module(name)
     sys.modules["__main__"].__doc__ = module.__doc__  # what absl's --help shows
-    sys.argv = [f"slpo {command}", *_ARRANGED.get(command, list)(rest)]
+    sys.argv = [f"slpo {command}", *arguments]
     run: Callable[[], int | None] = module.run
     return run()
+
+
+def as_module(arguments: list[str]) -> tuple[str, list[str]]:
+    """The module that a command is, but for `configs`, and that module's arguments."""
+    command, *rest = arguments
+    return f"slpo_jax.{_MODULES[command]}", _ARRANGED.get(command, list)(rest)
 
 
 def _configs(names: list[str]) -> int:

@@ -105,7 +105,7 @@ def _parse(argv: list[str]) -> list[str]:
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     register(argv)
-    argv = _find_config(argv)
+    argv = with_found_config(argv)
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
@@ -130,7 +130,7 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def _find_config(argv: list[str]) -> list[str]:
+def with_found_config(argv: list[str]) -> list[str]:
     """The arguments with the config's path, where a name was given.
 
     Raises:

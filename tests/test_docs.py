@@ -22,11 +22,13 @@ from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, 
 from tiny import GATE, compiled
 
 from slpo_jax import checks
+from slpo_jax.cli import as_module
 from slpo_jax.config import default_config
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import KINDS
+from slpo_jax.main import with_found_config
 from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import THINKERS
@@ -129,7 +131,15 @@ def commands(page: Path) -> list[list[str]]:
     """The arguments of every command of a page, without what installs."""
     lines = "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in line.split("&&")]
-    return [shlex.split(part, comments=True) for part in parts if part.strip()]
+    return [_as_module(shlex.split(part, comments=True)) for part in parts if part.strip()]
+
+
+def _as_module(words: list[str]) -> list[str]:
+    """`slpo COMMAND ..` as `python -m MODULE ..`."""
+    if words[0] != "slpo":
+        return words
+    module, arguments = as_module(words[1:])
+    return ["python", "-m", module, *arguments]
 
 
 @of(PAGES)
@@ -141,6 +151,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
             example(Path(file.partition("=")[2]).stem)
             words.remove(file)
         monkeypatch.setattr(sys, "argv", words[2:])  # where config_flags looks for the keys that are given
+        words[2:] = with_found_config(words[2:])
         values = flags.FlagValues()
         config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
         flags.DEFINE_string("workdir", None, "", flag_values=values)
@@ -166,7 +177,7 @@ def test_other_commands_have_their_files_and_flags(page):
             path = ROOT / words[1]
         else:
             continue
-        shared = ("main.py", "run/command.py")
+        shared = ("main.py", "run/command.py", "run/asked.py")
         sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):

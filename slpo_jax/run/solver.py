@@ -29,7 +29,6 @@ from slpo_jax.text.templates import token_texts
 
 ROWS = 64  # rollouts at a time
 _MOST_LOGITS = 2**28  # 1 GiB
-_watch = jax.jit(watch, static_argnums=0)
 # By flag, the key of the config that it sets.
 _KEYS = {
     "max_answer_tokens": "evaluate.max_answer_tokens", "thinker": "thinker.name", "instruction": "prompt.instruction",
@@ -218,10 +217,8 @@ def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solu
     """A batch's solutions."""
     setup, policy = solver.setup, solver.setup.policy
     out = _roll_out(solver, prompts, np.zeros(len(questions), np.int32), 0, noisy=False)
-    stop_BT, probability_BTK, token_BTK = map(
-        np.asarray, _watch(policy, solver.params, prompts, out.actions, out.lengths)
-    )
-    latents_BTD = np.asarray(policy.thinker.feed(solver.params, out.actions), np.float32)
+    seen = _watch(policy, solver.params, prompts, out.actions, out.lengths)
+    stop_BT, probability_BTK, token_BTK, latents_BTD = map(np.asarray, seen)
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     solutions = []
     for row, (tokens, length) in enumerate(zip(np.asarray(out.completions), np.asarray(out.lengths), strict=True)):
@@ -288,3 +285,10 @@ def _roll_out(solver: Solver, prompts: Prompts, sample_N: np.ndarray, seed: int,
 def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> Trajectories:
     keys_N = noise.row_keys(key, jnp.zeros_like(sample_N), sample_N)
     return sample(policy, params, prompts, keys_N, rule_N)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_B):
+    """What `watch` sees of a batch, and its latents, float32 [B, T, D]."""
+    latents_BTD = policy.thinker.feed(params, actions).astype(jnp.float32)
+    return *watch(policy, params, prompts, actions, lengths_B), latents_BTD

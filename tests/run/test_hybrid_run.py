@@ -159,7 +159,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
 
     monkeypatch.setattr(rl, "sample", sampled)
     monkeypatch.setattr(solver, "_sample", sampled)
-    monkeypatch.setattr(solver, "_watch", lambda *_: [np.zeros((1, T, 1), int)] * 3)
+    monkeypatch.setattr(solver, "_watch", lambda *_: [np.zeros((1, T, 1), int)] * 4)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward.on_device, 1, key)[1])(
         experiment.key
