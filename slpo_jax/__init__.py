@@ -8,8 +8,7 @@
     e = r.evaluate("my_test.jsonl")         # e.summary, e.records, e.to_pandas(), e.plot(), e.compare(other)
     r.export("exported")                    # for transformers
 
-`register_objective`, `register_thinker`, `register_reward`, `register_recipe` and `register_scorer` have a config take
-methods of your own.
+`register_objective` and its like (reward, recipe, scorer, thinker, tracker) have a config take methods of your own.
 
 An array's name ends with its axes, one letter each, and docstrings give shapes in the same letters:
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
         register_reward,
         register_scorer,
         register_thinker,
+        register_tracker,
     )
     from slpo_jax.run.solver import Latent, Solution, Vote
 
@@ -53,19 +53,21 @@ __version__ = "0.2.0"
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+_REGISTER = tuple(f"register_{what}" for what in ("objective", "recipe", "reward", "scorer", "thinker", "tracker"))
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
     "api.reasoner": ("TrainedReasoner", "load"),
     "api.training": ("Run", "train"),
     "errors": ("UserError",),
-    "registration": ("register_objective", "register_recipe", "register_reward", "register_scorer", "register_thinker"),
+    "registration": _REGISTER,
     "run.solver": ("Latent", "Solution", "Vote"),
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
-__all__ = [
-    "Difference", "Evaluation", "Latent", "Run", "Solution", "TrainedReasoner", "UserError", "Vote", "load",
-    "register_objective", "register_recipe", "register_reward", "register_scorer", "register_thinker", "train",
+__all__ = [  # noqa: RUF022 - as `_PLACES`
+    "Difference", "Evaluation", "TrainedReasoner", "load", "Run", "train", "UserError", "register_objective",
+    "register_recipe", "register_reward", "register_scorer", "register_thinker", "register_tracker", "Latent",
+    "Solution", "Vote",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from asked import QUESTION, workdir
 from small_run import load_config
 
 import slpo_jax as slpo
+from slpo_jax import registration
 from slpo_jax.checks import check
 from slpo_jax.run.plan import run_stages
 from slpo_jax.run.shipped import shipped
@@ -30,6 +31,7 @@ def test_importing_the_package_imports_nothing_else():
 
 def test_every_public_name_is_there():
     assert all(getattr(slpo, name).__doc__ for name in slpo.__all__)
+    assert {name for name in vars(registration) if name.startswith("register_")} < set(slpo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = slpo.nothing
 
