@@ -80,7 +80,7 @@ class Codi(Kind):
         return marked_template(
             tokenizer,
             tokens,
-            answer_style="last_number",
+            answer_style="texts" if prompt.answers == "texts" else "last_number",
             question_text=_tidied if self.tidy else str,
             step_text=lambda step, first: step if first else " " + step,
             answer_text=lambda answer: f"{_ANSWER} {answer}",

@@ -96,7 +96,7 @@ class Colar(Kind):
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         return Template(
-            answer_style="last_number",
+            answer_style="texts" if prompt.answers == "texts" else "last_number",
             start_id=mark[0],
             end_id=mark[0],
             latent_id=tokenizer.get_vocab().get(LATENT),

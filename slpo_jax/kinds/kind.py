@@ -82,7 +82,7 @@ class Kind(abc.ABC):
         Args:
             tokenizer: gets the tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
             first_id: where they go; None for the first id that is free.
-            prompt: what a kind without markers is asked with.
+            prompt: what a kind without markers is asked with; of the others, whether answers are texts.
         Raises:
             UserError: the tokenizer can't be used.
         """

@@ -13,8 +13,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.equivalence import are_equivalent
 from slpo_jax.rewards.latex import comparisons
 from slpo_jax.rewards.numerals import NUMBER, last_number
+from slpo_jax.rewards.texts import compared, said_text
 
-AnswerStyle = Literal["after_mark", "last_number", "boxed"]
+AnswerStyle = Literal["after_mark", "last_number", "boxed", "texts"]
 
 _REFERENCE = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 # str.strip() would also take U+00A0, U+0085 and the separators 0x1c..0x1f, which the device counts as junk.
@@ -82,14 +83,17 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
             - nor are digits that an apostrophe or a zero-width blank joins to digits before it ("1'000");
             - nor is one that a superscript touches, or a fraction such as ½.
             Line breaks, equals signs, quotes, all letters and signs that aren't named, and words end what is before.
-            "boxed": what the last `\boxed{...}` holds.
+            "boxed": what the last `\boxed{...}` holds. "texts": what follows the last mark (`texts.said_text`).
     Returns:
-        the canonical decimal, or the LaTeX as it stands; None where there is no number, or nothing in a box.
+        the canonical decimal, the LaTeX as it stands, or the text; None where there is no number, nothing in a box, or
+        no text.
     Raises:
         UserError: unknown style.
     """
     if style == "boxed":
         return last_boxed(text) or None
+    if style == "texts":
+        return said_text(text) or None
     if style == "after_mark":
         written = text.rpartition("#")[2].strip(_WHITESPACE)
         number = written.removeprefix("-")
@@ -97,7 +101,7 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
     elif style == "last_number":
         found = last_number(text)
     else:
-        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number' or 'boxed'")
+        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number', 'boxed' or 'text'")
     if found is None:
         return None
     negative, number = found
@@ -117,7 +121,7 @@ def last_boxed(text: str) -> str:
 
 
 def are_right(answers: Sequence[str | None], references: Sequence[str], style: AnswerStyle) -> list[bool]:
-    """Tell which answers are their references: the same decimal, or for "boxed" an equivalent expression.
+    """Tell which answers are their references: the same decimal, text, or for "boxed" equivalent LaTeX.
 
     Args:
         answers: N answers as `parse_completion` reads them.
@@ -127,6 +131,8 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
         N verdicts; None is never right.
     """
     pairs = list(zip(answers, references, strict=True))
+    if style == "texts":
+        return [answer is not None and compared(answer) == compared(reference) != b"" for answer, reference in pairs]
     if style != "boxed":
         return [answer == reference for answer, reference in pairs]
     told = iter(_equivalent([(answer, reference) for answer, reference in pairs if answer is not None]))
@@ -180,7 +186,7 @@ def is_correct(text: str | None, reference_canonical: str, style: AnswerStyle) -
 
     Args:
         text: the completion, or None for one that didn't end within its budget (`Completion.text`), which is wrong.
-        reference_canonical: the reference as `canonical_decimal` writes it; for "boxed", LaTeX.
+        reference_canonical: the reference as `canonical_decimal` writes it; for "boxed", LaTeX; for "texts", any.
         style: how to read the completion, see `parse_completion`.
     Returns:
         True if both are the same decimal, or equivalent.

@@ -1,4 +1,4 @@
-"""How a completion is read and what it earns: inside jit where the answers are numbers, else on the host."""
+"""How a completion is read and what it earns: inside jit where answers are numbers or texts, else on the host."""
 
 import copy
 import math
@@ -12,6 +12,7 @@ from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.ending import StopStrings, text_tokens
 from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.text_verifier import text_table, verify_text
 from slpo_jax.rewards.verifier import byte_table, verify
 
 RewardFn = Callable[[jax.Array, jax.Array], jax.Array]
@@ -89,10 +90,11 @@ class Reward:
         self.stops, cut_pieces = _stops(stop, pieces)
         self.on_device: RewardFn | None = None
         if self._function is None and style != "boxed":
-            table = byte_table([*pieces, *cut_pieces])
+            table = (text_table if style == "texts" else byte_table)([*pieces, *cut_pieces])
 
             def on_device(tokens_NA, references_NR):
-                return verify(table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0], style)
+                read = (table, text_tokens(tokens_NA, eos_ids, self.stops), references_NR, eos_ids[0])
+                return verify_text(*read) if style == "texts" else verify(*read, style)
 
             self.on_device = on_device
 

@@ -17,6 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards import automaton
 from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal
 from slpo_jax.rewards.automaton import compress
+from slpo_jax.rewards.texts import compared
 
 
 class ByteTable(NamedTuple):
@@ -50,29 +51,31 @@ def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(compressed), width))
 
 
-def reference_width(canonicals: Sequence[str]) -> int:
-    """Give the width that `encode_references` needs for these canonical decimals (at least 1)."""
-    return max(map(len, canonicals), default=1)
+def reference_width(references: Sequence[str], style: AnswerStyle = "after_mark") -> int:
+    """Give the width that `encode_references` needs for these references (at least 1)."""
+    return max((len(compared(each) if style == "texts" else each) for each in references), default=1)
 
 
-def encode_references(canonicals: Sequence[str], width: int) -> np.ndarray:
-    """Write canonical decimals as rows of ASCII bytes.
+def encode_references(references: Sequence[str], width: int, style: AnswerStyle = "after_mark") -> np.ndarray:
+    """Write references as rows of bytes.
 
     Args:
-        canonicals: B references, as `canonical_decimal` writes them.
+        references: B of them: canonical decimals, as `canonical_decimal` writes them, or for "texts" any.
         width: bytes a row, the same for every batch so that shapes stay put.
+        style: of the answers.
     Returns:
         uint8 [B, width], 0 after a reference's end. (A row of zeros, say for padding, is matched by no completion.)
     Raises:
         UserError: a reference is longer than `width` or not canonical.
     """
-    rows = np.zeros((len(canonicals), width), np.uint8)
-    for index, canonical in enumerate(canonicals):
-        if len(canonical) > width:
-            raise UserError(f"reference {index} has {len(canonical)} characters, more than {width}; raise the width")
-        if canonical_decimal(canonical) != canonical:
-            raise UserError(f"reference {index}, {canonical!r}, is not canonical; pass it through canonical_decimal")
-        rows[index, : len(canonical)] = np.frombuffer(canonical.encode("ascii"), np.uint8)
+    rows = np.zeros((len(references), width), np.uint8)
+    for index, reference in enumerate(references):
+        written = compared(reference) if style == "texts" else reference.encode()
+        if len(written) > width:
+            raise UserError(f"reference {index} has {len(written)} characters, more than {width}; raise the width")
+        if style != "texts" and canonical_decimal(reference) != reference:
+            raise UserError(f"reference {index}, {reference!r}, is not canonical; pass it through canonical_decimal")
+        rows[index, : len(written)] = np.frombuffer(written, np.uint8)
     return rows
 
 

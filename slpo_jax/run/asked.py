@@ -36,7 +36,10 @@ def define_flags(samples: int) -> None:
     flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
     flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")
     flags.DEFINE_enum(
-        "answers", None, ["auto", "last_number", "boxed"], "How a text reasoner's answer is read; default: the run's."
+        "answers",
+        None,
+        ["auto", "last_number", "boxed", "texts"],
+        "How a text reasoner's answer is read; default: the run's.",
     )
     flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
     flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")

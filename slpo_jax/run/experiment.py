@@ -135,7 +135,7 @@ class Setup:
         """Bytes of an encoded reference; 0 where the host alone can judge."""
         if self.reward.on_device is None:
             return 0
-        return reference_width([problem.answer for problem in self.train.problems])
+        return reference_width([problem.answer for problem in self.train.problems], self.reward.style)
 
     def abstract_params(self) -> dict[str, Any]:
         """Shapes, types and sharding of the parameters."""

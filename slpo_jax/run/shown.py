@@ -37,7 +37,8 @@ def _missing(solver: Solver, solution: Solution) -> str:
     style = solver.setup.template.answer_style
     if solution.cut:
         return "none: the text has no end, so what it says last may be cut off"
-    what = {"boxed": r"nothing in a \boxed{}", "after_mark": "no number after its last #"}.get(style)
+    whats = {"boxed": r"nothing in a \boxed{}", "texts": "nothing after its mark"}
+    what = (whats | {"after_mark": "no number after its last #"}).get(style)
     what = what or "no number, or its last is a part of something else"
     if style == "after_mark" and "#" not in solution.text:
         what = "no # before a number"

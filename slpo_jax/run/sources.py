@@ -18,6 +18,8 @@ from slpo_jax.text.problems import Answers, Problems, Role, check_source, load_p
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
+_KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}  # by config.prompt.answers
+
 
 def sets_to_evaluate(config: Config) -> tuple[str, ...]:
     """The names under `config.data.eval` that the stage evaluate asks for."""
@@ -55,8 +57,8 @@ def load_set(
     """
     if not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    kind: Answers = "latex" if config.prompt.answers == "boxed" else "numbers"
-    kind = kind if config.reward == CORRECT and not texts else "texts"
+    compared = _KINDS.get(config.prompt.answers, "numbers")
+    kind: Answers = compared if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):
         try:

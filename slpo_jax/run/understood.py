@@ -9,6 +9,7 @@ _ANSWERS: dict[AnswerStyle, str] = {
     "after_mark": "numbers, read after the last #",
     "last_number": "numbers, the last one is read",
     "boxed": r"LaTeX, read from the last \boxed{}",
+    "texts": "texts, read after the last mark",
 }
 _MOST = 160  # characters that are shown of a text
 

@@ -23,7 +23,8 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     kind = origin.kind
     _check_thought(config, kind)
-    asked = [key for key, value in vars(PromptConfig()).items() if getattr(config.prompt, key) != value]
+    default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
+    asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
     if kind.has_latents and asked:
         raise UserError(
             f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "

@@ -14,19 +14,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 # By `PromptConfig.answers`.
-TEXT_STYLES: dict[str, AnswerStyle] = {"auto": "after_mark", "last_number": "last_number", "boxed": "boxed"}
+TEXT_STYLES: dict[str, AnswerStyle] = {
+    "auto": "after_mark",
+    "last_number": "last_number",
+    "boxed": "boxed",
+    "texts": "texts",
+}
 
 
 @dataclass(frozen=True)
 class PromptConfig:
-    r"""The section `config.prompt`: what a text reasoner is asked a question with, and how its answer is read.
+    r"""The section `config.prompt`: what a text reasoner is asked a question with, and how an answer is read.
 
     Attributes:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.
         chat: whether in the tokenizer's chat template: where it has one ("auto"), or "never".
         answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
-            number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX.
+            number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX; "texts": any text
+            behind the mark, also of reasoners that have a way of their own to ask.
         stop: texts of which the first ends the completion, as an end token does: the token with which it is written
             out is the last, and the completion's text is what comes before it.
     """
@@ -34,7 +40,7 @@ class PromptConfig:
     system: str = ""
     instruction: str = ""
     chat: Literal["auto", "never"] = "auto"
-    answers: Literal["auto", "last_number", "boxed"] = "auto"
+    answers: Literal["auto", "last_number", "boxed", "texts"] = "auto"
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

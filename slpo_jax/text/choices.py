@@ -59,10 +59,10 @@ def choices_of(where: str, record: Mapping[str, Any]) -> Choices | None:
     field = next((field for field in FIELDS if record.get(field)), None)
     if field is None:
         return None
-    value = record[field]
+    value, texts = record[field], list[Any]()
     own = isinstance(value, Mapping)
-    if own and {"label", "text"} <= value.keys():
-        labels, texts = list(value["label"]), list(value["text"])
+    if own and all(isinstance(column, list) for column in value.values()) and "label" in value:
+        labels, texts = value["label"], next((column for name, column in value.items() if name != "label"), [])
     elif own:
         labels, texts = list(value), list(value.values())
     else:

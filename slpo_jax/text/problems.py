@@ -16,6 +16,7 @@ from absl import logging
 from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
+from slpo_jax.rewards.texts import normal_text
 from slpo_jax.text.dataset_rows import Role, dataset_rows, given_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
 from slpo_jax.text.problem import Problem
@@ -197,7 +198,7 @@ def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
 def _as_written(found: Sequence[tuple[str, RawProblem]], kind: Answers) -> tuple[list[Problem], list[str]]:
     """The problems, and where and why others are none."""
     answers = [_written(raw.answer or "", kind) for _, raw in found]
-    good = are_readable(answers) if kind == "latex" else map(bool, answers)
+    good = are_readable(answers) if kind == "latex" else map(normal_text, answers)
     problems: list[Problem] = []
     left_out: list[str] = []
     for (where, raw), steps, answer, is_good in zip(found, _steps(found), answers, good, strict=True):
@@ -232,7 +233,7 @@ def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) ->
         reason = _bad_answer(where, raw.answer, "number")
         if all_numeric and raw.numeric:
             raise UserError(
-                f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=text"
+                f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=texts"
             )
         left_out.append(reason)
     return problems, left_out

@@ -34,7 +34,8 @@ def make_batch(
     tokens, valid = problems.prompt_batch(indices, prompt_slots)
     references = np.zeros((batch_size, 0), np.uint8)
     if width:
-        references = encode_references([problems.problems[i].answer for i in indices], width)
+        answers_B = [problems.problems[i].answer for i in indices]
+        references = encode_references(answers_B, width, problems.template.answer_style)
     capacity = end_to_end(most, batch_size // parts, valid.shape[1]) if most else 0
     found = int(valid.reshape(parts, -1).sum(axis=1).max())
     if capacity and found > capacity:

@@ -23,7 +23,8 @@ def told_apart(source: str) -> list[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             asked = node.args if re.search("startswith|endswith|prefix|suffix|partition|get", node.func.attr) else []
         elif isinstance(node, ast.Dict):
-            asked = node.keys
+            keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            asked = node.keys if keys <= NAMES or keys & NAMES != {"text"} else []  # a record's text is no kind
         elif isinstance(node, ast.MatchValue):
             asked = [node.value]
         elif isinstance(node, ast.ImportFrom) and re.match(r"slpo_jax\.kinds\.(?!kind$)", node.module or ""):

@@ -54,6 +54,10 @@ READ = {
         ("#### 7", None, False),
     ],
     "last_number": [("#### 7 Tom <eos>", "7", True), ("7 8 <eos>", "8", False), ("Tom <eos>", None, False)],
+    "texts": [
+        ("Tom #### 7 <eos>", "7", True), ("#### Tom 7 <eos>", "Tom 7", False), ("7", None, False),
+        ("#### <eos>", None, False),
+    ],
     "boxed": [
         (r"\boxed{ 3 + 4 } Tom 8 <eos>", "3 + 4", True), (r"\boxed{ 7 } <eos>", "7", True), ("7 <eos>", None, False),
         (r"\boxed{ 7 } \boxed{ 8 } <eos>", "8", False), (r"\boxed{ 7 }", None, False),

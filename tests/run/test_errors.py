@@ -132,6 +132,11 @@ FLAGS = {
         "config.prompt.answers: coconut_gpt2",
         "text_llama",
     ),
+    "a prompt beside answers that are texts": (
+        ["--config.prompt.answers=texts", "--config.prompt.instruction=Go", ONE_STAGE],
+        "config.prompt.instruction: coconut_gpt2",
+        "text_llama",
+    ),
     "answers in no known way": (["--config.prompt.answers=math"], "config.prompt.answers: 'math'", "boxed"),
     "text with a gate": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],

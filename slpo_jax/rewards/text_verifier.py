@@ -1,0 +1,75 @@
+"""Answers that are texts, on the device: `slpo_jax.rewards.texts` as a pure function of arrays, for use inside jit.
+
+Shape suffixes as in `slpo_jax.rewards.verifier`.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.rewards.texts import MARKS, written
+from slpo_jax.rewards.verifier import ByteTable
+
+
+def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
+    """Build the table that `verify_text` reads tokens with.
+
+    Args:
+        token_bytes: the bytes of each token id; b"" for special tokens.
+    """
+    pieces = list(map(written, token_bytes))
+    width = max(1, max(map(len, pieces)))
+    joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
+    return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(pieces), width))
+
+
+def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array) -> jax.Array:
+    """Tell which completions give their reference: `compared(said_text(completion)) == compared(reference)`.
+
+    Args:
+        table: the vocabulary's `text_table`. Ids outside it write nothing.
+        tokens_BA: integer [B, A], generated answers. What follows the first `eos_id` is ignored.
+        references_BR: uint8 [B, R], `compared` references, 0 after their end; one without any byte is never given.
+        eos_id: id of the end-of-text token; a row without it is wrong.
+    Returns:
+        bool [B].
+    """
+
+    def verify_row(tokens_A, reference_R):
+        is_eos_A = tokens_A == eos_id
+        bytes_AL = jnp.asarray(table.bytes_VL).at[tokens_A].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        bytes_N = _joined(jnp.where(jnp.cumsum(is_eos_A)[:, None] > 0, 0, bytes_AL).reshape(-1))
+        begin = jnp.max(jnp.stack([_end_of_last(bytes_N, mark) for mark in MARKS]))
+        begin += bytes_N.at[begin].get(mode="fill", fill_value=0) == ord(" ")
+
+        indices_N = jnp.arange(bytes_N.size)
+        written_N = (bytes_N > 0) & (bytes_N != ord(" ")) & (bytes_N != ord(".")) & (indices_N >= begin)
+        end = jnp.where(written_N, indices_N + 1, begin).max()
+        length = (reference_R > 0).sum()
+        indices_R = begin + jnp.arange(reference_R.size)
+        same_R = bytes_N.at[indices_R].get(mode="fill", fill_value=0) == reference_R
+        return is_eos_A.any() & (length > 0) & (end - begin == length) & (same_R | (reference_R == 0)).all()
+
+    return jax.vmap(verify_row)(jnp.asarray(tokens_BA), jnp.asarray(references_BR))
+
+
+def _joined(bytes_N: jax.Array) -> jax.Array:
+    """The bytes without the padding between them, and without blanks behind blanks and at the beginning."""
+    indices = jnp.arange(bytes_N.size)
+    last_N = jax.lax.cummax(jnp.where(bytes_N > 0, indices, -1))
+    before_N = jnp.concatenate([jnp.full((1,), -1), last_N[:-1]])
+    blank_N = bytes_N == ord(" ")
+    after_blank_N = (before_N < 0) | blank_N[before_N]
+    kept_N = (bytes_N > 0) & ~(blank_N & after_blank_N)
+    places_N = jnp.where(kept_N, jnp.cumsum(kept_N) - 1, bytes_N.size)
+    return jnp.zeros_like(bytes_N).at[places_N].set(bytes_N, mode="drop")
+
+
+def _end_of_last(bytes_N: jax.Array, mark: bytes) -> jax.Array:
+    """Where the last of these texts ends; 0 where there is none."""
+    padded, indices = jnp.pad(bytes_N, (0, len(mark))), jnp.arange(bytes_N.size)
+    padded = jnp.where(padded == 0, ord(" "), padded)  # a # at the end is one too
+    found_MN = jnp.stack([padded[place : place + indices.size] == byte for place, byte in enumerate(mark)])
+    return jnp.where(found_MN.all(axis=0), indices + len(mark), 0).max()

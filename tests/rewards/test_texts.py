@@ -1,0 +1,52 @@
+"""Answers that are texts: what is read and when two are the same, by hand and on the device as on the host."""
+
+import jax
+import numpy as np
+import pytest
+
+from slpo_jax.rewards.answers import is_correct, parse_completion, read_completion
+from slpo_jax.rewards.text_verifier import text_table, verify_text
+from slpo_jax.rewards.verifier import encode_references, reference_width
+
+# (completion, what is read, whether it is "Tom is a lempus.")
+READ = [
+    ("Every a is b.\n### Tom is a lempus.", "Tom is a lempus", True),
+    ("### no\n###  tom is\n a  LEMPUS . ", "tom is a LEMPUS", True),
+    ("The answer is: Tom is a lempus", "Tom is a lempus", True),
+    ("Answer:Tom is a lempus", "Tom is a lempus", True),
+    ("Tom is a lempus", "Tom is a lempus", True),
+    ("### Tom is a lempus. .", "Tom is a lempus", True),
+    ("### Tomis a lempus", "Tomis a lempus", False),
+    ("### Tom is a lempus. The answer is: no", "no", False),
+    ("Tom is a lempus ### ", None, False),
+    ("### .", None, False),
+    ("### Tom is a lempusé", "Tom is a lempusé", False),
+]
+
+
+@pytest.mark.parametrize(("text", "answer", "right"), READ)
+def test_the_text_after_the_last_mark_is_compared_word_by_word(text, answer, right):
+    assert parse_completion(text, "texts") == answer
+    assert is_correct(text, "Tom is a lempus.", "texts") is right
+    assert not is_correct(None, "Tom is a lempus.", "texts")
+
+
+def test_the_device_says_what_the_host_says():
+    pieces = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
+              b"Answer:", b"\0", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, len(pieces) + 1, (4000, 12))  # the last is beyond the vocabulary
+    tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end
+    tokens[np.arange(4000), rng.integers(2, 12, 4000)] = 0
+    tokens = np.concatenate([tokens, [[4, 6, 0] + [6] * 9, [6, 2, 10] + [0] * 9, [11, 12, 13, 6, 10, 0] + [0] * 6]])
+    completions = [read_completion(row.tolist(), pieces, (0,)).text for row in tokens]
+    said = [text and parse_completion(text, "texts") for text in completions]
+    others = ["a", "a a b", "A a B.", "é", "C#", ".", "b", ""]
+    # U+FFFD is how the host shows bytes that are no text, and no reference has any.
+    usable = [answer if answer and "\ufffd" not in answer else "" for answer in said]
+    references = [answer if answer and n % 2 else others[n % len(others)] for n, answer in enumerate(usable)]
+    expected = [is_correct(text, reference, "texts") for text, reference in zip(completions, references, strict=True)]
+    encoded = encode_references(references, reference_width(references, "texts"), "texts")
+    found = jax.jit(verify_text)(text_table(pieces), tokens, encoded, 0)
+    assert found.tolist() == expected
+    assert 500 < sum(expected) < 3500
