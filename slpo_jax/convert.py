@@ -3,8 +3,9 @@
 import  SRC (a Hugging Face directory or hub id, a torch, safetensors or GGUF file) -> DST, an Orbax checkpoint that
         `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is imported if there is one.
 export  SRC (WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what import wrote) -> DST, a directory that
-        `transformers.AutoModelForCausalLM.from_pretrained` opens. `reasoner.safetensors` beside the model has the gate
-        (`gate.*`) and CODI's projector (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+        `transformers.AutoModelForCausalLM.from_pretrained` opens and, with trust_remote_code=True, thinks with: its
+        README.md has the lines. `reasoner.safetensors` beside the model has the gate (`gate.*`) and CODI's projector
+        (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
 """
 
 from pathlib import Path

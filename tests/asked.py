@@ -36,7 +36,8 @@ def run_params(reasoner: str):
     parts = assembled(reasoner)
     tree, tokenizer = jax.tree.map(np.array, random_tree(parts.reasoner, 5)), parts.template.tokenizer
     numbers = tokenizer.convert_tokens_to_ids([str(n) for n in range(21)])
-    table = tree["backbone"]["wte"]  # many answers are to be a number, and some to end
+    # Many answers are to be a number, and some to end.
+    table = tree["backbone"]["wte" if "gpt2" in reasoner else "embed_tokens"]
     table[numbers] *= 2.5
     table[tokenizer.eos_token_id] = 6.0 * np.random.default_rng(2).normal(size=16)
     kernel = np.random.default_rng(26).normal(size=(16, 1)).astype(np.float32)
@@ -58,7 +59,8 @@ def workdir(reasoner: str, folder: Path) -> Path:
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))
     facts = json.loads(experiment.workdir.stage("cold_start").facts.read_text())
-    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=RUN[reasoner], settings=facts)
+    rule = RUN.get(reasoner, 0.75)
+    row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=rule, settings=facts)
     write_row(folder, row)
     write_rule(experiment.workdir.stage("cold_start"), row)
     return folder

@@ -101,4 +101,4 @@ def export(setup: Setup, params: Mapping[str, Any], folder: Path) -> None:
         params: {"reasoner": ...}, and what is not exported.
     """
     origin, host = setup.origin, {"reasoner": jax.device_get(params["reasoner"])}
-    export_reasoner(folder, host, origin, "")
+    export_reasoner(folder, host, origin, {})

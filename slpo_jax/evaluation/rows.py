@@ -124,11 +124,18 @@ def write_rule(stage: StageFolder, row: Row) -> None:
 def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
     """The rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
 
+    A threshold that was chosen with other settings than the checkpoint was made with, such as another T, is used
+    where there is no other.
+
     Raises:
         UserError: the file is malformed.
     """
     found = _rule_of(stage)
-    return found["rule"] if found and found["stopping"] == stopping else None
+    if found and found["stopping"] == stopping:
+        return found["rule"]
+    row = read_row(stage.workdir.root, stage.name) if stage.workdir and stopping == "threshold" else None
+    of_it = row is not None and not row.source and row.settings == read_json(stage.facts, default={})
+    return row.rule if row and of_it and row.stopping == stopping else None
 
 
 def _rule_of(stage: StageFolder) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Coconut(Kind):
     """
 
     name, title = "coconut", "COCONUT"
-    tokens = COCONUT_TOKENS
+    tokens, layers = COCONUT_TOKENS, ()
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         """Question + line break + start | latents | end + steps, a line each + "### 72" + eos."""

@@ -69,6 +69,7 @@ class Codi(Kind):
     default_recipe = "distil"
     tokens, after_vocabulary = _TOKENS, True
     about_head = "`projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent"
+    layers = ("linear", "projector.1"), ("gelu", "none"), ("linear", "projector.3"), ("norm", "projector.4")
 
     def module(self, backbone):
         return Projecting(backbone, self.projector)
@@ -82,6 +83,7 @@ class Codi(Kind):
             tokens,
             answer_style="texts" if prompt.answers == "texts" else "last_number",
             question_text=_tidied if self.tidy else str,
+            question_in_jinja="question.strip().replace('  ', ' ')" if self.tidy else "question",
             step_text=lambda step, first: step if first else " " + step,
             answer_text=lambda answer: f"{_ANSWER} {answer}",
             banned_ids=(tokens.end,) if self.tidy else (),

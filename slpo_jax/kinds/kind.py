@@ -50,6 +50,9 @@ class Kind(abc.ABC):
         tokens: special ones that its vocabulary needs, in the order of their ids.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
+        layers: the way from a hidden state to a latent, for `interop.custom_generate`: ("linear" or "norm" (epsilon
+            1e-5), its name in `heads`) or ("gelu", PyTorch's `approximate`), in order; () is the hidden state itself.
+            None: exports don't think in PyTorch.
     """
 
     name: ClassVar[str]
@@ -61,6 +64,7 @@ class Kind(abc.ABC):
     tokens: ClassVar[tuple[str, ...]] = ()
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
+    layers: ClassVar[tuple[tuple[str, str], ...] | None] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -9,15 +9,28 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description
+from slpo_jax.origin.settings import RULE
 from slpo_jax.stages import CONTROL, RL, TITLES
 
+_LINES = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-def model_card(checkpoint: Path, description: Description, name: str) -> str:
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
+chat = [{{"role": "user", "content": "Tom has 5 apples . He buys 3 . How many now ?"}}]
+prompt = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+thought = model.generate(**prompt, return_dict_in_generate=True)
+print(tokenizer.decode(thought.sequences[0], skip_special_tokens=True), thought.stop_probabilities)
+```"""
+
+
+def model_card(checkpoint: Path, description: Description, name: str, thinks: bool) -> str:
     """README.md of an exported checkpoint.
 
     Args:
         checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it; without a run around it, the card says so.
         name: the title.
+        thinks: whether it thinks in plain PyTorch.
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
@@ -32,11 +45,12 @@ def model_card(checkpoint: Path, description: Description, name: str) -> str:
         "## Training",
         _training(stage) if in_run else _converted(checkpoint, description),
         "## Measured",
-        _figures(stage) if in_run else "Not evaluated by slpo_jax.",
+        _figures(stage, description.settings.get(RULE)) if in_run else "Not evaluated by slpo_jax.",
         "## Use",
         _use(description),
+        *_in_pytorch(description, name, thinks),
         "## Files",
-        _files(description),
+        _files(description, thinks),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -85,14 +99,15 @@ def short(source: str) -> str:
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
-def _figures(stage: StageFolder) -> str:
-    """What the run's report says of the checkpoint, in the first row that is of it as it is now trained."""
+def _figures(stage: StageFolder, rule: Any) -> str:
+    """What the run's report says of the checkpoint as it is now trained, if it can in a row that stops by this rule."""
     assert stage.workdir is not None
     path = stage.workdir.report_json
     report, trained = read_json(path, default={}), read_json(stage.facts, default={})
     try:
         own = {name: row for name, row in report.get("rows", {}).items() if row["stage"] == stage.name}
         found = [name for name, row in own.items() if row["settings"] == trained and not row["source"]]
+        found.sort(key=lambda name: own[name]["rule"] != rule)
         sets: dict[str, Any] = report["eval"][found[0]] if found else {}
     except (AttributeError, KeyError, TypeError):
         raise UserError(f"{path}: is no report of this program; delete it and run the evaluate stage again") from None
@@ -127,6 +142,27 @@ def _use(description: Description) -> str:
     return f"As it was made, with {how}: `reasoner.json` says so under `settings`, and slpo_jax goes by it."
 
 
+def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
+    """What is to be known to use it without slpo_jax."""
+    if thinks:
+        return [
+            "In PyTorch, with transformers and without slpo_jax:",
+            _LINES.format(name=name),
+            (
+                "Latents, stops and answers are those of slpo_jax; several questions are a list of chats, with "
+                "`padding=True`. `trust_remote_code` has transformers run `custom_generate/generate.py`; without it, "
+                "`generate` is an error. Its arguments `max_latents`, `stop_threshold` and `max_new_tokens` are by "
+                "default those in `generation_config.json`."
+            ),
+        ]
+    if description.kind.has_latents:
+        return ["It thinks in slpo_jax alone: with transformers, `generate` is an error."]
+    thinker = description.settings.get("thinker.name", "")
+    if description.settings.get("max_latents"):
+        return [f"Its thought (`{thinker}`) is slpo_jax's alone: with transformers, `generate` writes without it."]
+    return ["With transformers, `generate` is all that it needs."]
+
+
 def _cell(row: dict[str, Any], key: str) -> str:
     value = row.get(key)
     if value is None:
@@ -137,7 +173,7 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return f"{100 * value:.1f}" + (f" ± {100 * error:.1f}" if error is not None else "")
 
 
-def _files(description: Description) -> str:
+def _files(description: Description, thinks: bool) -> str:
     lines = [
         (
             "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
@@ -151,5 +187,9 @@ def _files(description: Description) -> str:
     if description.gate is not None:
         state = "trained" if description.gate_trained else "random"
         lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
+    if thinks:
+        lines.append(
+            "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
+        )
     lines.append("- `reasoner.json`: kind of reasoner and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Checkpoints between Orbax and Hugging Face."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.numpy import save_file
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import backbone_weights, gate_weights, write_tree
-from slpo_jax.io.files import check_free, whole_folder
+from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER
 from slpo_jax.kinds import KINDS, PLAIN
@@ -21,7 +22,8 @@ from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.opening import SIDE_FILE
-from slpo_jax.origin.settings import made_with
+from slpo_jax.origin.settings import config_of, made_with, stopping_of
+from slpo_jax.origin.thinking import have_asked, thinking_files, thinks
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
@@ -77,18 +79,22 @@ def export_checkpoint(source: Path, target: Path) -> None:
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
-    origin = Origin(description, template)
-    export_reasoner(target, params, origin, model_card(source, description, target.name))
+    origin, config = Origin(description, template), config_of(identity)
+    files = thinking_files(config, origin, *stopping_of(config, identity))
+    if thinks(config, origin):
+        have_asked(template)
+    files["README.md"] = model_card(source, description, target.name, thinks(config, origin))
+    export_reasoner(target, params, origin, files)
 
 
-def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, card: str) -> None:
+def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str]) -> None:
     """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
 
     Args:
         folder: must not exist, or be empty; it appears whole or not at all.
         params: the reasoner's part and the gate's, if there is one.
         origin: what they are of.
-        card: README.md.
+        texts: of further files, by their places in the folder.
     Raises:
         UserError: the folder is in use, or the disk is full.
     """
@@ -99,15 +105,16 @@ def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, card: 
     model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"])
     with whole_folder(folder) as made:
         origin.write(made)
-        (made / "README.md").write_text(card, encoding="utf-8")
+        for name, text in texts.items():
+            write_text(made / name, text)
         try:
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, made / SIDE_FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
-        for file in made.iterdir():
-            file.chmod(0o644)  # safetensors makes its files private
+        for file in made.glob("*.safetensors"):
+            file.chmod(0o644)  # its library makes them private
 
 
 def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:

@@ -21,7 +21,7 @@ from slpo_jax.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_TRAIN_THE_GATE = {COLD_START, RL}  # sections of a stage's config.json
+_TRAIN_THE_GATE = {COLD_START, RL}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,5 +144,5 @@ def _with_gate(description: Description, path: Path) -> Description:
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained, facts = description.gate_trained, StageFolder.of(path).facts
     if facts.is_file():
-        trained = bool(_TRAIN_THE_GATE & read_json(facts, "mend the file").keys())
+        trained = read_json(facts, "mend the file").get("stage") in _TRAIN_THE_GATE
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)

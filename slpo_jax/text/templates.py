@@ -1,6 +1,7 @@
 """How a reasoner writes its prompt and its answer; each kind of reasoner makes its own (`slpo_jax.kinds`)."""
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -35,6 +36,7 @@ class Template:
         bare: the prompt's text has all special tokens that it needs: the tokenizer puts none in front.
         more_eos_ids: of further tokens that end an answer, which no suffix has.
         stop: texts that end one, see `slpo_jax.text.chat.PromptConfig`.
+        question_in_jinja: `question` as it stands in its text, for `chat_template`.
     """
 
     answer_style: AnswerStyle
@@ -51,6 +53,7 @@ class Template:
     bare: bool = False
     more_eos_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    question_in_jinja: str = "question"
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -71,6 +74,23 @@ class Template:
         # Special tokens that the tokenizer puts in front (Llama's begin-of-text) belong to the prompt.
         start = [] if self.start_id is None else [self.start_id]
         return [[*ids, *start] for ids in self._encode(texts, add_special_tokens=not self.bare)]
+
+    @property
+    def chat_template(self) -> str:
+        """`prompt` of a chat's only message in Jinja, for transformers' `apply_chat_template`."""
+        before, after = self.question_text("?").split("?")
+        if not self.bare:  # what the tokenizer puts around any text
+            text, whole = (self.tokenizer("?", add_special_tokens=more)["input_ids"] for more in (False, True))
+            names, first = self.tokenizer.convert_ids_to_tokens(whole), whole.index(text[0])
+            before = "".join(names[:first]) + before
+            after += "".join(names[first + len(text) :])
+        after += "" if self.start_id is None else self.tokenizer.convert_ids_to_tokens(self.start_id)
+        return (
+            "{% if messages | length != 1 or messages[0]['role'] != 'user' %}"
+            "{{ raise_exception('it is asked one question, as the only message, from the user') }}{% endif %}"
+            "{% set question = messages[0]['content'] %}"
+            f"{{{{ {' + '.join(filter(None, (_literal(before), self.question_in_jinja, _literal(after))))} }}}}"
+        )
 
     def suffix(self, steps: Sequence[str], answer: str) -> Ids:
         """[end] + ids of every step's text + ids(answer text) + [eos]; the end marker as far as there is one."""
@@ -166,6 +186,11 @@ def token_texts(template: Template, rows: int) -> list[str]:
     pieces = enumerate(template.token_bytes)
     texts = [piece.decode("utf-8", "replace") or names.get(index, "") for index, piece in pieces]
     return texts + [""] * (rows - len(texts))
+
+
+def _literal(text: str) -> str:
+    """A text in Jinja; "" for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _is_unicode(text: str) -> bool:

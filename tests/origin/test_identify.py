@@ -49,6 +49,10 @@ def test_ours_and_the_run_around_it(case):
     assert len(found.tokenizer()) == found.description.model.vocab_size
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate, before.gate_trained) == (0, False)
+    said = before.stage.facts.read_text()
+    before.stage.facts.write_text(json.dumps(json.loads(said) | {"rl": {}}))  # as the control's, which has its steps
+    assert not identify(str(work / "checkpoints" / "imitate")).gate_trained
+    before.stage.facts.write_text(said)
     assert identify(str(work / "checkpoints" / "imitate" / "0")).stage == before.stage
 
 
@@ -58,7 +62,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     assert (found.reasoner, found.gate_trained, found.orbax, found.workdir) == (reasoner, True, None, None)
     plain = tmp_path / "plain"
     plain.mkdir()
-    for file in exported.iterdir():
+    for file in exported.glob("*.*"):
         if not file.name.startswith("reasoner."):
             (plain / file.name).write_bytes(file.read_bytes())
     found = identify(str(plain))

@@ -1,5 +1,6 @@
 """What a checkpoint was made with goes with it, and what is set otherwise is said."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,7 +9,7 @@ from asked import ANSWER, RUN, T, run_config, workdir
 
 from slpo_jax.config import Config, default_config, read_config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.rows import Row, write_rule
+from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.origin import exchange
@@ -67,6 +68,10 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         assert config.dropout == DropoutConfig(0.3, "all")
         assert config.gate.enabled == (stage == "cold_start")
     for folder in ("exported", "again"):
+        settings = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        gated, rule = stopping[0] == "threshold", stopping[1]
+        assert (settings["max_latents"], settings["stop_threshold"]) == ((T, rule) if gated else (rule, None))
+        assert settings["max_new_tokens"] == ANSWER
         card = (tmp_path / folder / "README.md").read_text()
         how = f"at most {T} latents, until the gate's stop probability reaches {stopping[1]}"
         assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
@@ -144,6 +149,22 @@ def test_a_workdir_s_own_stages_are_evaluated_at_their_t(work, tmp_path, caplog)
     assert f"config.max_latents={T} and not 12" in caplog.text
 
 
+def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_path):
+    """As the row of an evaluation at another T leaves it. Another's row, or of what was there before, is no choice."""
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json"))
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+
+    def found():
+        identity = identify(str(stage.path))
+        return stopping_of(config_of(identity), identity)
+
+    assert found() == ("threshold", RUN[REASONER])
+    row = read_row(tmp_path / "work", "cold_start")
+    for other in ({"source": "elsewhere"}, {"settings": {}}, {"stopping": "length", "rule": 3}):
+        write_row(tmp_path / "work", dataclasses.replace(row, **other))
+        assert found() == ("threshold", 0.5)
+
+
 def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_path):
     shutil.copytree(work, tmp_path / "work")
     stage = Workdir(tmp_path / "work").stage("cold_start")
@@ -206,8 +227,7 @@ def test_solve_s_threshold_is_from_0_to_1(work, threshold):
 
 
 def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
-    shutil.copytree(work, tmp_path / "work")
-    Workdir(tmp_path / "work").stage("cold_start").rule.unlink()
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
 
     def check(source, **changes):
         config = default_config()
@@ -231,8 +251,7 @@ def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
     load_solver(str(work))
     load_solver(str(work), threshold=RUN[REASONER], max_answer_tokens=ANSWER)
     assert not caplog.messages
-    shutil.copytree(work, tmp_path / "work")
-    Workdir(tmp_path / "work").stage("cold_start").rule.unlink()
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
     load_solver(str(tmp_path / "work"), latents=T)  # which needs none
     assert "no threshold was chosen" not in caplog.text
     load_solver(str(tmp_path / "work"))

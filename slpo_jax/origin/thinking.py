@@ -1,0 +1,79 @@
+"""What an export has beside its weights to think in plain PyTorch: `interop.custom_generate`, and what that goes by."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import slpo_jax.interop
+from slpo_jax.config import Config
+from slpo_jax.origin.open import Origin
+from slpo_jax.origin.opening import GENERATION_FILE
+from slpo_jax.policy.policy import Stopping
+from slpo_jax.text.templates import Template
+
+CODE = "custom_generate/generate.py"  # where transformers looks for it
+_DETERMINISTIC = ("latent", "additive")  # thinkers that without noise feed the reasoner's own latents
+# transformers' own `generate` fails with the text under this key where the code is not trusted, or is not there.
+_REFUSING = "bad_words_ids"
+_UNTRUSTED = (
+    "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
+    "from_pretrained(..., trust_remote_code=True)"
+)
+_UNKNOWN = "set to have this fail: the model thinks before it answers, in a way that slpo_jax alone knows; ask it there"
+
+
+def thinks(config: Config, origin: Origin) -> bool:
+    """Whether an export thinks in PyTorch.
+
+    Args:
+        config: to evaluate it with.
+    """
+    return origin.kind.layers is not None and config.thinker.name in _DETERMINISTIC
+
+
+def have_asked(template: Template) -> None:
+    """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
+    tokenizer = template.tokenizer
+    tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
+    tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
+
+
+def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: float | int) -> dict[str, str]:
+    """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
+
+    Args:
+        config: to evaluate it with.
+        stopping, rule: how its rollouts end.
+    Returns:
+        texts by their files in the export; {} for what transformers generates as it is.
+    """
+    if not origin.kind.has_latents:
+        return {}
+    template = origin.template
+    eos_ids = list(dict.fromkeys([template.eos_id, *origin.description.eos_ids]))
+    settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
+    if not thinks(config, origin):
+        return {GENERATION_FILE: _json(settings | {_REFUSING: _UNKNOWN})}
+    settings |= {
+        "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
+        "suppress_tokens": list(template.banned_ids) or None,
+        "max_latents": config.max_latents,
+        "stop_threshold": rule,
+        "latent_layers": origin.kind.layers,
+        "gate_layers": _gate_layers(origin.description.gate),
+        _REFUSING: _UNTRUSTED,
+    }
+    if stopping == "length":
+        most = min(config.max_latents, max(1, int(rule)))
+        settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
+    code = (Path(slpo_jax.interop.__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
+    return {CODE: code, GENERATION_FILE: _json(settings)}
+
+
+def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
+    """As `Kind.layers`, from a latent to the stop logit."""
+    return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"

@@ -1,0 +1,247 @@
+"""Exports that think in plain PyTorch: against our own rollouts, and what they refuse."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from asked import ANSWER, QUESTION, run_config, workdir
+from tiny import compiled
+from tokenizers import models, processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
+
+from slpo_jax.config import read_config
+from slpo_jax.io.orbax import save_params
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
+from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import sample
+from slpo_jax.run.experiment import assemble
+from slpo_jax.run.solver import load_solver, solve
+from slpo_jax.sections import values
+from slpo_jax.text.batches import pad_prompts
+from slpo_jax.text.tokenizer import arithmetic_tokenizer, byte_tokenizer
+
+QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]
+REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+
+
+@pytest.fixture(scope="module", params=REASONERS)
+def work(request, tmp_path_factory):
+    """A run's workdir, with the exports `cold_start`, which has a gate, and `imitate` beside it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    work = workdir(request.param, folder / "work")
+    for stage in ("cold_start", "imitate"):
+        export_checkpoint(work / "checkpoints" / stage, folder / stage)
+    return work
+
+
+@pytest.fixture(autouse=True)
+def _code_is_kept_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def _chats(questions):
+    return [[{"role": "user", "content": question}] for question in questions]
+
+
+def _asked(tokenizer, questions=QUESTIONS):
+    return tokenizer.apply_chat_template(_chats(questions), padding=True, return_tensors="pt", return_dict=True)
+
+
+def _open(folder):
+    pytest.importorskip("torch")
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
+
+
+def _ours(policy: Policy, params, prompts: Prompts, rule_B):
+    out = sample(policy, params, prompts, noise.row_keys(jax.random.key(0), jnp.zeros(len(rule_B), int)), rule_B)
+    return out, jax.nn.sigmoid(policy.thinker.stop_logits(params, out.actions))
+
+
+@pytest.mark.parametrize("stage", ["cold_start", "imitate"])
+def test_latents_stops_and_answers_are_ours(work, stage):
+    solver = load_solver(str(work / "checkpoints" / stage))
+    policy = solver.setup.evaluator.policy.without_noise().having(stopping=solver.stopping)
+    ids = solver.setup.template.prompts(QUESTIONS)
+    prompts = Prompts(*pad_prompts(ids, [max(map(len, ids))], range(len(ids)), solver.setup.template.pad_id))
+    rule_B = np.full(len(ids), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
+    ours, rho_BT = compiled(_ours, policy)(solver.params, prompts, rule_B)
+
+    model, tokenizer = _open(work.parent / stage)
+    asked = _asked(tokenizer)
+    np.testing.assert_array_equal(asked["input_ids"], prompts.tokens)
+    np.testing.assert_array_equal(asked["attention_mask"], prompts.valid)
+    thought = model.generate(**asked, return_dict_in_generate=True)
+    np.testing.assert_array_equal(thought.lengths, ours.lengths)
+    steps = thought.latents.shape[1]
+    assert steps == ours.lengths.max()
+    np.testing.assert_allclose(thought.latents, ours.actions[:, :steps], rtol=1e-4, atol=1e-4)
+    new = thought.sequences[:, asked["input_ids"].shape[1] :].numpy()
+    padded = np.pad(new, ((0, 0), (0, ANSWER - new.shape[1])), constant_values=tokenizer.pad_token_id)
+    np.testing.assert_array_equal(padded, ours.tokens)
+    if stage == "imitate":
+        assert thought.stop_probabilities is None
+        return
+    assert len(set(ours.lengths.tolist())) > 1, "rows must stop at different times in this test"
+    thinking_BT = np.arange(steps) < np.asarray(ours.lengths)[:, None]
+    expected = np.where(thinking_BT, rho_BT[:, :steps], np.nan)
+    np.testing.assert_allclose(thought.stop_probabilities, expected, atol=1e-4)
+
+
+def test_solve_says_the_same_and_so_does_a_pipeline(work):
+    pytest.importorskip("torch")
+    folder = work.parent / "cold_start"
+    said = pipeline("text-generation", str(folder), trust_remote_code=True)(_chats([QUESTION]))[0][0]["generated_text"]
+    solution = solve(load_solver(str(folder)), QUESTION)
+    assert (said[-1]["role"], said[-1]["content"].split()) == ("assistant", solution.text.split())
+
+
+def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(work.parent)
+    (lines,) = re.findall(r"```python\n(.*?)```", Path("cold_start/README.md").read_text(), flags=re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(lines, {})
+    solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
+    said, stops = printed.getvalue().rsplit("tensor", 1)
+    assert said.split("?")[-1].split() == solution.text.split()
+    stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
+    assert stop_B == pytest.approx([latent.stop_probability for latent in solution.latents], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusing")
+    export_checkpoint(workdir("coconut_gpt2", folder / "work") / "checkpoints" / "cold_start", folder / "exported")
+    return folder / "exported"
+
+
+def test_arguments_change_what_the_export_says(exported):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    prompts = asked["input_ids"].shape[1]
+    given = GenerationConfig(max_new_tokens=1)
+    assert model.generate(asked["input_ids"], generation_config=given).shape[1] == prompts + 1
+    fixed = model.generate(**asked, stop_threshold=None, max_latents=2, return_dict_in_generate=True)
+    assert fixed.lengths.tolist() == [2] * len(QUESTIONS)
+    silent = model.generate(**asked, max_latents=0, return_dict_in_generate=True)
+    assert silent.latents.shape == (len(QUESTIONS), 0, 16)
+    eager = model.generate(**asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True)
+    assert eager.lengths.tolist() == [1] * len(QUESTIONS)
+    np.testing.assert_allclose(eager.latents[:, 0], fixed.latents[:, 0])
+    half = model.half().generate(**asked, return_dict_in_generate=True)
+    np.testing.assert_allclose(half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"do_sample": True}, "do_sample has no effect"),
+        ({"generation_config": GenerationConfig(num_beams=2)}, "num_beams has no effect"),
+        ({"max_latents": -1}, "max_latents is at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens 1"),
+        ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
+        ({"max_new_tokens": 99}, "positions, the model has 40; shorten the prompt, or lower max_new_tokens"),
+    ],
+)
+def test_what_it_cannot_do_is_an_error(exported, arguments, words):
+    model, tokenizer = _open(exported)
+    with pytest.raises(ValueError, match=words):
+        model.generate(**_asked(tokenizer), **arguments)
+
+
+def test_a_prompt_without_its_marker_is_an_error(exported):
+    model, tokenizer = _open(exported)
+    tokenizer.padding_side = "right"
+    for asked in (tokenizer(QUESTION, return_tensors="pt"), _asked(tokenizer)):
+        with pytest.raises(ValueError, match=r"ends with token \d+, .*tokenizer\.apply_chat_template"):
+            model.generate(**asked)
+    with pytest.raises(Exception, match="one question"):
+        tokenizer.apply_chat_template(_chats([QUESTION])[0] * 2)
+
+
+def test_untrusted_it_does_not_answer_without_a_thought(exported):
+    pytest.importorskip("torch")
+    model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
+    for arguments in ({}, {"max_new_tokens": 5}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
+            model.generate(**asked, **arguments)
+    thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
+    assert thought.shape[1] > asked["input_ids"].shape[1]
+
+
+def _export(config, folder: Path) -> Path:
+    """That of a reasoner with random weights, as this config describes it."""
+    setup = assemble(read_config(config))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), setup.abstract_params())
+    save_params(folder / "run" / "checkpoints" / "grpo", params)
+    setup.origin.write(folder / "run" / "checkpoints" / "reasoner")
+    (folder / "run" / "config.json").write_text(json.dumps(values(setup.config)))
+    export_checkpoint(folder / "run" / "checkpoints" / "grpo", folder / "exported")
+    return folder / "exported"
+
+
+@pytest.mark.parametrize(
+    ("reasoner", "thinker", "latents", "words"),
+    [
+        ("coconut_gpt2", "soft", 4, "thinks in slpo_jax alone"),
+        ("text_gpt2", "soft", 4, "Its thought (`soft`) is slpo_jax's alone"),
+        ("text_gpt2", "latent", 0, "`generate` is all that it needs"),
+    ],
+)
+def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, thinker, latents, words):
+    config = run_config(reasoner)
+    config.thinker.name, config.max_latents, config.gate.enabled = thinker, latents, False
+    exported = _export(config, tmp_path)
+    card = (exported / "README.md").read_text()
+    assert words in card
+    assert "custom_generate" not in card
+    assert not (exported / "custom_generate").exists()
+    assert not (exported / "chat_template.jinja").exists()
+    generation = exported / "generation_config.json"
+    assert generation.exists() == reasoner.startswith("coconut")
+    if generation.exists():
+        assert "slpo_jax alone" in json.loads(generation.read_text())["bad_words_ids"]
+
+
+def test_the_file_needs_neither_jax_nor_this_package(exported):
+    found = set()
+    for node in ast.walk(ast.parse((exported / "custom_generate" / "generate.py").read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not getattr(node, "level", 0)
+            found |= {(getattr(node, "module", None) or node.names[0].name).partition(".")[0]}
+    assert found - sys.stdlib_module_names == {"torch", "transformers", "safetensors"}
+
+
+def _with_a_beginning():
+    """As Llama 3's: a token in front of every text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    bos = [("<|begin|>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<|begin|> $A", special_tokens=bos)
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [lambda: arithmetic_tokenizer(20), byte_tokenizer, _with_a_beginning])
+@pytest.mark.parametrize("kind", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
+def test_the_chat_template_writes_the_prompt(kind, tokenizer):
+    template = kind.template(tokenizer())
+    questions = [QUESTION, f"  {QUESTION} "]
+    if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):
+        questions += ["", "a  b   c", "\ttab\n", '"{{ question }}" {% if %}', "Zoë's 3 \\n", "<|start-latent|>"]
+    for question in questions:
+        chat = [{"role": "user", "content": question}]
+        ids = template.tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)
+        assert ids["input_ids"] == template.prompt(question)
