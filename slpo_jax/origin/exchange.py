@@ -105,16 +105,16 @@ def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts:
     model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"])
     with whole_folder(folder) as made:
         origin.write(made)
-        for name, text in texts.items():
-            write_text(made / name, text)
         try:
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, made / SIDE_FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
-        for file in made.glob("*.safetensors"):
-            file.chmod(0o644)  # its library makes them private
+        for name, text in texts.items():
+            write_text(made / name, text)
+        for file in filter(Path.is_file, made.iterdir()):
+            file.chmod(0o644)  # safetensors makes its files private
 
 
 def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
