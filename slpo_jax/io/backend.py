@@ -7,6 +7,8 @@ from pathlib import Path
 
 from absl import logging
 
+from slpo_jax.io import compiling
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # of malloc.h
 
 
@@ -19,6 +21,8 @@ def set_up_jax(cpu_devices: int = 1) -> None:
         cpu_devices: shards of the batch where there is no accelerator.
     """
     import jax  # a second that --help need not wait for
+
+    compiling.watch()
 
     try:
         jax.config.update("jax_num_cpu_devices", cpu_devices)

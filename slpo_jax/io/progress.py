@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from slpo_jax.io import hosts
+from slpo_jax.io import compiling, hosts
 
 _SECONDS = 60.0  # between lines where there is no terminal
 
@@ -16,16 +16,16 @@ _SECONDS = 60.0  # between lines where there is no terminal
 class Progress:
     """Steps done out of a total, on standard error.
 
-    On a terminal it is a bar. Elsewhere it is a plain line at most once a minute, and one at the end, so that a log
-    file can be read.
+    On a terminal it is a bar. Elsewhere it is a plain line at the beginning, at most once a minute, and at the end, so
+    that a log file can be read. How fast it is, and the time that is left, are without compilation, which is said.
 
     Args:
         label: what is being done.
         total: steps in all.
         done: steps done before.
         unit: what a step is.
-        keep: False for what is one of many: its bar goes when it is done, and its last line is left out if it had no
-            other.
+        keep: False for what is one of many: its bar goes when it is done, it has no first line, and its last is left
+            out if it had no other.
         file: where to write; None is standard error, of several processes the first's.
         clock: seconds, for the time between lines.
     """
@@ -50,8 +50,12 @@ class Progress:
                 total=total, initial=done, desc=label, unit=unit, leave=keep, mininterval=1.0, dynamic_ncols=True,
                 file=self._file,
             )  # fmt: skip
-        self._began, self._last = (clock(), done), clock()
+        elif keep:
+            print(f"{label}: begins at {unit} {done} of {total}", file=self._file, flush=True)
+        self._compiled = compiling.seconds()
+        self._began, self._last = (clock() - self._compiled, done), clock()
         self._shown = False
+        self._untell = compiling.tell(self._compiles)
 
     def update(self, done: int, facts: Mapping[str, str] | None = None) -> None:
         """Say that so many steps are done in all, and what else is known now: texts by name."""
@@ -60,6 +64,9 @@ class Progress:
         if self._bar is not None:
             if facts is not None:
                 self._bar.set_postfix(facts, refresh=False)
+            compiled, self._compiled = compiling.seconds() - self._compiled, compiling.seconds()
+            self._bar.start_t += compiled
+            self._bar.last_print_t += compiled
             self._bar.update(done - self.done)
         self.done = done
         if self._bar is None and self._clock() - self._last >= _SECONDS:
@@ -67,15 +74,35 @@ class Progress:
 
     def close(self) -> None:
         """The work is done, or given up."""
+        self._untell()
         if self._bar is not None:
             self._bar.close()
         elif self._keep or self._shown:
             self._write()
 
     def _write(self) -> None:
-        """One line: how many of how many, how fast on the whole, and the facts."""
+        """One line: how many of how many, how fast on the whole, what is left, and the facts."""
         self._last, self._shown = self._clock(), True
-        seconds, steps = self._last - self._began[0], self.done - self._began[1]
+        seconds, steps = self._last - compiling.seconds() - self._began[0], self.done - self._began[1]
         rate = f", {steps / seconds:.3g} {self._unit}s/s" if seconds > 0 and steps else ""
+        if rate and self.done < self._total:
+            rate += f", {tqdm.format_interval((self._total - self.done) * seconds / steps)} left"
         facts = "".join(f", {name} {value}" for name, value in self._facts.items())
         print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)
+
+    def _compiles(self, seconds: float | None) -> None:
+        """See `compiling.Say`."""
+        if self._bar is not None:
+            if seconds is None:
+                self._bar.set_postfix_str("compiling ..")
+            else:
+                self._bar.set_postfix(self._facts)
+        else:
+            what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
+            print(f"{self._label}: {what}", file=self._file, flush=True)
+
+
+def begin(text: str) -> None:
+    """A line where a piece of work begins; on a terminal its bar says so."""
+    if hosts.is_first() and not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)

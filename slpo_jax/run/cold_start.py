@@ -6,7 +6,7 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.training import cold_start
-from slpo_jax.training.optimizer import make_optimizer
+from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
 
 
@@ -18,7 +18,8 @@ def check(experiment: Experiment, stage: str) -> None:
 def train(experiment: Experiment, stage: str) -> None:
     """Train the gate, and keep the one with the best validation accuracy."""
     config = experiment.config.cold_start
-    optimizer = make_optimizer(experiment.optimizer_config(stage, config.steps))
+    optimizer_config = experiment.optimizer_config(stage, config.steps)
+    optimizer = make_optimizer(optimizer_config)
     params = starting_params(experiment, stage)
     trained = experiment.trained_by(stage, params)
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
@@ -27,6 +28,7 @@ def train(experiment: Experiment, stage: str) -> None:
     settings = dataclasses.replace(config, min_latents=every.min_latents, gate_dropout=every.gate.dropout)
     assert experiment.reward.on_device is not None
     loss_fn = cold_start.make_loss(experiment.policy, experiment.reward.on_device, settings)
-    step_fn = make_train_step(loss_fn, optimizer, trained, experiment.layout, stage, config.micro_batches)
+    how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
+    step_fn = make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
     validation = Validation(config.steps, config.evaluate_every, config.patience)
     train_validated(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)

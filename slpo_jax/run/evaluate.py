@@ -17,6 +17,7 @@ from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
 from slpo_jax.evaluation.thoughts import read_thoughts, write_thoughts
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest
+from slpo_jax.io.progress import begin
 from slpo_jax.io.workdir import SetFiles
 from slpo_jax.origin.settings import made_like
 from slpo_jax.run.experiment import Experiment
@@ -157,6 +158,7 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     config, problems = experiment.config.evaluate, experiment.test_set(files.name)
     label, latents = f"{row.name} on {files.name}", config.save_latents
     assert row.rule is not None
+    begin(f"evaluate: {label}")
     evaluate = functools.partial(
         experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit, name=files.name
     )

@@ -14,7 +14,7 @@ from slpo_jax.run.usable import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, UNFINISHED
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import Phase, Recipe
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
@@ -110,12 +110,12 @@ def train(experiment: Experiment, stage: str) -> None:
         before.close()
     run, state, _ = open_stage(experiment, stage, state, until, UNFINISHED if recipe.ends_apart else stage)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
-    for phase, optimizer in zip(plan, optimizers, strict=True):
+    for phase, optimizer, schedule in zip(plan, optimizers, map(make_schedule, optimizer_configs), strict=True):
         if int(state.step) >= phase.end:
             continue
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
         how = (optimizer, trained, experiment.layout, IMITATE, config.micro_batches)
-        step_fn = make_train_step(recipe.loss_of(policy), *how)
+        step_fn = make_train_step(recipe.loss_of(policy), *how, schedule=schedule)
         slots = recipe.slots(problems, phase, config.suffix_slots)
 
         def batch(step, phase=phase, slots=slots):

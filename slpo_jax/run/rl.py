@@ -14,7 +14,7 @@ from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.stages import RL
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, scaled
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 from slpo_jax.training.state import copied, init_state
 
 STAGE = RL
@@ -47,7 +47,8 @@ def train(experiment: Experiment, name: str) -> None:
         return experiment.reward.on_host(tokens_NA, [problems[index % len(problems)] for index in index_N.tolist()])
 
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, on_host, reference)
-    step_fn = make_rl_step(policy, objective, on_device, config.group, *how)
+    schedule = make_schedule(optimizer_config(experiment, objective))
+    step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule)
     steps = steps_of(experiment, objective)
     batch = prompted_batches(experiment, config, steps, objective.needs_answers)
     if config.evaluate_every:

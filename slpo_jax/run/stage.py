@@ -40,7 +40,9 @@ def open_stage(
     experiment.log.rewind(stage, int(state.step))
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
     sums = extra.pop(SUMS, None)
-    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums)
+    # Thoughts that are written down are among the answer's tokens.
+    tokens = ("latent_steps", "answer_tokens") if experiment.policy.thinker.says is None else ("answer_tokens",)
+    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums, tokens)
     return run, state, extra
 
 

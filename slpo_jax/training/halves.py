@@ -37,22 +37,24 @@ def make_rl_step(
     micro_batches: int = 1,
     host_reward: HostRewardFn | None = None,
     reference: Params | None = None,
+    schedule: optax.Schedule | None = None,
 ):
     """`(state, batch) -> (state, metrics)`: one program where it can be one.
 
     Args:
         reward: None where only `host_reward` can say.
         group: G.
-        optimizer, trained, layout, stream, micro_batches: see `make_train_step`.
+        optimizer, trained, layout, stream, micro_batches, schedule: see `make_train_step`.
         host_reward: asked without `reward`; each process asks for its own rows.
         reference: the parameters that the stage started from, laid out as the state's, for objectives that ask for
             them; they have buffers of their own, as a step gives away the state's.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
     if objective.updates_per_step == 1 and reward is not None and not objective.needs_reference:
-        return make_train_step(make_loss(policy, objective, reward, group), *how)
+        return make_train_step(make_loss(policy, objective, reward, group), *how, schedule=schedule)
     roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
-    improve = make_train_step(make_improvement(policy, objective), *how, updates=objective.updates_per_step)
+    updates = objective.updates_per_step
+    improve = make_train_step(make_improvement(policy, objective), *how, updates=updates, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     def step(state: TrainState, batch):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts, interrupts
+from slpo_jax.io import compiling, hosts, interrupts
 from slpo_jax.io.progress import Progress
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.metrics import Means, MetricsLog, warn_of_cuts
@@ -23,6 +23,11 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 
+def _now() -> float:
+    """Seconds, which stand still while something is compiled."""
+    return time.perf_counter() - compiling.seconds()
+
+
 class StageRun:
     """One stage's steps, possibly in several stretches with different programs.
 
@@ -33,6 +38,7 @@ class StageRun:
         log_every, checkpoint_every: in steps.
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
+        tokens: names of the metrics that together count what is generated.
 
     Attributes:
         unsaved: steps were taken since the last checkpoint.
@@ -49,11 +55,13 @@ class StageRun:
         checkpoint_every: int,
         max_skipped: int,
         sums: dict[str, list[float]] | None = None,
+        tokens: tuple[str, ...] = (),
     ):
         self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
         self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
-        self._clock, self._clock_step = time.perf_counter(), start
+        self._tokens = tokens
+        self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
         self.unsaved = False
         self._signal: int | None = None
         self._warned = False
@@ -101,7 +109,7 @@ class StageRun:
             raise
 
     def _advance(self, state: TrainState, step_fn: StepFn, make_batch, until: int, extra) -> TrainState:
-        step, pending = int(state.step), None
+        step, pending, self._clock = int(state.step), None, _now()
         batch = make_batch(step) if step < until else None
         while step < until:
             with jax.transfer_guard("disallow"):  # everything that a step reads is on the devices already
@@ -124,7 +132,20 @@ class StageRun:
                 self.finish(state, extra())
         if pending is not None:
             self._report(*pending)
+        self._seconds += _now() - self._clock
         return state
+
+    def _generated(self) -> float:
+        """Tokens since the last row, as far as they are known."""
+        return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
+
+    def _timed(self, step: int) -> dict[str, float]:
+        """The clock's part of a row, without compilation, validation and what was before this command."""
+        now, tokens = _now(), self._generated() - self._clock_tokens
+        seconds = max(self._seconds + now - self._clock, 1e-9)
+        found = {"seconds": seconds / (step - self._clock_step)}
+        self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
+        return found | ({"tokens_per_second": tokens / seconds} if tokens else {})
 
     def _report(self, step: int, metrics: dict[str, Any], batch: Any) -> None:
         metrics = jax.device_get(metrics)
@@ -136,12 +157,10 @@ class StageRun:
         if step % self.log_every and step < self.total:
             self._progress.update(step)
             return
-        scalars = self._means.take()
+        timed = self._timed(step)
+        scalars = self._means.take() | timed
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
-        now = time.perf_counter()
-        scalars["steps_per_second"] = (step - self._clock_step) / max(now - self._clock, 1e-9)
-        self._clock, self._clock_step = now, step
         self.log.write(self.name, step, scalars)
         if not self._warned:
             self._warned = warn_of_cuts(f"{self.name} at step {step}", scalars.get("cut", 0.0), "max_answer_tokens")

@@ -13,7 +13,7 @@ from slpo_jax.io.files import write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.trackers import TRACKERS, Tracker
 
-CLOCK = ("steps_per_second",)
+CLOCK = ("seconds", "tokens_per_second")
 """What differs between two runs that are the same."""
 
 

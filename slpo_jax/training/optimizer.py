@@ -127,6 +127,11 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(_clip(config.clip_norm), descent)
 
 
+def steps_taken(opt_state: chex.ArrayTree) -> jax.Array:
+    """int32: the steps that an optimizer of `make_optimizer` has taken, which its schedule goes by."""
+    return optax.tree.get_all_with_path(opt_state, "count")[0][1]
+
+
 def _clip(most: float) -> optax.GradientTransformation:
     """`optax.clip_by_global_norm` by one factor: XLA would keep all quotients of its division, a sixth more memory."""
 

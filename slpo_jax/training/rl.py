@@ -97,8 +97,8 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     """The loss of a step that rolls out, verifies and improves at once.
 
     Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
-    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within the budget of answer tokens), and
-    the objective's own.
+    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within the budget of answer tokens), the
+    objective's own, and where `answer_log_likelihood` is one of these, `answer_entropy` in nats a token.
     """
     improve = make_improvement(policy, objective)
 
@@ -118,7 +118,11 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
         loss, metrics = objective(policy, policy.reasoner.in_loop(params), batch, trajectories, rewards_BG, key)
         prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
         low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
-        return loss, {
+        entropy = {}
+        if "answer_log_likelihood" in metrics:
+            spoken_NA = used_slots(policy, trajectories)[1]
+            entropy = {"answer_entropy": (-metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32))}
+        return loss, entropy | {
             "loss": (loss, prompts),
             "reward": (rewards_BG.sum(), rollouts),
             "solved": (high_B.sum(), prompts),

@@ -12,6 +12,7 @@ from flax import struct
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, replicate
 from slpo_jax.models import xla_cpu
 from slpo_jax.policy import noise
+from slpo_jax.training.optimizer import steps_taken
 from slpo_jax.training.sharding import Layout, gathered, summed, total
 
 Params = Any
@@ -136,6 +137,7 @@ def make_train_step(
     stream: str,
     micro_batches: int = 1,
     updates: int = 1,
+    schedule: optax.Schedule | None = None,
 ):
     """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
 
@@ -149,6 +151,7 @@ def make_train_step(
         stream: the stage's name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
         updates: of the optimizer in one step, on the same batch; metrics are their means.
+        schedule: the optimizer's, whose learning rate is among the metrics then.
     """
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
 
@@ -160,6 +163,8 @@ def make_train_step(
         metrics: dict[str, Any] = {name: total / jnp.maximum(count, 1) for name, (total, count) in sums.items()}
         metrics["counts"] = {name: count for name, (_, count) in sums.items()}
         metrics["grad_norm"] = optax.tree.norm(grads)
+        if schedule is not None:
+            metrics["learning_rate"] = schedule(steps_taken(opt_state))
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["loss"])
         part, opt_state = _updated(optimizer, grads, part, opt_state, finite)
         part = layout.pinned(part, layout.specs(part))

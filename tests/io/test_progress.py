@@ -1,9 +1,13 @@
 """Progress is a bar on a terminal, and in a log file a line a minute."""
 
 import io
+import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from slpo_jax.io import compiling
 from slpo_jax.io.progress import Progress
 
 
@@ -36,17 +40,19 @@ def _ten_minutes(keep: bool = True, seconds_a_step: float = 10.0, done: int = 0)
 
 def test_a_log_file_gets_a_line_a_minute_and_one_at_the_end():
     lines = _ten_minutes()
+    assert lines.pop(0) == "imitate: begins at step 0 of 60"
     assert [line.partition(" ")[2].partition("/")[0] for line in lines] == [*(str(6 * n) for n in range(1, 11)), "60"]
-    assert lines[0] == "imitate: 6/60 steps, 0.1 steps/s, loss 0.05"  # the newest that it was told
+    assert lines[0] == "imitate: 6/60 steps, 0.1 steps/s, 09:00 left, loss 0.05"  # the newest that it was told
     assert lines[-1] == "imitate: 60/60 steps, 0.1 steps/s, loss 0.6"
 
 
 def test_steps_done_before_are_no_speed():
+    assert _ten_minutes(done=40)[0] == "imitate: begins at step 40 of 100"
     assert _ten_minutes(done=40)[-1] == "imitate: 100/100 steps, 0.1 steps/s, loss 1.0"
 
 
-def test_quick_work_has_its_last_line_alone():
-    assert _ten_minutes(seconds_a_step=0.01) == ["imitate: 60/60 steps, 100 steps/s, loss 0.6"]
+def test_quick_work_has_no_lines_between():
+    assert _ten_minutes(seconds_a_step=0.01)[1:] == ["imitate: 60/60 steps, 100 steps/s, loss 0.6"]
     assert _ten_minutes(keep=False, seconds_a_step=0.01) == []
 
 
@@ -58,7 +64,73 @@ def test_work_given_up_says_how_far_it_was():
     file = io.StringIO()
     progress = Progress("rl", 10, file=file, clock=Clock())
     progress.close()
-    assert file.getvalue() == "rl: 0/10 steps\n"
+    assert file.getvalue() == "rl: begins at step 0 of 10\nrl: 0/10 steps\n"
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """What jax says of programs, and the seconds that they took."""
+    monkeypatch.setattr(compiling, "_seconds", 0.0)
+    monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+
+    def compiles(clock, seconds, waits=0.5):
+        compiling._heard("/jax/core/compile/jaxpr_trace_duration", seconds / 4)
+        compiling._heard("/jax/core/compile/jaxpr_to_mlir_module_duration", seconds / 4)
+        time.sleep(waits)
+        compiling._heard("/jax/core/compile/backend_compile_duration", seconds / 2)
+        clock.now += seconds
+
+    return compiles
+
+
+def test_a_log_file_says_what_compiles_and_is_as_fast_as_without(compiler):
+    file, clock = io.StringIO(), Clock()
+    progress = Progress("slpo", 100, file=file, clock=clock)
+    compiler(clock, 40.0)
+    for step in range(1, 51):
+        clock.now += 1.0
+        progress.update(step)
+    compiler(clock, 8.0, waits=0.0)  # too quick to be said, and counted all the same
+    clock.now += 10.0
+    progress.update(60)
+    progress.close()
+    lines = file.getvalue().splitlines()
+    assert lines[1:3] == ["slpo: compiling ..", "slpo: compiled in 20 s"]
+    assert lines[3:] == ["slpo: 20/100 steps, 1 steps/s, 01:20 left", "slpo: 60/100 steps, 1 steps/s, 00:40 left"]
+
+
+def test_a_bar_s_time_left_is_without_compilation(compiler):
+    file, clock = Terminal(), Clock()
+    progress = Progress("slpo", 100, file=file, clock=clock)
+    progress._bar._time = clock
+    progress._bar.start_t = progress._bar.last_print_t = clock.now
+    compiler(clock, 400.0)
+    assert "compiling .." in file.getvalue()
+    for step in (10, 20):
+        clock.now += 10.0
+        progress.update(step, {"loss": "0.5"})
+    last = file.getvalue().rpartition("\r")[2]
+    assert "20/100 [00:20<01:20,  1.00step/s, loss=0.5]" in last
+    progress.close()
+
+
+def test_jax_tells_what_it_compiles(monkeypatch):
+    """The names of its events are no promise."""
+    monkeypatch.setattr(compiling, "PATIENCE", 0.01)
+    compiling.watch()
+    new = time.time() % 1000  # so that no cache has it
+
+    def slow(x):
+        for i in range(100):
+            x = jnp.sort(jnp.sin(x) + i * new)
+        return x
+
+    before, said = compiling.seconds(), []
+    untell = compiling.tell(said.append)
+    jax.jit(slow)(jnp.ones(5))
+    untell()
+    assert (said[0], len(said)) == (None, 2)
+    assert 0 < said[1] < compiling.seconds() - before
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -51,10 +51,11 @@ def test_metrics_have_a_row_a_step_with_every_scalar(work):
         "imitate_control": {"loss", "accuracy"},
         "cold_start": {"loss", "valid_share", "right_share", "expected_length"},
         "slpo": {"loss", "reward", "solved", "mixed", "latent_steps", "answer_tokens", "cut", "latent_log_likelihood",
-                 "answer_log_likelihood", "stop_log_likelihood", "surrogate_variance"},
+                 "answer_log_likelihood", "answer_entropy", "stop_log_likelihood", "surrogate_variance",
+                 "tokens_per_second"},
     }  # fmt: skip
     for row in trained:
-        assert set(row) == scalars[row["stage"]] | {"step", "stage", "grad_norm", "steps_per_second"}
+        assert set(row) == scalars[row["stage"]] | {"step", "stage", "grad_norm", "learning_rate", "seconds"}
         assert all(np.isfinite(value) for value in row.values() if not isinstance(value, str))
     assert [row["step"] for row in rows if "valid_accuracy" in row] == [3, 6, 7]
 

@@ -14,9 +14,11 @@ import pytest
 from same_run import rows_of
 
 from slpo_jax.errors import SaveError, UserError
+from slpo_jax.io import compiling
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import open_stage
+from slpo_jax.training import loop
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import StageRun
 from slpo_jax.training.metrics import MetricsLog
@@ -124,7 +126,8 @@ LOGGED = [
 def _logged(workdir, stop_at=None):
     """The rows of a run with those steps, rows of 4 steps and checkpoints of 3; it may be killed before one of them."""
     config = types.SimpleNamespace(log_every=4, checkpoint_every=3, max_skipped_steps=3)
-    experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=MetricsLog(Workdir(workdir)))
+    log, policy = MetricsLog(Workdir(workdir)), types.SimpleNamespace(thinker=types.SimpleNamespace(says=None))
+    experiment = types.SimpleNamespace(config=config, workdir=Workdir(workdir), log=log, policy=policy)
     run, state, _ = open_stage(experiment, "slpo", _state().replace(step=jnp.int32(0)), 6)
 
     @jax.transfer_guard("allow")
@@ -151,6 +154,32 @@ def test_logged_metrics_are_means_over_the_interval(tmp_path):
         {"step": 4, "stage": "slpo", "loss": 6 / 3, "grad_norm": 12 / 3, "skipped_steps": 1},
         {"step": 6, "stage": "slpo", "loss": 26 / 4, "grad_norm": 4 / 2, "skipped_steps": 1},
     ]
+
+
+def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, monkeypatch):
+    """Of 2 s each, without 30 of compilation and 50 of validation; nor are tokens of an earlier command counted."""
+    clock = [100.0]
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(compiling, "_seconds", 7.0)
+
+    @jax.transfer_guard("allow")
+    def step_fn(state, number):
+        if number == 4:
+            clock[0], compiling._seconds = clock[0] + 30, compiling._seconds + 30
+        clock[0] += 2
+        metrics = {"latent_steps": jnp.float32(3), "answer_tokens": jnp.float32(2)}
+        return state.replace(step=state.step + 1), metrics | {"counts": dict.fromkeys(metrics, 10)}
+
+    log, sums = MetricsLog(Workdir(tmp_path)), {"latent_steps": [900.0, 30.0], "answer_tokens": [60.0, 30.0]}
+    names = ("latent_steps", "answer_tokens")
+    run = StageRun("slpo", 8, 3, log, _NoKeeper(), 5, 9, 3, sums, names)
+    state = run.advance(_state().replace(step=jnp.int32(3)), step_fn, lambda step: step, 5)
+    clock[0] += 50
+    run.advance(state, step_fn, lambda step: step, 8)
+    (row, last) = rows_of(tmp_path, timing=True)
+    assert (row["seconds"], row["tokens_per_second"]) == (2, 25)
+    assert (row["latent_steps"], last["latent_steps"]) == (960 / 50, 3)
+    assert (last["seconds"], last["tokens_per_second"]) == (2, 25)
 
 
 @pytest.mark.parametrize("stop_at", [3, 4, 5])

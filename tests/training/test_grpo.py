@@ -128,6 +128,10 @@ def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, star
     clipped, made = metrics["clipped"]
     assert clipped / made == pytest.approx(np.mean([was for _, was in cut]))
     assert {bool(ratio > 1) for ratio, was in cut if was} == {True, False}
+    total, made = metrics["ratio"]
+    assert total / made == pytest.approx(np.mean([ratio for ratio, _ in cut]), rel=1e-3)
+    answers = [x for row in _choices(frozen, as_float64(frozen.params)) for kind, _, x in row if kind == "token"]
+    assert metrics["answer_log_likelihood"][0] == pytest.approx(sum(answers), rel=1e-3)
     if reduction == "kl":
         total, made = metrics["kl"]
         assert total / made == pytest.approx(np.mean(apart), rel=1e-3)
@@ -147,6 +151,7 @@ def test_the_first_update_is_reinforce(frozen, found):
     counts = [sum(WEIGHTS[kind] for kind, _, _ in row) for row in _choices(frozen, as_float64(frozen.params))]
     assert loss == pytest.approx(-_group_relative(frozen.rewards) @ np.array(counts) / len(counts), abs=1e-5)
     assert metrics["clipped"][0] == 0
+    assert "ratio" not in metrics
 
 
 def test_a_group_of_equal_rewards_says_nothing():
@@ -168,7 +173,7 @@ def test_published_aggregation_averages_within_each_rollout_first():
     made_NC = jnp.arange(5)[None] < jnp.array([1, 3, 2, 5])[:, None]
     # Also where nothing was chosen.
     doubled_NC = jnp.array([[1, 1, 1, 1, 1], [1, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
-    choices = Choices(jnp.full((4, 5), -1.5), made_NC.astype(jnp.float32), made_NC)
+    choices = Choices(jnp.full((4, 5), -1.5), made_NC.astype(jnp.float32), made_NC, jnp.zeros(4))
 
     class Given(GRPO):
         def _choices(self, *args):

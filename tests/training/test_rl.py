@@ -56,12 +56,15 @@ def test_metrics_by_hand(is_written):
     tokens = jnp.array([[5, 6, 7], [PAD] * 3, [5, EOS, PAD], [EOS, PAD, PAD]])
     said = jnp.array([[9, 8], [EOS, 0], [9, 8], [9, 0]]) if is_written else None
     made = Trajectories(None, jnp.array([2, 1, 2, 1]), tokens, None, said=said)
-    improve = make_improvement(policy, lambda *_: (jnp.float32(3.0), {"own": (2.0, 8.0)}))
+    improve = make_improvement(
+        policy, lambda *_: (jnp.float32(3.0), {"own": (2.0, 8.0), "answer_log_likelihood": (-6.0, 4)})
+    )
     loss, found = improve({"reasoner": {}}, (None, made, jnp.array([[0.0, 1.0], [0.0, 0.0]])), jax.random.key(0))
     expected = {
         "loss": (3, 2), "reward": (1, 4), "solved": (1, 2), "mixed": (1, 2), "latent_steps": (6, 4), "own": (2, 8),
         # An answer of pads alone was never spoken after a written eos; after a silent thought it is three tokens.
         "answer_tokens": (6 + 3 + 0 + 2 + 1 if is_written else 3 + 3 + 2 + 1, 4),
+        "answer_entropy": (6, 3 + 0 + 2 + 1 if is_written else 3 + 3 + 2 + 1),
     }  # fmt: skip
     assert loss == 3
     assert {name: tuple(map(float, found[name])) for name in expected} == expected

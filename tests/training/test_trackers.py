@@ -47,13 +47,13 @@ def _log(tmp_path, *names):
 def test_a_run_that_goes_on_logs_nothing_twice(tmp_path, memory):
     log = _log(tmp_path, "memory")
     for step in (1, 2, 3):
-        log.write("slpo", step, {"loss": step / 2, "steps_per_second": 5.0})
+        log.write("slpo", step, {"loss": step / 2, "seconds": 5.0})
     log.write("slpo", 3, {"valid_accuracy": 0.5})
     log.close()
     log = _log(tmp_path, "memory")
     log.rewind("slpo", 1)
-    log.write("slpo", 2, {"loss": 1.0, "steps_per_second": 7.0})  # the same again, by another clock
-    log.write("slpo", 3, {"loss": 9.0, "steps_per_second": 5.0})  # another: begun anew with other settings
+    log.write("slpo", 2, {"loss": 1.0, "seconds": 7.0})  # the same again, by another clock
+    log.write("slpo", 3, {"loss": 9.0, "seconds": 5.0})  # another: begun anew with other settings
     log.write("slpo", 3, {"valid_accuracy": 0.5})
     log.write("slpo", 4, {"loss": float("nan"), "reward": 1.0})
     log.close()

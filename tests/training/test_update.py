@@ -8,7 +8,7 @@ import pytest
 
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
-from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 
@@ -59,6 +59,18 @@ def test_steps_are_optax_s_and_a_broken_one_changes_nothing(name):
         moments = jax.tree.leaves(state.opt_state[1]), jax.tree.leaves(expected_state[1])
         for got, other in zip(*moments, strict=True):
             np.testing.assert_allclose(got, other, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_the_learning_rate_is_that_of_the_step(name):
+    """A warm-up of 4 steps; one that changed nothing is not one of them."""
+    config = OptimizerConfig(name, learning_rate=0.1, warmup_steps=4)
+    state, step = _step(config, _arrays(0, 8), schedule=make_schedule(config))
+    rates = []
+    for scale in (1.0, np.nan, 1.0, 1.0):
+        state, metrics = step(state, jax.tree.map(lambda g, scale=scale: g * np.float32(scale), _arrays(1, 8)))
+        rates.append(float(metrics["learning_rate"]))
+    assert rates == pytest.approx([0.0, 0.025, 0.025, 0.05])
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_whatever_the_loss():

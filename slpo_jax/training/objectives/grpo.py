@@ -15,6 +15,7 @@ from slpo_jax.policy.advantage import AdvantageName
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
+from slpo_jax.training.state import Sums
 
 
 @struct.dataclass
@@ -25,11 +26,13 @@ class Choices:
         log_probs: float32 [N, C].
         weights: float32 [N, C], of the choices' losses; 0 where nothing was chosen.
         made: bool [N, C].
+        answer: float32 [N], sums of the answers' log_probs.
     """
 
     log_probs: jax.Array
     weights: jax.Array
     made: jax.Array
+    answer: jax.Array
 
 
 def k3(log_ratio: jax.Array) -> jax.Array:
@@ -143,11 +146,13 @@ class Grpo(Objective):
             clipped_NC = jnp.clip(ratio_NC, 1.0 - self.clip, 1.0 + self.clip) * advantages_N1
             gains_NC = jnp.minimum(gains_NC, clipped_NC)
         cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_N1))
-        kl = {}
+        known: Sums = {}
+        if trajectories.behaviour is not None:
+            known["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
         if self.kl_weight:
             kl_NC = k3(jnp.where(choices.made, trajectories.reference - choices.log_probs, 0.0))
             gains_NC = gains_NC - self.kl_weight * kl_NC
-            kl = {"kl": (kl_NC.sum(), choices.made.sum())}
+            known["kl"] = (kl_NC.sum(), choices.made.sum())
         made_N = choices.made.sum(axis=1)
         made, rollouts, prompts = made_N.sum(), jnp.float32(rewards_BG.size), jnp.float32(rewards_BG.shape[0])
         losses_N = -jnp.sum(choices.weights * gains_NC, axis=1)
@@ -159,8 +164,9 @@ class Grpo(Objective):
         return loss, {
             "loss": (loss, count),
             "log_likelihood": (jnp.sum(choices.log_probs, where=choices.made), rollouts),
+            "answer_log_likelihood": (choices.answer.sum(), rollouts),
             "clipped": (cut, made),
-        } | kl
+        } | known
 
     def _choices(self, policy: Policy, capacity: Capacity, params, batch, trajectories) -> Choices:
         scored = with_detached_inputs(policy) if self.detach_inputs else policy
@@ -174,4 +180,4 @@ class Grpo(Objective):
         log_probs, made, weights = zip(*kinds, strict=True)
         made_NC = jnp.concatenate(made, axis=1)
         weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
-        return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC)
+        return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC, scores.answer_log_prob)
