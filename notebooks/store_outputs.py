@@ -5,7 +5,6 @@ cores, and needs what `pip install -e '.[test]'` brings.
 """
 
 import hashlib
-import os
 import tempfile
 from pathlib import Path
 
@@ -39,12 +38,11 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Fill in the code cells' outputs, in a checkout that is installed already.
 
     Args:
-        folder: where the run goes; the checkout is what it reads.
+        folder: where the run goes.
     """
     run = nbformat.from_dict({**notebook, "cells": [
         cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", [])
     ]})  # fmt: skip
-    os.symlink(NOTEBOOK.parents[1] / "configs", folder / "configs")
     resources = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(run, timeout=None, kernel_name="python3", resources=resources).execute()
     by_id = {cell.id: cell for cell in run.cells}
