@@ -1,4 +1,6 @@
-"""`python -m slpo_jax.convert import|export SRC DST`: checkpoints between Orbax and Hugging Face.
+"""`slpo export SRC DST` and `slpo import SRC DST`: checkpoints between Orbax and Hugging Face.
+
+`python -m slpo_jax.convert export|import SRC DST` is the same.
 
 import  SRC (a Hugging Face directory or hub id, a torch, safetensors or GGUF file) -> DST, an Orbax checkpoint that
         `--config.init=DST` takes. A base model gets the reasoner's tokens; a gate is imported if there is one.
@@ -26,7 +28,7 @@ _NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_
 
 def main(argv: list[str]) -> None:
     if len(argv) != 4 or argv[1] not in ("import", "export"):
-        raise UserError("usage: python -m slpo_jax.convert import|export SRC DST; see --help")
+        raise UserError("usage: slpo export SRC DST, or slpo import SRC DST; see --help")
     _, action, source, target = argv
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config import Config
@@ -48,5 +50,10 @@ def main(argv: list[str]) -> None:
     print(f"{action}ed: {target}")
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
     run_command(main, goes_on=False)
+
+
+if __name__ == "__main__":
+    run()

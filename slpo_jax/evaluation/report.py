@@ -195,7 +195,7 @@ def _write(workdir: Workdir, report: Mapping[str, Any]) -> None:
 @silent_when_unread()
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line: one folder is reported in place, or with --out several are compared. Returns the exit status."""
-    parser = FlagParser(prog="python -m slpo_jax.evaluation.report", description="Report evaluated runs.")
+    parser = FlagParser(prog="slpo report", description="Report evaluated runs.")
     parser.add_argument("workdirs", nargs="+", metavar="DIR", help="workdir of a run that was evaluated")
     parser.add_argument("--out", help="folder for the report over several runs (one DIR alone is reported in place)")
     try:

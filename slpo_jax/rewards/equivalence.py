@@ -71,7 +71,7 @@ class _Worker:
             self.close()
             raise UserError(
                 "math-verify: can't be used, which answers in \\boxed{} are compared with; "
-                "install it (python -m pip install math-verify)"
+                "install it (pip install 'slpo_jax[latex]')"
             )
 
     def ask(self, pair: Pair) -> bool | None:

@@ -254,6 +254,6 @@ def test_a_verdict_is_asked_for_once(monkeypatch):
 def test_without_the_package_it_is_one_line(fresh, monkeypatch, tmp_path):
     (tmp_path / "math_verify.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(UserError, match="pip install math-verify") as error:
+    with pytest.raises(UserError, match=r"pip install .slpo_jax\[latex\]") as error:
         are_equivalent([("x", "y")])
     assert "\n" not in str(error.value)
