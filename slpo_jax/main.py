@@ -1,5 +1,8 @@
 """`slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..]`: run the stages of a config, a shipped one or a file.
 
+`slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. --config=NAME|FILE is
+the config too, as in `python -m slpo_jax.main --config=configs/NAME.py`.
+
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
 
@@ -14,8 +17,9 @@ from ml_collections import config_flags
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
+from slpo_jax.run.arguments import take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
-from slpo_jax.run.shipped import find_config, shipped
+from slpo_jax.run.shipped import shipped
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _CONFIG = config_flags.DEFINE_config_file(
@@ -26,8 +30,11 @@ _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
-
-_EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
+# `arguments.take_data` reads them; here they are for --help.
+flags.DEFINE_string("train", "", "Problems to train on; without a config the settings are chosen from them.")
+flags.DEFINE_string("valid", "", "Problems to choose on; without a config a part of --train's by default.")
+flags.DEFINE_multi_string("test", [], "Problems to evaluate on, FILE or NAME=FILE, instead of the config's.")
+flags.DEFINE_string("base", "", "Without a config: the model to begin with, a directory, hub id or file.")
 
 
 def main(argv: list[str]) -> None:
@@ -101,18 +108,19 @@ def _check_port(port: int, listens: bool) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
-    argv, eval_sets = _take_eval_sets(argv)
+    register(argv)
+    argv, data = take_data(argv)
+    argv, eval_sets = take_eval_sets(argv)
+    argv = with_config(argv, data)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
-    register(argv)
-    argv = with_found_config(argv)
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
         if not missing:  # a file that could not be loaded raises only when it is looked into
-            own = _CONFIG.value.data.eval
-            with own.unlocked():
-                own.update(eval_sets)
+            data_node = _CONFIG.value.data
+            with data_node.unlocked():
+                data_node.eval = dict(data.tests or data_node.eval) | eval_sets
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
@@ -128,43 +136,6 @@ def _parse(argv: list[str]) -> list[str]:
         raise UserError(f"--config: not given; give a file, or one of {', '.join(shipped())}")
     _check_repeated(argv)
     return rest
-
-
-def with_found_config(argv: list[str]) -> list[str]:
-    """The arguments with the config's path, where a name was given.
-
-    Raises:
-        UserError: there is neither.
-    """
-    place = next((n for n, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
-    flag, given, path = "".join(argv[place : place + 1]).partition("=")
-    if given:
-        return [*argv[:place], f"{flag}={find_config(path)}", *argv[place + 1 :]]
-    return [*argv[: place + 1], *map(find_config, argv[place + 1 : place + 2]), *argv[place + 2 :]]
-
-
-def _take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without the data sets to evaluate on, and those: their names are the user's, not keys that exist.
-
-    Raises:
-        UserError: one without a source.
-    """
-    rest: list[str] = []
-    found: dict[str, str] = {}
-    waiting = ""  # the name of a set whose source is the next argument
-    for arg in argv:
-        if waiting:
-            found[waiting], waiting = arg, ""
-        elif (match := _EVAL_SET.fullmatch(arg)) is None:
-            rest.append(arg)
-        elif match[2] is None:
-            waiting = match[1]
-        else:
-            found[match[1]] = match[2]
-    for name in [waiting, *(name for name, source in found.items() if not source)]:
-        if name:
-            raise UserError(f"config.data.eval.{name}: no source; give a file, a hub id or a synthetic set")
-    return rest, found
 
 
 def _check_repeated(argv: list[str]) -> None:

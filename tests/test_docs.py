@@ -28,13 +28,13 @@ from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import KINDS
-from slpo_jax.main import with_found_config
 from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import presets
+from slpo_jax.run.arguments import Data, with_config
 from slpo_jax.training import rl
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
@@ -151,7 +151,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
             example(Path(file.partition("=")[2]).stem)
             words.remove(file)
         monkeypatch.setattr(sys, "argv", words[2:])  # where config_flags looks for the keys that are given
-        words[2:] = with_found_config(words[2:])
+        words[2:] = with_config(words[2:], Data({}, {}))
         values = flags.FlagValues()
         config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
         flags.DEFINE_string("workdir", None, "", flag_values=values)

@@ -1,0 +1,99 @@
+"""The command line of `slpo train`, put as absl's and ml_collections' flags take it."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from slpo_jax.errors import UserError
+from slpo_jax.run.shipped import find_config
+
+_DATA = re.compile(r"--?(train|valid|test|base)(?:=(.*))?", re.DOTALL)
+_EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
+_FIELD = re.compile(r"--?config\.data\.fields\.(\w+)=(.*)", re.DOTALL)
+
+
+class Data(NamedTuple):
+    """The user's own data, where a flag names them.
+
+    Attributes:
+        sources: of train, valid and base.
+        tests: sources by the name of the set.
+    """
+
+    sources: dict[str, str]
+    tests: dict[str, str]
+
+
+def take_data(argv: list[str]) -> tuple[list[str], Data]:
+    """The arguments without --train, --valid, --test and --base, and those.
+
+    Raises:
+        UserError: one without a value.
+    """
+    rest, data = list[str](), Data({}, {})
+    for name, value, arg in _taken(argv, _DATA):
+        if not name:
+            rest.append(arg)
+        elif not value:
+            raise UserError(f"--{name}: no source; give a file, a hub id or a synthetic set")
+        elif name == "test":
+            named = re.fullmatch(r"([\w-]+)=(.+)", value, re.DOTALL)
+            stem = re.sub(r"[^\w-]", "_", Path(value).stem)
+            data.tests[named[1] if named else stem] = named[2] if named else value
+        else:
+            data.sources[name] = value
+    return rest, data
+
+
+def take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without the data sets to evaluate on, and those: their names are the user's, not keys that exist.
+
+    Raises:
+        UserError: one without a source.
+    """
+    rest, found = list[str](), dict[str, str]()
+    for name, value, arg in _taken(argv, _EVAL_SET):
+        if not name:
+            rest.append(arg)
+        elif not value:
+            raise UserError(f"config.data.eval.{name}: no source; give a file, a hub id or a synthetic set")
+        else:
+            found[name] = value
+    return rest, found
+
+
+def _taken(argv: list[str], flag: re.Pattern[str]) -> list[tuple[str, str, str]]:
+    """(name, value, "") of each flag of a kind, whose value may be the next argument; ("", "", argument) of others."""
+    found, left = list[tuple[str, str, str]](), list(argv)
+    while left:
+        arg = left.pop(0)
+        match = flag.fullmatch(arg)
+        if match is None:
+            found.append(("", "", arg))
+        else:
+            value = match[2] if match[2] is not None else left.pop(0) if left else ""
+            found.append((match[1], value, ""))
+    return found
+
+
+def with_config(argv: list[str], data: Data) -> list[str]:
+    """The arguments with the config's path, where a name was given or it is to be chosen from the data.
+
+    Raises:
+        UserError: there is no such config, or data are given that nothing is to be done with.
+    """
+    sources = dict(data.sources)
+    place = next((number for number, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
+    before, named, after = argv[:place], argv[place : place + 1], argv[place + 1 :]
+    if not named and "train" in sources:
+        fields = {match[1]: match[2] for match in map(_FIELD.fullmatch, argv) if match}
+        spec = {**sources, "eval": data.tests, "fields": fields}
+        return [*argv, f"--config={find_config('own')}:{json.dumps(spec)}"]
+    if "base" in sources:
+        raise UserError("--base: goes with --train and without a config; beside a config give --config.init")
+    if not named:
+        return argv
+    flag, given, path = named[0].partition("=")
+    path, after = (path, after) if given else ("".join(after[:1]), after[1:])
+    return [*before, f"{flag}={find_config(path)}", *after, *(f"--config.data.{k}={v}" for k, v in sources.items())]
