@@ -26,11 +26,12 @@ ALL = {
 
 
 def _run(words: list[str], folder: Path) -> str:
-    """What a command says."""
+    """What a command says; `words` begin with "python"."""
     config = next((Path(word.partition("=")[2]).stem for word in words if word.startswith("--config=")), "")
+    config = config or ("own" if any(word.startswith("--train=") for word in words) else "")
     small = ALL | RUNS[config] if config else {}
     command = [sys.executable, *words[1:], *(f"--config.{key}={value}" for key, value in small.items())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "BROWSER": "true"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stderr[-3000:]}"
     return done.stdout
