@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = {"torch", "wandb", "trackio", "mlflow"}  # where a pickled checkpoint is to be read, and trackers
+# Where a pickled checkpoint is to be read, boxes to be compared, and values to be logged.
+OPTIONAL = {"torch", "math_verify", "sympy", "wandb", "trackio", "mlflow"}
 
 
 def _declared() -> dict[str, Requirement]:
