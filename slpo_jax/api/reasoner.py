@@ -1,20 +1,27 @@
 """A trained reasoner in Python: ask it, evaluate it, export it."""
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
+import jax
+
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
-from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.io.files import check_free
+from slpo_jax.origin.exchange import write_export
+from slpo_jax.origin.open import Origin
+from slpo_jax.origin.settings import used_with
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.shown import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
 from slpo_jax.run.sources import load_set
+from slpo_jax.sections import changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +119,21 @@ class TrainedReasoner:
         return Evaluation(rows, label=name or Path(self.source).name)
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a directory that `transformers` opens, with all that it needs to think.
+        """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
         Args:
             folder: must not exist, or be empty; it appears whole or not at all.
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows.
         """
-        target = Path(folder).expanduser()
-        export_checkpoint(Path(self.source), target)
+        solver, target = self.solver, Path(folder).expanduser()
+        check_free(target)
+        origin, how = solver.setup.origin, (solver.stopping, solver.rule)
+        config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
+        template = dataclasses.replace(origin.template, tokenizer=copy.deepcopy(origin.template.tokenizer))
+        description = dataclasses.replace(origin.description, settings=used_with(config, solver.rule))
+        params = jax.device_get(solver.params)
+        write_export(target, Path(self.source), params, Origin(description, template), config, *how)
         return target
 
 

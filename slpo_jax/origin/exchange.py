@@ -24,6 +24,7 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.opening import SIDE_FILE
 from slpo_jax.origin.settings import config_of, made_with, stopping_of
 from slpo_jax.origin.thinking import have_asked, thinking_files, thinks
+from slpo_jax.policy.policy import Stopping
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
@@ -77,13 +78,32 @@ def export_checkpoint(source: Path, target: Path) -> None:
     description = dataclasses.replace(description, settings=made_with(identity))
     template = description.kind.template(identity.tokenizer(), prompt=PromptConfig(chat="never"))
     params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
+    config = config_of(identity)
+    write_export(target, source, params, Origin(description, template), config, *stopping_of(config, identity))
+
+
+def write_export(
+    target: Path, source: Path, params: dict[str, Any], origin: Origin, config: Config, stopping: Stopping,
+    rule: float | int,
+) -> None:  # fmt: skip
+    """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
+
+    Args:
+        target: must not exist, or be empty.
+        source: where it is from, for the model card.
+        params: all parts, on the host.
+        origin: what they are of; its tokenizer is changed.
+        config: what it is used with.
+        stopping, rule: how its rollouts end.
+    Raises:
+        UserError: no other program knows its latents, or the target is in use.
+    """
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
-    origin, config = Origin(description, template), config_of(identity)
-    files = thinking_files(config, origin, *stopping_of(config, identity))
+    files = thinking_files(config, origin, stopping, rule)
     if thinks(config, origin):
-        have_asked(template)
-    files["README.md"] = model_card(source, description, target.name, thinks(config, origin))
+        have_asked(origin.template)
+    files["README.md"] = model_card(source, origin.description, target.name, thinks(config, origin))
     export_reasoner(target, params, origin, files)
 
 

@@ -86,7 +86,17 @@ def made_with(identity: Identity) -> dict[str, Any]:
     if not (_run_files(identity) or _said(identity)):
         return {}
     config = config_of(identity)
-    return _decisive(config) | {"gate.enabled": config.gate.enabled, RULE: _rule(config, identity)}
+    return used_with(config, _rule(config, identity))
+
+
+def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
+    """What decides what a reasoner answers, as `made_with` has it of a checkpoint.
+
+    Args:
+        config: that it is used with.
+        rule: how its rollouts stop.
+    """
+    return _decisive(config) | {"gate.enabled": config.gate.enabled, RULE: rule}
 
 
 def made_like(config: Config, facts: Mapping[str, Any]) -> bool:

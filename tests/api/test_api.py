@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,6 +14,7 @@ from small_run import load_config
 import slpo_jax as slpo
 from slpo_jax import registration
 from slpo_jax.checks import check
+from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.run.plan import run_stages
 from slpo_jax.run.shipped import shipped
 
@@ -96,6 +98,25 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     assert found.records[0]["correct"] == (not cut and len(found.records[0]["completion"]) > 1)
     with pytest.raises(slpo.UserError, match="reward: 'nothing' is unknown; give one of correct"):
         reasoner.evaluate(asked, reward="nothing")
+
+
+@pytest.mark.slow
+def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
+    assert reasoner.export(tmp_path / "api") == tmp_path / "api"
+    export_checkpoint(Path(reasoner.source), tmp_path / "command")
+    files = sorted(path.relative_to(tmp_path / "api") for path in (tmp_path / "api").rglob("*") if path.is_file())
+    pairs = {str(file): {(tmp_path / name / file).read_bytes() for name in ("api", "command")} for file in files}
+    differ = [file for file, texts in pairs.items() if len(texts) > 1]
+    assert differ == ["README.md"]  # whose title is the folder's name
+    for name, how in {"other": {"threshold": 0.9, "max_answer_tokens": 3}, "fixed": {"latents": 2}}.items():
+        changed = slpo.load(reasoner.source, **how)
+        changed.export(tmp_path / name)
+        again = slpo.load(tmp_path / name)
+        assert (again.solver.stopping, again.solver.rule) == (changed.solver.stopping, changed.solver.rule)
+        before, after = changed.solve(QUESTION), again.solve(QUESTION)
+        assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
+    with pytest.raises(slpo.UserError, match="fixed: "):
+        reasoner.export(tmp_path / "fixed")
 
 
 @pytest.mark.slow
