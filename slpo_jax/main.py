@@ -58,8 +58,8 @@ def main(argv: list[str]) -> None:
 
     given = config_flags.get_override_values(flags.FLAGS["config"])
     experiment = run_stages(config, workdir, given)
-    if experiment.workdir.report_md.exists() and hosts.is_first():
-        print(f"report: {experiment.workdir.report_md}")
+    if experiment.workdir.report_html.exists() and hosts.is_first():
+        print(f"report: {experiment.workdir.report_html}")
 
 
 def _join() -> None:

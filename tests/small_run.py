@@ -21,7 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 # What the package imports when it is needed; transformers imports the modules of its names when they are asked for.
-_LATE = ("tensorboardX", "orbax.checkpoint", "transformers.models.auto", "scipy.stats", "slpo_jax.evaluation.figures")
+_LATE = ("tensorboardX", "orbax.checkpoint", "transformers.models.auto", "scipy.stats")
 _PATIENCE = float(os.environ.get("SLPO_TEST_PATIENCE", "800"))  # seconds for one command, on a busy machine
 TOTALS = {"imitate": 44, "imitate_control": 50, "cold_start": 7, "slpo": 6}  # steps
 
@@ -81,7 +81,7 @@ def write_problems(folder: Path) -> None:
     (folder / "real.json").write_text(json.dumps(records))
 
 
-def _child(argv: list[str], folder: str, output: str, figures: bool) -> None:
+def _child(argv: list[str], folder: str, output: str) -> None:
     """The command in a forked process, its output in two files."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -89,10 +89,7 @@ def _child(argv: list[str], folder: str, output: str, figures: bool) -> None:
     os.chdir(folder)
     sys.argv = argv
     from slpo_jax import main
-    from slpo_jax.evaluation import figures as drawn
 
-    if not figures:
-        drawn.draw_figures = lambda *_: []
     try:
         main.run()
     finally:
@@ -115,22 +112,21 @@ class Finished:
     stderr: str
 
 
-def start(*arguments: str, folder: Path, output: str = "output", figures: bool = False):
+def start(*arguments: str, folder: Path, output: str = "output"):
     """`python -m slpo_jax.main ARGUMENTS` in a folder, in the background.
 
     Args:
         output: what it says is in the folder's OUTPUT.stdout and OUTPUT.stderr.
-        figures: whether the report has its figures, which take a second.
     """
     output = str(folder / output)
-    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output, figures))
+    process = _server().Process(target=_child, args=(["main", *arguments], str(folder), output))
     process.start()
     return process
 
 
-def run(*arguments: str, folder: Path, figures: bool = False) -> Finished:
+def run(*arguments: str, folder: Path) -> Finished:
     """`python -m slpo_jax.main ARGUMENTS` in a folder; see `start`."""
-    process = start(*arguments, folder=folder, figures=figures)
+    process = start(*arguments, folder=folder)
     process.join(_PATIENCE)
     if process.exitcode is None:
         process.kill()

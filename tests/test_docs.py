@@ -44,7 +44,7 @@ from slpo_jax.training.trackers import TRACKERS
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
-OF_A_RUN = {"checkpoints", "eval", "figures", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
+OF_A_RUN = {"checkpoints", "eval", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")

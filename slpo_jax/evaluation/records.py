@@ -42,6 +42,7 @@ class EvalRecords:
         sample_answers: [S, N, M] object, as `answers`.
         sample_cut: [S, N, M] bool.
         sample_scores: [S, N, M] float by scorer.
+        questions: N.
     """
 
     index: np.ndarray
@@ -58,6 +59,7 @@ class EvalRecords:
     sample_answers: np.ndarray
     sample_cut: np.ndarray
     sample_scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    questions: tuple[str, ...] = ()
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
@@ -138,6 +140,7 @@ def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
         sample_answers=samples("answer", object),
         sample_cut=samples("cut", bool),
         sample_scores={name: samples(name, np.float64, "scores") for name in scorers},
+        questions=tuple(str(row.get("question", "")) for _, row in rows),
     )
 
 

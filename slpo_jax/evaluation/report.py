@@ -1,4 +1,4 @@
-"""The report: `report.json` and `report.md`, a pure function of the files in a workdir.
+"""The report: `report.json`, `report.html` and `report.md`, a pure function of the files in a workdir.
 
 `write_report` reports one training run, `compare_runs` several training seeds of the same configuration;
 `python -m slpo_jax.evaluation.report DIR [DIR...] [--out DIR]` does either.
@@ -6,6 +6,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,25 +16,29 @@ import numpy as np
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
+from slpo_jax.evaluation.curves import pass_curves, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
+from slpo_jax.evaluation.page.problems import Thoughts, thoughts_of
+from slpo_jax.evaluation.page.render import render_page
 from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
 from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.sweeps import sweeps_of
 from slpo_jax.evaluation.trained import differing_settings, shown_settings
+from slpo_jax.evaluation.verdict import verdict
 from slpo_jax.io.files import flatten, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 
 def write_report(workdir: str | Path) -> dict[str, Any]:
-    """Writes `report.json`, `report.md` and `figures/*.png` of one workdir.
+    """Writes `report.json`, `report.html` and `report.md` of one workdir.
 
-    Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `metrics.jsonl`, `thresholds.json` and,
-    for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
+    Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `NAME.thoughts.json`, `metrics.jsonl`,
+    `thresholds.json` and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
-        What `report.json` holds: eval {row: {set: figures}}, average, differences, rows, settings, thresholds, notes,
-        figures.
+        What `report.json` holds: verdict, eval {row: {set: figures}}, average, differences, rows, settings, notes,
+        thresholds, curves, stop_times, training.
 
     Raises:
         UserError: there are no eval files, or a file is malformed.
@@ -47,15 +52,13 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     report = _build([evals], [rows], notes)
     report["thresholds"] = sweeps_of(folder.thresholds, rows)
-    from slpo_jax.evaluation.figures import draw_figures  # matplotlib: seconds that only a report needs
-
-    report["figures"] = [f"figures/{name}" for name in draw_figures(evals, rows, metrics, folder.figures)]
-    _write(folder, report)
+    report["training"] = training_curves(metrics)
+    _write(folder, report, evals, thoughts_of(folder.root, evals))
     return report
 
 
 def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Writes `report.json` and `report.md` over several training runs (seeds) of one configuration.
+    """Writes `report.json`, `report.html` and `report.md` over several training runs (seeds) of one configuration.
 
     Figures are means over runs with their standard error over runs; differences resample runs and problems. Rows and
     sets that not every run has are left out and noted, and so are settings, other than the seed, in which runs differ.
@@ -91,10 +94,11 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
+    report["verdict"] = verdict(report)
     report["thresholds"] = {
         path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
     }
-    _write(Workdir(Path(out)), report)
+    _write(Workdir(Path(out)), report, {}, {})
     return report
 
 
@@ -124,14 +128,17 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         for row, sets in summaries[0].items()
     }
     differences, left_out = compare_rows(runs, rows[0])
-    return {
+    report = {
         "eval": eval_,
         AVERAGE: _averages(summaries),
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": shown_settings(rows),
         "notes": notes + left_out,
+        "curves": pass_curves(runs),
+        "stop_times": stop_times(runs),
     }
+    return {"verdict": verdict(report), **report}
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,8 +194,13 @@ def _settings_notes(runs: Sequence[Rows]) -> list[str]:
     return notes
 
 
-def _write(workdir: Workdir, report: Mapping[str, Any]) -> None:
-    write_text(workdir.report_json, json.dumps(report, indent=1, allow_nan=False) + "\n")
+def _write(workdir: Workdir, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> None:
+    text = json.dumps(report, indent=1, allow_nan=False)
+    # Lists of numbers in a line each; a line's end stands in no string.
+    text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), text)
+    write_text(workdir.report_json, text + "\n")
+    name = workdir.root.resolve().name
+    write_text(workdir.report_html, render_page(f"Evaluation report: {name}", report, evals, thoughts))
     write_text(workdir.report_md, render(report))
 
 
@@ -209,9 +221,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(Path(args.out or args.workdirs[0]) / "report.md")
+    print(Path(args.out or args.workdirs[0]) / "report.html")
     return 0
 
+
+run = main  # of `slpo report`
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -36,6 +36,7 @@ class Row:
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
         shown: of these, by key of the config, those that a report names.
         source: the workdir that the row was taken from; "" for a run's own.
+        about: what it is, in a sentence.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Row:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     shown: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
+    about: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ Rows = dict[str, Row]
 _KINDS: dict[str, Any] = {
     "label": str, "order": int, "gated": bool, "fixed": bool, "baselines": list, "stage": str, "stopping": str,
     "rules": list, "rule": (int, float, type(None)), "chosen_for": str, "checkpoint": str, "evaluation": dict,
-    "settings": dict, "shown": dict, "source": str,
+    "settings": dict, "shown": dict, "source": str, "about": str,
 }  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def read_row(workdir: str | Path, name: str) -> Row | None:
     path = Workdir(Path(workdir)).row_facts(name)
     if not path.exists():
         return None
-    found: dict[str, Any] = read_json(path)
+    found: dict[str, Any] = {"about": ""} | read_json(path)
     for key, kind in _KINDS.items():
         if not isinstance(found.get(key), kind) or key not in found:
             raise UserError(

@@ -1,7 +1,7 @@
 """Where everything of a run lies on the disk; no other file spells these names.
 
 WORKDIR/
-  config.json  metrics.jsonl  tensorboard/  trackers.json  thresholds.json  report.json  report.md  figures/  .lock
+  config.json  metrics.jsonl  tensorboard/  trackers.json  thresholds.json  report.json  report.md  report.html  .lock
   failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
@@ -175,9 +175,8 @@ class Workdir:
         return self.root / "report.md"
 
     @property
-    def figures(self) -> Path:
-        """Folder of the report's drawings."""
-        return self.root / "figures"
+    def report_html(self) -> Path:
+        return self.root / "report.html"
 
     @property
     def lock(self) -> Path:

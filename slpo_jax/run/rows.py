@@ -39,25 +39,32 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     found = []
     if "imitate" in stages:
         imitated = {"stage": "imitate", "fixed": True}
-        found.append(Row("imitate", _imitation(config), 0, rules=(own,), **imitated))  # type: ignore[arg-type]
+        label, about = _imitation(config), "Imitation, as it ended."
+        found.append(Row("imitate", label, 0, rules=(own,), about=about, **imitated))  # type: ignore[arg-type]
         if total:  # without a thought the two would be one
+            imitated["about"] = "Imitation, with as many latents as there may be at most."
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)
     if "imitate_control" in stages:
         rules = tuple(sorted({own, total}))
         control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
+        control["about"] = "Imitation for as many further steps as an objective takes: more training without rewards."
         found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
     if "cold_start" in stages:
-        found.append(Row("cold_start", "cold gate", 3, stage="cold_start", baselines=(BEST_FIXED,), **by_gate))
+        about = "Imitation's reasoner with the trained gate: where the objectives start."
+        cold = dict(stage="cold_start", baselines=(BEST_FIXED,), about=about)
+        found.append(Row("cold_start", "cold gate", 3, **cold, **by_gate))  # type: ignore[arg-type]
     objectives = _objectives(experiment, planned)
     for place, name in enumerate(objectives):
         baselines = (*objectives[:place], "cold_start", "imitate_control", *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
-        found.append(Row(name, label, _FIRST_OBJECTIVE + place, stage=name, baselines=baselines, **by_gate))
+        own_facts = dict(stage=name, baselines=baselines, about=f"What the objective {name} trained.")
+        found.append(Row(name, label, _FIRST_OBJECTIVE + place, **own_facts, **by_gate))  # type: ignore[arg-type]
     if not found and not config.init:
         raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
     label = f"checkpoint {_short(config.init)}"
-    return found or [Row("checkpoint", label, _FIRST_OBJECTIVE, baselines=before, **by_gate)]
+    about = "The checkpoint that config.init names."
+    return found or [Row("checkpoint", label, _FIRST_OBJECTIVE, baselines=before, about=about, **by_gate)]
 
 
 def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:

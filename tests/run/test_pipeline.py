@@ -29,7 +29,7 @@ def _records(path):
 
 
 def test_it_says_where_the_report_is(work):
-    assert (work.parent / "stdout").read_text() == "report: work/report.md\n"
+    assert (work.parent / "stdout").read_text() == "report: work/report.html\n"
 
 
 def test_config_is_as_resolved(work):
@@ -127,24 +127,21 @@ def test_report_counts_the_records(work):
 
 
 def test_report_can_be_read_and_seen(work):
-    text = (work / "report.md").read_text()
-    for label in (
-        "imitation, own length",
-        "imitation, fixed T_max",
-        "imitation control",
-        "cold gate",
-        "SLPO",
-        "real",
-        "made",
-    ):
+    text, page = ((work / name).read_text() for name in ("report.md", "report.html"))
+    for label in ("imitation, own length", "imitation, fixed T_max", "imitation control", "cold gate", "SLPO"):
         assert label in text
+        assert f'"label":"{label}"' in page
     assert "best@2 by likelihood" in text
-    figures = list((work / "figures").glob("*.png"))
-    assert len(figures) == 2
-    for figure in figures:
-        assert figure.read_bytes().startswith(b"\x89PNG")
-        assert figure.stat().st_size > 5000
-        assert f"figures/{figure.name}" in text
+    report = json.loads((work / "report.json").read_text())
+    assert report["verdict"][0] in text
+    assert report["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (")
+    assert set(report["training"]) == set(TOTALS)
+    thoughts = json.loads((work / "eval" / "slpo" / "made.thoughts.json").read_text())["problems"]
+    known = _records(work / "eval" / "slpo" / "made.jsonl")
+    assert [len(seen["latents"]) for seen in thoughts] == [record["latent_steps"] for record in known]
+    assert [seen["text"] for seen in thoughts] == [record["completion"] for record in known]
+    every = [record for path in (work / "eval").glob("*/*.jsonl") for record in _records(path)]
+    assert len(re.findall('"stop":[n01]', page)) == sum(record["latent_steps"] for record in every)
 
 
 def test_tensorboard_events(work):
@@ -171,9 +168,9 @@ def test_nothing_is_compiled_twice(work):
 
 def test_again_changes_nothing(work, tmp_path):
     before, rows = texts_of(work), rows_of(work, timing=True)
-    done = run(*COMMAND, folder=work.parent, figures=True)
+    done = run(*COMMAND, folder=work.parent)
     assert done.status == 0, done.stderr
-    assert done.stdout == "report: work/report.md\n"
+    assert done.stdout == "report: work/report.html\n"
     assert texts_of(work) == before
     assert rows_of(work, timing=True) == rows
 

@@ -1,0 +1,76 @@
+"""What a report comes to, in a sentence a trained row."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.rows import BEST_FIXED
+from slpo_jax.stages import RL
+
+_K = 8  # of the Pass@k that is told, where there is one
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """How the rows that rewards trained differ from where they started, with intervals; honest where those hold zero.
+
+    Without such rows it is told of the last one; where nothing can be compared, its accuracy.
+
+    Args:
+        report: what `report.json` holds.
+    """
+    rows, entries = report["rows"], report["differences"]
+    compared = list(dict.fromkeys(entry["a"] for entry in entries))
+    trained = [name for name in rows if name in compared and rows[name]["settings"].get("stage") == RL]
+    told = trained or compared[:1]
+    return [_compared(report, name) for name in told] or [_alone(report)]
+
+
+def _compared(report: Mapping[str, Any], name: str) -> str:
+    entries = [entry for entry in report["differences"] if entry["a"] == name]
+    start = report["rows"][name]["settings"].get("start", {}).get("stage")
+    others = list(dict.fromkeys(entry["b"] for entry in entries))
+    other = start if start in others else others[0]
+    entries = [entry for entry in entries if entry["b"] == other]
+    sets = list(dict.fromkeys(entry["set"] for entry in entries))
+    where = AVERAGE if AVERAGE in sets else sets[0]
+    found = {entry["metric"]: entry for entry in entries if entry["set"] == where}
+    ks = sorted(int(match[1]) for key in found if (match := re.fullmatch(r"pass@(\d+)", key)))
+    told = {f"Pass@{k}": found[f"pass@{k}"] for k in ([_K] if _K in ks else ks[-1:])} | {"Acc": found["acc"]}
+    place = f"mean of {len(sets) - 1} sets" if where == AVERAGE else where
+    runs = len(report.get("runs", ()))
+    return (
+        f"{report['rows'][name]['label']} over {_label(report, other)}, {place} ({told['Acc']['n']:,} problems"
+        f"{f', {runs} training runs' if runs > 1 else ''}): "
+        f"{' and '.join(f'{metric} {_points(entry)}' for metric, entry in told.items())} points; {_holds_zero(told)}."
+    )
+
+
+def _points(entry: Mapping[str, Any]) -> str:
+    mean, low, high = (f"{100 * entry[key]:+.1f}" for key in ("difference", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def _holds_zero(told: Mapping[str, Mapping[str, Any]]) -> str:
+    sure = [metric for metric, entry in told.items() if entry["excludes_zero"]]
+    if len(told) == 1:
+        return "the interval excludes 0" if sure else "the interval holds 0, so no difference is shown"
+    if len(sure) == len(told):
+        return "both intervals exclude 0"
+    return f"only that of {sure[0]} excludes 0" if sure else "both intervals hold 0, so no difference is shown"
+
+
+def _alone(report: Mapping[str, Any]) -> str:
+    name = [*report["eval"]][-1]
+    sets = report["eval"][name]
+    average: Mapping[str, Any] | None = report[AVERAGE].get(name)
+    figures = average or next(iter(sets.values()))
+    place = f"mean of {len(sets)} sets" if average else next(iter(sets))
+    error = figures["acc_se"]
+    acc = f"{100 * figures['acc']:.1f}" + (f" ± {100 * error:.1f}" if error is not None else "")
+    label = report["rows"][name]["label"]
+    return f"{label}, {place} ({figures['n']:,} problems): Acc {acc} %, and no row to compare with."
+
+
+def _label(report: Mapping[str, Any], name: str) -> Any:
+    return "best fixed length" if name == BEST_FIXED else report["rows"][name]["label"]
