@@ -28,6 +28,10 @@ Answers = Literal["numbers", "latex", "texts"]
 """What the answers of a set are: see `load_problems`."""
 
 SYNTHETIC_PREFIX = "synthetic:"
+_PART = re.compile(r"(.+)\[(train|valid|test)\]")
+# Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
+_PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
+_FEWEST = 10
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -64,14 +68,14 @@ def check_source(source: str) -> None:
     Raises:
         UserError: it isn't.
     """
-    path = Path(source).expanduser()
+    path = Path(_whole(source)).expanduser()
     if path.suffix.lower() in FILE_READERS and not path.exists():
         raise no_such_file(path)
 
 
 def is_at_hand(source: str) -> bool:
     """Whether a source is a file that is there, or generated, so that reading it takes no network and little time."""
-    path = Path(source).expanduser()
+    path = Path(_whole(source)).expanduser()
     return source.startswith(SYNTHETIC_PREFIX) or (path.suffix.lower() in FILE_READERS and path.is_file())
 
 
@@ -113,7 +117,8 @@ def load_problems(
             - records with fields, such as a list of dicts or a `datasets.Dataset`.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
             "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
-            "opencompass/AIME2025:AIME2025-I+AIME2025-II".
+            "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one
+            and one of every ten of its training problems.
         synthetic: how the generated sets are made; None for the defaults.
         role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
             ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
@@ -134,6 +139,8 @@ def load_problems(
         return _problems("records", _raw_problems(given_rows(source), fields, False), False, answers)
     if source.startswith(SYNTHETIC_PREFIX):
         return synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig())
+    if (whole := _whole(source)) != source:
+        return _part(source, load_problems(whole, synthetic, "train", answers, fields))
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
@@ -145,6 +152,29 @@ def load_problems(
             f"{SYNTHETIC_PREFIX}NAME"
         )
     return _problems(source, _raw_problems(dataset_rows(source, role), fields, role == "train"), False, answers)
+
+
+def _whole(source: str) -> str:
+    """The source of which a source is a part, or itself."""
+    part = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
+    return part[1] if part else source
+
+
+def _part(source: str, problems: tuple[Problem, ...]) -> Problems:
+    """See `load_problems`.
+
+    Raises:
+        UserError: there are too few problems for it.
+    """
+    if len(problems) < _FEWEST:
+        raise UserError(
+            f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
+            "config.data.valid and config.data.eval.NAME"
+        )
+    taken = _PARTS[source[source.rindex("[") + 1 : -1]]
+    found = Problems(problem for place, problem in enumerate(problems) if place % 10 in taken)
+    found.left_out, found.measured = getattr(problems, "left_out", 0), getattr(problems, "measured", ())
+    return found
 
 
 def _problems(source: str, found: Iterator[tuple[str, RawProblem]], all_numeric: bool, answers: Answers) -> Problems:
