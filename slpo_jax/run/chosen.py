@@ -103,10 +103,10 @@ def schedule(measured: Measured) -> list[Choice]:
     """Batches, steps and rates, by the number of problems."""
     n, pretrained, large = measured.problems, measured.parameters > 0, measured.parameters >= _LARGE
     batch = next(size for size, most in _BATCHES if n < most)
-    small = min(batch, 32)
+    small, most = min(batch, 32), 20_000 if pretrained else 4_000
 
     def steps(epochs: int, size: int) -> int:
-        return min(max(epochs * n // size, 20), 20_000)
+        return min(max(epochs * n // size, 20), most)
 
     def section(name: str, why: str, size: int, rate: float, **values: Any) -> Choice:
         micro = size // 8 if large else 1
@@ -124,9 +124,8 @@ def schedule(measured: Measured) -> list[Choice]:
         if not _quantile(measured.steps, 0.9):
             phases |= {"cot_steps": 0, "stage_steps": 0}
         least = min(count for count in phases.values() if count)
-        why = (
-            f"{', '.join(map(str, epochs.values()))} epochs of {n:,} problems, each 20 to 20,000 steps, a tenth warm-up"
-        )
+        many = ", ".join(map(str, epochs.values()))
+        why = f"{many} epochs of {n:,} problems, 20 to {most:,} steps each, a tenth warm-up"
         rate = (2e-5 if large else 1e-4) if pretrained else 1e-3
         chosen.append(section(
             "imitate", why, batch, rate, **phases, optimizer__warmup_steps=least // 10, optimizer__schedule="linear",
@@ -161,4 +160,4 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _quantile(values: Sequence[int], share: float) -> int:
-    return int(np.quantile(values, share, method="higher"))
+    return int(np.quantile(values, share, method="inverted_cdf"))

@@ -29,7 +29,7 @@ def understood(config: Config, key: str, problems: EncodedProblems) -> list[str]
     answers = _ANSWERS[problems.template.answer_style]
     said.append(f"answers are {answers}" if config.reward == CORRECT else f"answers are judged by {config.reward}")
     if problems.measured:
-        said.append(f"without their units and currencies, such as that of {problems.measured[0]!r}")
+        said.append(f"without units and currencies, as that of {problems.measured[0]!r}")
     lines = [f"{key}: {', '.join(said)}"]
     return [*lines, f"  the first: {example(problems)}"] if trains else lines
 

@@ -131,7 +131,7 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in [rows[1], rows[0], rows[2]]))
     config.data.train = config.data.eval.mine = str(path)
     experiment = build(read_config(config), tmp_path / "work")
-    answers_are = "answers are numbers, read after the last #, without their units and currencies, such as that of '4 pens'"
+    answers_are = "answers are numbers, read after the last #, without units and currencies, as that of '4 pens'"
     assert understood(experiment.config, "config.data.train", experiment.train) == [
         f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
         r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",

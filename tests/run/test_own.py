@@ -1,0 +1,183 @@
+"""Settings chosen from one's own problems: what each is, that each is said, and a run from a table to a report."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+from data_sets import write_jsonl, write_set
+from tiny_folder import tiny_folder
+
+from slpo_jax.checks import check
+from slpo_jax.config import Config, default_config
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
+from slpo_jax.models import xla_cpu
+from slpo_jax.run.chosen import Measured, buckets, choices
+from slpo_jax.run.own import own_settings
+from slpo_jax.run.plan import run_stages
+from slpo_jax.run.sources import load_set
+from slpo_jax.text.problems import load_problems
+from slpo_jax.text.record_fields import FieldsConfig
+
+# Of the paper's scale: none of them is taken over without a word.
+OF_THE_PAPER = {
+    "": "max_latents min_latents prompt_slots max_answer_tokens checkpoint_every",
+    "imitate.": "batch_size micro_batches c_thought max_latent_stage cot_steps stage_steps final_steps final_latents "
+    "optimizer.learning_rate optimizer.warmup_steps",
+    "cold_start.": "batch_size micro_batches steps evaluate_every patience optimizer.name optimizer.learning_rate",
+    "rl.": "batch_size micro_batches steps optimizer.name optimizer.learning_rate optimizer.warmup_steps",
+    "evaluate.": "batch_size samples seeds",
+}
+
+
+def _table(path: Path, count: int = 40) -> str:
+    draw = random.Random(0)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "notes", "result"])
+        for number in range(count):
+            a, b, c = (draw.randint(1, 9) for _ in range(3))
+            steps = f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
+            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, f"{a + b + c} pens"])
+    return str(path)
+
+
+FIELDS = {"question": "task", "steps": "notes", "answer": "result"}
+
+
+def _logical(path: Path, count: int = 20) -> str:
+    rows = [
+        {"question": f"Every {a} is a {b}. Tom {n} is a {a}. Is he a {b} or {c}?", "steps": [f"Tom {n} is a {a}."],
+         "answer": f"Tom {n} is a {b}."}
+        for n in range(count) for a, b, c in [random.Random(n).sample(["lempus", "rompus", "wumpus"], 3)]
+    ]  # fmt: skip
+    return write_jsonl(path, rows)
+
+
+def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch):
+    def asked():
+        raise AssertionError("a device is asked before jax is set up")
+
+    monkeypatch.setattr(xla_cpu, "on_cpu", asked)
+    source = _table(tmp_path / "my.csv")
+    config, lines = own_settings(source, fields=FIELDS)
+    check(config)
+    said = "\n".join(lines)
+    for section, keys in OF_THE_PAPER.items():
+        assert all(f" {section}{key}=" in said for key in keys.split()), section
+    default = flatten(default_config().to_dict())
+    changed = {key: value for key, value in flatten(config.to_dict()).items() if default.get(key) != value}
+    for key, value in changed.items():
+        if not key.startswith("data."):
+            assert f"{key}={value!r}" in said, key
+    assert not any("\n" in line for line in lines)
+    # The lengths are those of the problems as the run is going to write them, by hand: a byte a token.
+    problems = load_problems(source, fields=FieldsConfig(**FIELDS))
+    assert max(config.prompt_slots) - 8 < max(len(p.question) for p in problems) + 2 <= max(config.prompt_slots)
+    assert config.max_answer_tokens == len("### 27") + 1 + 2
+    assert config.model.n_positions < 256
+
+
+def test_a_tenth_each_is_set_apart(tmp_path):
+    source = _table(tmp_path / "my.csv")
+    config, lines = own_settings(source, fields=FIELDS)
+    settings = check(config)
+    parts = [load_set(settings, key, value) for key, value in (
+        ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
+        ("config.data.eval.test", config.data.eval.test),
+    )]  # fmt: skip
+    questions = [{problem.question for problem in part} for part in parts]
+    assert list(map(len, questions)) == [32, 4, 4]
+    assert len(set.union(*questions)) == 40
+    assert "no validation or test set was given; a tenth of the problems each is set apart" in lines[0]
+    # What is given stays as it is, and what a data set has is taken from it.
+    other = _table(tmp_path / "other.csv", 45)
+    config, _ = own_settings(other, source, {"mine": source}, fields=FIELDS)
+    assert (config.data.train, config.data.valid, dict(config.data.eval)) == (other, source, {"mine": source})
+    rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
+    folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
+    config, _ = own_settings(folder)
+    assert (config.data.train, config.data.valid, config.data.eval.test) == (folder, f"{folder}[valid]", folder)
+    with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
+        own_settings(_table(tmp_path / "few.csv", 9), fields=FIELDS)
+
+
+def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
+    config, lines = own_settings(_logical(tmp_path / "set.jsonl"))
+    check(config)
+    assert config.prompt.answers == "texts"
+    assert "answers are no numbers, 'Tom 0 is a" in lines[1]
+    rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
+    with pytest.raises(UserError, match="line 4: answer 'many' is no number; write digits"):
+        own_settings(write_jsonl(tmp_path / "typo.jsonl", rows))
+
+
+def test_a_base_model_brings_its_own_tokens_and_positions(tmp_path):
+    tiny_folder(tmp_path / "base")
+    draw = random.Random(0)
+    rows = [
+        {"question": f"Tom has {draw.randint(0, 3)} pens . " * (1 + n % 2), "steps": ["1 + 1 = 2"], "answer": "2"}
+        for n in range(20)
+    ]
+    config, _ = own_settings(write_jsonl(tmp_path / "set.jsonl", rows), base=str(tmp_path / "base"))
+    check(config)
+    assert (config.reasoner, config.tokenizer, config.init) == ("coconut_gpt2", "", str(tmp_path / "base"))
+    assert config.max_answer_tokens == 3 + 2  # ### 2 <eos>
+    assert config.prompt_slots == (16,)  # 10 words, a line break and the marker
+    assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
+
+
+MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6, 9], [60], 124_000_000, 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"imitate.c_thought": 2, "imitate.max_latent_stage": 4, "max_latents": 16, "min_latents": 4,
+              "prompt_slots": (40, 200), "max_answer_tokens": 11, "imitate.batch_size": 32, "imitate.micro_batches": 1,
+              "imitate.cot_steps": 5 * 7_000 // 32, "imitate.stage_steps": 2 * 7_000 // 32,
+              "imitate.optimizer.learning_rate": 1e-4, "rl.steps": 2 * 7_000 // 32}),
+        ({"steps": [9]}, {"imitate.max_latent_stage": 6, "max_latents": 24}),
+        ({"steps": [0] * 99 + [1]}, {"imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.max_latent_stage": 3}),
+        ({"parameters": 0, "positions": 0}, {"imitate.c_thought": 1, "max_latents": 8, "model.n_layer": 4,
+                                             "model.n_positions": 320, "imitate.cot_steps": 4_000}),
+        ({"parameters": 1_200_000_000}, {"model.remat": True, "imitate.micro_batches": 4,
+                                         "imitate.optimizer.learning_rate": 2e-5}),
+        ({"written": [60, 900]}, {"imitate.max_tokens": 1024 - 16}),
+        ({"latents": 12}, {"stages": ("cold_start", "rl", "evaluate"), "max_latents": 12, "min_latents": 3}),
+        ({"problems": 40}, {"imitate.batch_size": 8, "imitate.cot_steps": 25, "imitate.stage_steps": 20}),
+    ],
+)  # fmt: skip
+def test_choices_go_by_lengths_and_sizes(changes, expected):
+    found = {key: value for each in choices(Measured(**vars(MEASURED) | changes)) for key, value in each.values.items()}
+    assert {key: found[key] for key in expected} == expected
+    assert ("imitate.batch_size" in found) == ("latents" not in changes)
+
+
+def test_buckets_hold_all_and_most():
+    assert buckets([5, 5, 5, 100]) == (8, 104)
+    assert buckets([90, 95, 100]) == (104,)
+    assert buckets([8]) == (8,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["a table", "a logical set"])
+def test_from_a_raw_file_to_the_report(kind, tmp_path):
+    logical = kind == "a logical set"
+    source = _logical(tmp_path / "set.jsonl") if logical else _table(tmp_path / "my.csv")
+    config, _ = own_settings(source, fields=None if logical else FIELDS)
+    config.model.update(n_layer=1, n_embd=16)
+    config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
+    config.imitate.optimizer.warmup_steps = 1
+    config.cold_start.update(steps=2, evaluate_every=2)
+    config.rl.update(steps=2, group=2)
+    config.rl.optimizer.warmup_steps = 0
+    config.evaluate.samples = 2
+    experiment = run_stages(check(config), tmp_path / "work")
+    report = json.loads((tmp_path / "work" / "report.json").read_text())
+    assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
+    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (2 if logical else 4)
+    assert (tmp_path / "work" / "report.md").is_file()
+    assert experiment.reward.on_device is not None
