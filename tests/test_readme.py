@@ -83,9 +83,9 @@ def test_commands_run(tmp_path):
     assert known == {"pip": 2, "pytest": 1, "slpo_jax.main": 4, "slpo_jax.convert": 1, "slpo_jax.solve": 2}
     lines = (tmp_path / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
-    rows = json.loads((tmp_path / "runs" / "mine" / "report.json").read_text())["eval"]
+    rows = json.loads((tmp_path / "runs" / "three" / "report.json").read_text())["eval"]
     assert {"imitate", "cold_start", "slpo", "pathwise", "answer_only"} <= set(rows)
-    assert rows["slpo"]["mine"]["n"] == 3
+    assert rows["slpo"]["my_test"]["n"] == 3
     published = json.loads((tmp_path / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
     assert (tmp_path / "exported" / "model.safetensors").is_file()
