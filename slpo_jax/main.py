@@ -19,7 +19,8 @@ from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.run.arguments import take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
-from slpo_jax.run.shipped import shipped
+from slpo_jax.run.header import say_start
+from slpo_jax.run.shipped import shipped, shipped_folder
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _CONFIG = config_flags.DEFINE_config_file(
@@ -114,6 +115,8 @@ def _parse(argv: list[str]) -> list[str]:
     argv = with_config(argv, data)
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
+    if "config" in given:
+        _say_start(argv)
     try:
         rest = flags.FLAGS(argv)
         missing = _CONFIG.value is None
@@ -136,6 +139,21 @@ def _parse(argv: list[str]) -> list[str]:
         raise UserError(f"--config: not given; give a file, or one of {', '.join(shipped())}")
     _check_repeated(argv)
     return rest
+
+
+def _say_start(argv: list[str]) -> None:
+    """The header's first line, of a run that is alone or the first; flags are read only after jax is imported."""
+    found = {}
+    for place, arg in enumerate(argv[1:], 1):
+        name, given, value = arg.lstrip("-").partition("=")
+        found[name] = value if given else "".join(argv[place + 1 : place + 2])
+    path, colon, argument = found["config"].partition(":")
+    config = Path(path).stem if Path(path).parent == shipped_folder() else path
+    silent = {"help", "helpfull", "helpshort", "helpxml", "?", "distributed"} & found.keys()
+    if found.get("process", "0") == "0" and not silent:
+        chosen = argument.startswith("{")  # from the data, and said with them
+        workdir = Path(found.get("workdir") or f"runs/{Path(path).stem}").expanduser()
+        say_start(workdir, config if chosen else config + colon + argument)
 
 
 def _check_repeated(argv: list[str]) -> None:

@@ -18,6 +18,7 @@ from slpo_jax.io.watchdog import watched
 from slpo_jax.run import cold_start, imitate, rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.header import say_run
 from slpo_jax.run.provenance import check_models, claim, starting_stage
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
@@ -43,6 +44,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
         UserError: something in the config or the workdir can't be used.
     """
     experiment = build(config, workdir, given)
+    say_run(experiment)
     with experiment.workdir.in_use(), watched(config.stuck_after):
         try:
             check_stages(experiment)

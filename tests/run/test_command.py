@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+import slpo_jax
+from slpo_jax.run.shipped import shipped_folder
+
 PROGRAM = """
 import sys
 from slpo_jax.run.command import run_command
@@ -95,3 +98,20 @@ def test_another_s_closed_pipe_is_no_silence():
     status, lines = _end("BrokenPipeError(32, 'Broken pipe')")
     assert status == 1
     assert lines[-1] == "BrokenPipeError: [Errno 32] Broken pipe"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--config=small.py:x", "--workdir", "a/b"], "workdir a/b, config small.py:x"),
+        ([f"--config={shipped_folder()}/own.py:{{'train': 'x'}}"], "workdir runs/own, config own"),
+        (["--config=quickstart", "--process=1"], ""),
+        (["--config=quickstart", "--distributed"], ""),
+        (["--config=quickstart", "--help"], ""),
+    ],
+)
+def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
+    program = f"import sys; from slpo_jax import main; main._say_start(['main', *{flags}]); print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n"
+    assert done.stderr == (f"slpo_jax {slpo_jax.__version__}: {line}\n" if line else "")

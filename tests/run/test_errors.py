@@ -49,10 +49,14 @@ def folder(tmp_path_factory):
     return folder
 
 
+HEADER = ["slpo_jax", "devices:", "model:", "stages:"]  # how its lines begin
+
+
 def _error_of(done) -> str:
     """The one line, after checks that hold for every error."""
     assert done.status == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    *header, line = done.stderr.splitlines()
+    assert [text.partition(" ")[0] for text in header] in ([], HEADER[:1], HEADER)
     assert line.startswith("error: ")
     assert len(line) < 400
     assert "Traceback" not in done.stderr + done.stdout
@@ -401,7 +405,12 @@ def test_a_set_of_one_s_own_is_evaluated(folder):
     config = json.loads((folder / "work" / "mine" / "config.json").read_text())
     assert config["data"]["eval"]["mine"] == "mine.jsonl"
     assert "\r" not in done.stderr  # a log file gets lines
-    assert "imitate: 4/4 steps" in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].endswith("config small.py")
+    assert "model: coconut_gpt2, 5,265 parameters" in lines
+    assert "imitate: begins at step 0 of 4" in lines
+    assert any(line.startswith("imitate: 4/4 steps") for line in lines)
+    assert [line for line in lines if line.startswith("evaluate: ")]
     said = done.stderr.index("config.data.train: 136 problems, 1.0 steps each, answers are numbers")
     assert said < done.stderr.index("imitate: ")
 
