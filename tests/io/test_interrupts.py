@@ -1,4 +1,4 @@
-"""Ctrl-C while XLA compiles, in processes of their own."""
+"""Ctrl-C while XLA compiles or computes, in processes of their own."""
 
 import os
 import signal
@@ -28,6 +28,13 @@ def compiled(sorts):
     traced.compile()
     print("compiled", flush=True)
 
+def computed():
+    long = jax.jit(lambda x: jax.lax.fori_loop(0, 10**9, lambda i, x: jnp.sin(x), x))
+    run = long.lower(jax.ShapeDtypeStruct((64,), float)).compile()
+    print("compiling", flush=True)
+    with jax.transfer_guard("allow"):
+        jax.device_get(run(jnp.ones(64)))
+
 @dataclasses.dataclass
 class State:
     step: int
@@ -42,12 +49,15 @@ class Keeper:
 def alone(argv):
     compiled(2500)
 
+def computes(argv):
+    computed()
+
 def stage(argv):
     log = MetricsLog(Workdir(Path(argv[3])))
     run = StageRun("slpo", 9, 0, log, Keeper(), 99, 99, 1)
     def step(state, compiles):
         if compiles:
-            compiled(int(argv[2]))
+            compiled(int(argv[2])) if int(argv[2]) else computed()
         return State(state.step + 1), {}
     run.advance(State(0), step, lambda step: step == int(argv[4]), 9)
 
@@ -57,7 +67,7 @@ AT_ONCE = 15  # seconds, on a busy machine; 2,500 sorts take a minute to compile
 LINE = "interrupted; the same command goes on from what is finished"
 
 
-def _interrupted(*arguments: object, times: int = 1) -> tuple[int, list[str], list[str], float]:
+def _interrupted(*arguments: object, times: int = 1, pause: float = 0.5) -> tuple[int, list[str], list[str], float]:
     """Status, lines on both outputs, and seconds from the last Ctrl-C, of which the first is during a compilation."""
     command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
     # No cache may have what is to be compiled; and what a shell starts in the background ignores Ctrl-C.
@@ -72,7 +82,7 @@ def _interrupted(*arguments: object, times: int = 1) -> tuple[int, list[str], li
     try:
         assert process.stdout.readline() == "compiling\n"
         for _ in range(times):
-            time.sleep(0.5)
+            time.sleep(pause)
             process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=300)
@@ -81,8 +91,9 @@ def _interrupted(*arguments: object, times: int = 1) -> tuple[int, list[str], li
     return process.returncode, out.splitlines(), [line for line in err.splitlines() if line], time.monotonic() - began
 
 
-def test_ctrl_c_while_compiling_ends_at_once():
-    status, out, err, seconds = _interrupted("alone")
+@pytest.mark.parametrize("what", ["alone", "computes"])
+def test_ctrl_c_while_jax_is_at_work_ends_at_once(what):
+    status, out, err, seconds = _interrupted(what)
     assert (status, out, err) == (130, [], [LINE])
     assert seconds < AT_ONCE
 
@@ -90,7 +101,7 @@ def test_ctrl_c_while_compiling_ends_at_once():
 @pytest.mark.slow
 def test_a_stage_s_first_compilation_has_nothing_to_lose(tmp_path):
     status, out, err, seconds = _interrupted("stage", 2500, tmp_path, 0)
-    assert (status, out, err) == (130, [], [LINE])
+    assert (status, out, err) == (130, [], ["slpo: begins at step 0 of 9", LINE])
     assert seconds < AT_ONCE
 
 
@@ -104,3 +115,30 @@ def test_steps_since_the_last_checkpoint_are_saved_first(tmp_path):
     status, out, err, seconds = _interrupted("stage", 2500, tmp_path, 2, times=2)
     assert (status, out, err[-1]) == (130, [], LINE)
     assert seconds < AT_ONCE
+
+
+@pytest.mark.slow
+def test_a_long_step_is_finished_first_but_not_for_long(tmp_path):
+    """As it is said; a second Ctrl-C ends at once."""
+    status, out, err, seconds = _interrupted("stage", 0, tmp_path, 2, times=2, pause=3)
+    assert (status, out, err[-1]) == (130, [], LINE)
+    assert any("Ctrl-C again ends at once" in line for line in err)
+    assert seconds < AT_ONCE
+
+
+def test_ctrl_c_in_a_callback_is_not_lost():
+    """Out of which nothing can be raised."""
+    program = """if True:
+        import os, signal, time, weakref
+        from slpo_jax.run.command import run_command
+        class Thing: ...
+        def main(argv):
+            thing = Thing()
+            watched = weakref.ref(thing, lambda _: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.1)))
+            del thing
+            time.sleep(30)
+            print("not interrupted")
+        run_command(main)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", LINE)
