@@ -40,8 +40,7 @@ def _start_two(folder: Path, name: str) -> list:
     """Their output is in NAME_0 and NAME_1."""
     flags = [*_flags(folder, "two", 2), f"--config.sharding.fsdp={FSDP}"]
     return [
-        start(*flags, *joined, folder=folder, output=f"{name}_{index}")
-        for index, joined in enumerate(local_flags(2))
+        start(*flags, *joined, folder=folder, output=f"{name}_{index}") for index, joined in enumerate(local_flags(2))
     ]
 
 
