@@ -89,7 +89,7 @@ def with_config(argv: list[str], data: Data) -> list[str]:
     if not named and "train" in sources:
         fields = {match[1]: match[2] for match in map(_FIELD.fullmatch, argv) if match}
         spec = {**sources, "eval": data.tests, "fields": fields}
-        return [*argv, f"--config={find_config('own')}:{json.dumps(spec)}"]
+        return [argv[0], f"--config={find_config('own')}:{json.dumps(spec)}", *argv[1:]]  # a key comes after it
     if "base" in sources:
         raise UserError("--base: goes with --train and without a config; beside a config give --config.init")
     if not named:

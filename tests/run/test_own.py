@@ -14,6 +14,7 @@ from slpo_jax.config import Config, default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
+from slpo_jax.run.arguments import Data, with_config
 from slpo_jax.run.chosen import Measured, buckets, choices
 from slpo_jax.run.own import own_settings
 from slpo_jax.run.plan import run_stages
@@ -181,3 +182,11 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (2 if logical else 4)
     assert (tmp_path / "work" / "report.md").is_file()
     assert experiment.reward.on_device is not None
+
+
+def test_keys_that_are_set_come_after_the_config_that_has_them():
+    argv = with_config(["slpo", "--config.rl.steps=5"], Data({"train": "my.csv"}, {}))
+    assert argv[0] == "slpo"
+    assert argv[1].startswith("--config=")
+    assert '"train": "my.csv"' in argv[1]
+    assert argv[2:] == ["--config.rl.steps=5"]
