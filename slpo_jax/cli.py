@@ -14,6 +14,7 @@ RUN is a workdir, WORKDIR/checkpoints/STAGE, an export, a Hugging Face directory
 """
 
 import importlib
+import signal
 import sys
 from collections.abc import Callable
 
@@ -28,8 +29,12 @@ _MODULES = {
 
 def main() -> None:
     """The command: status 2 and one line for what the user can mend."""
-    with silent_when_unread():
-        sys.exit(_run(sys.argv[1:]))
+    try:
+        with silent_when_unread():
+            sys.exit(_run(sys.argv[1:]))
+    except KeyboardInterrupt:  # before the command itself takes care of it
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run(arguments: list[str]) -> int | None:

@@ -64,9 +64,7 @@ class Progress:
         if self._bar is not None:
             if facts is not None:
                 self._bar.set_postfix(facts, refresh=False)
-            compiled, self._compiled = compiling.seconds() - self._compiled, compiling.seconds()
-            self._bar.start_t += compiled
-            self._bar.last_print_t += compiled
+            self._leave_out(self._bar)
             self._bar.update(done - self.done)
         self.done = done
         if self._bar is None and self._clock() - self._last >= _SECONDS:
@@ -90,13 +88,19 @@ class Progress:
         facts = "".join(f", {name} {value}" for name, value in self._facts.items())
         print(f"{self._label}: {self.done}/{self._total} {self._unit}s{rate}{facts}", file=self._file, flush=True)
 
+    def _leave_out(self, bar: tqdm) -> None:
+        """Have the bar's clock stand still for what was compiled."""
+        compiled, self._compiled = compiling.seconds() - self._compiled, compiling.seconds()
+        bar.start_t += compiled
+        bar.last_print_t += compiled
+
     def _compiles(self, seconds: float | None) -> None:
         """See `compiling.Say`."""
-        if self._bar is not None:
-            if seconds is None:
-                self._bar.set_postfix_str("compiling ..")
-            else:
-                self._bar.set_postfix(self._facts)
+        if self._bar is not None and seconds is None:
+            self._bar.set_postfix_str("compiling ..")
+        elif self._bar is not None:
+            self._leave_out(self._bar)
+            self._bar.set_postfix(self._facts)
         else:
             what = "compiling .." if seconds is None else f"compiled in {seconds:.0f} s"
             print(f"{self._label}: {what}", file=self._file, flush=True)

@@ -7,6 +7,7 @@ import numpy as np
 from slpo_jax.evaluation.evaluate import Completions, accuracy
 from slpo_jax.evaluation.kept import KeptRollouts
 from slpo_jax.evaluation.sweeps import write_sweep
+from slpo_jax.io.progress import begin
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import Params
@@ -48,6 +49,7 @@ def choose(
     Args:
         chosen_for: digest of all that the choice depends on.
     """
+    begin(f"evaluate: the {'number of latents' if stopping == 'length' else 'threshold'} of {name}")
     kept = KeptRollouts(experiment.workdir.sweep(name), chosen_for)
     found = {
         str(rule): validation_accuracy(experiment, params, stopping, rule, kept.having(f"rule {rule}"))
