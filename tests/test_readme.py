@@ -1,15 +1,18 @@
 """README's commands and those of docs/start.md, in their order, with few steps and few problems."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 from data_sets import write_jsonl, write_set
-from test_docs import ROOT, commands, defined
+from test_docs import ROOT, commands_of, defined, fenced
 
+ASKED = "Tom has 5 apples . He buys 3 . How many now ?"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
     "quickstart": {"data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8},
     "own": {},
@@ -46,6 +49,8 @@ def _own_data(folder: Path) -> None:
     ]
     for name, part in (("train", problems[:36]), ("valid", problems[36:42]), ("test", problems[42:])):
         write_jsonl(folder / f"my_{name}.jsonl", part)
+        rows = [{**each, "steps": each["steps"][0]} for each in part]
+        pandas.DataFrame(rows).to_csv(folder / f"my_{name}.csv", index=False)
 
 
 def _published(folder: Path) -> None:
@@ -56,41 +61,61 @@ def _published(folder: Path) -> None:
     export_checkpoint(folder / "runs" / "quickstart" / "checkpoints" / "imitate", there)
     for file in there.glob("reasoner.*"):
         file.unlink()
-    asked = "Tom has 5 apples . He buys 3 . How many now ?"
     data = folder / "openai" / "gsm8k"
-    write_set(data, {"test": [{"question": asked, "answer": "5 + 3 = 8\n#### 8"}] * 3})
+    write_set(data, {"test": [{"question": ASKED, "answer": "5 + 3 = 8\n#### 8"}] * 3})
     configs = "[{config_name: main, data_files: [{split: test, path: data/test-*}]}]"
     (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
 
 
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The folder in which README's and docs/start.md's blocks were run one after the other, and what each said."""
+    folder = tmp_path_factory.mktemp("readme")
+    _own_data(folder)
+    said: dict[str, list[str]] = {}
+    for kind, text in fenced(ROOT / "README.md") + fenced(ROOT / "docs" / "start.md"):
+        for words in commands_of(text) if kind == "bash" else [["python", "-c", text]] if kind == "python" else []:
+            name = words[1] if kind == "python" else words[2]
+            if name in ("pip", "pytest"):  # as .ci/run does
+                continue
+            if "import AutoModelForCausalLM" in text:
+                name = "transformers"
+                if importlib.util.find_spec("torch") is None:
+                    continue
+            if any("ModalityDance" in word for word in words):
+                _published(folder)
+            said.setdefault(name, []).append(_run(words, folder))
+    return folder, said
+
+
 @pytest.mark.slow
-def test_commands_run(tmp_path):
-    for name in ("configs", "slpo_jax"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    _own_data(tmp_path)
-    known = {"pip": 0, "pytest": 0, "slpo_jax.main": 0, "slpo_jax.convert": 0, "slpo_jax.solve": 0}
-    said = {}
-    for words in commands(ROOT / "README.md") + commands(ROOT / "docs" / "start.md"):
-        assert words[:2] == ["python", "-m"]
-        known[words[2]] += 1  # a KeyError: a command that nobody tries yet
-        if words[2] == "slpo_jax.solve":
-            question = words[-1]
-        if words[2] in ("pip", "pytest"):
-            continue  # as .ci/run does
-        if any("ModalityDance" in word for word in words):
-            _published(tmp_path)
-        said[words[2]] = _run(words, tmp_path)
-    assert known == {"pip": 2, "pytest": 1, "slpo_jax.main": 4, "slpo_jax.convert": 1, "slpo_jax.solve": 2}
-    lines = (tmp_path / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
+def test_commands_run(said):
+    folder, said = said
+    counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
+    view = "slpo_jax.evaluation.view"
+    assert counts == {"slpo_jax.main": 4, view: 1, "slpo_jax.solve": 2, "-c": 1, "slpo_jax.convert": 1}
+    lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
-    rows = json.loads((tmp_path / "runs" / "three" / "report.json").read_text())["eval"]
+    rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]
     assert {"imitate", "cold_start", "slpo", "pathwise", "answer_only"} <= set(rows)
     assert rows["slpo"]["my_test"]["n"] == 3
-    published = json.loads((tmp_path / "runs" / "published" / "report.json").read_text())
+    mine = json.loads((folder / "runs" / "mine" / "report.json").read_text())["eval"]
+    assert mine["slpo"]["my_test"]["n"] == 3
+    published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
-    assert (tmp_path / "exported" / "model.safetensors").is_file()
-    assert "vote of 16 rollouts" in said["slpo_jax.solve"]
+    assert "vote of 16 rollouts" in said["slpo_jax.solve"][0]
+    assert "vote of 16 rollouts" in said["-c"][0]
+    assert "Difference(difference=" in said["-c"][0]
+    assert said[view] == ["runs/quickstart/report.html\n"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
-    chosen = json.loads((tmp_path / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
-    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported", "--json", question], tmp_path))
+    chosen = json.loads((folder / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
+    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported_slpo", "--json", ASKED], folder))
     assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
+
+
+@pytest.mark.slow
+def test_an_export_answers_in_transformers_as_here(said):
+    pytest.importorskip("torch")
+    folder, said = said
+    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported", "--json", ASKED], folder))
+    assert said["transformers"][0].split() == f"{ASKED} {facts['text']}".split()
