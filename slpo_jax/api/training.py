@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +16,10 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.shipped import override, read_config_file
+from slpo_jax.run.shipped import override, read_config_file, shipped
 from slpo_jax.run.sources import check_sources
+
+_FIELDS = "data.fields."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +51,24 @@ class Run:
 
 
 def train(
-    start: str | os.PathLike[str] | ConfigDict,
+    start: str | os.PathLike[str] | ConfigDict = "",
     /,
     *,
     train: str | os.PathLike[str] = "",
     valid: str | os.PathLike[str] = "",
     eval: Mapping[str, str | os.PathLike[str]] | None = None,
+    base: str | os.PathLike[str] = "",
     workdir: str | os.PathLike[str] = "",
     config: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run the stages of a config, as `slpo train` does; called again, it goes on where it was.
 
     Args:
-        start: the name of a shipped config (`slpo configs`), a config file, or a ConfigDict made by one.
+        start: the name of a shipped config (`slpo configs`), a config file, or a ConfigDict made by one; "" has the
+            settings chosen from the problems of `train`, and shown.
         train, valid: sources of problems, as `config.data.train` takes them; "" is the config's.
         eval: sets to evaluate on, NAME = source, instead of the config's.
+        base: where `start` is "": the model to begin with, a directory, hub id or file; "" is a small one.
         workdir: where checkpoints and reports go; "" is runs/NAME of the config.
         config: further keys by dotted name, such as {"rl.steps": 100}.
     Returns:
@@ -71,14 +77,22 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
-    node = start.copy_and_resolve_references() if isinstance(start, ConfigDict) else read_config_file(os.fspath(start))
-    name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem
-    changes = dict(config or {}) | {
-        f"data.{key}": os.fspath(path) for key, path in (("train", train), ("valid", valid)) if path
-    }
-    if eval is not None:
-        with node.unlocked():
-            node.data.eval = {each: os.fspath(source) for each, source in eval.items()}
+    name, changes = "run", dict(config or {})
+    given = {"train": train, "valid": valid, "base": base}
+    sources = {key: os.fspath(source) for key, source in given.items() if source}
+    tests = {each: os.fspath(source) for each, source in (eval or {}).items()}
+    if isinstance(start, ConfigDict):
+        node = start.copy_and_resolve_references()
+    elif start:
+        node, name = read_config_file(os.fspath(start)), Path(os.fspath(start).partition(":")[0]).stem
+    else:
+        node, name = _chosen(sources, tests, changes), "own"
+    if start and base:
+        raise UserError("base: goes with train and without a config; beside a config set init")
+    if start:
+        changes |= {f"data.{key}": source for key, source in sources.items()}
+        if tests:
+            node.data.eval = ConfigDict(tests)
     override(node, changes)
     checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
     check_sources(checked, folder)
@@ -90,3 +104,11 @@ def train(
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)
+
+
+def _chosen(sources: Mapping[str, str], tests: Mapping[str, str], changes: Mapping[str, Any]) -> ConfigDict:
+    """The config that is chosen from the data."""
+    if "train" not in sources:
+        raise UserError(f"train: give a config, one of {', '.join(shipped())}, or problems to train on, train=FILE")
+    fields = {key.removeprefix(_FIELDS): value for key, value in changes.items() if key.startswith(_FIELDS)}
+    return read_config_file("own:" + json.dumps({**sources, "eval": tests, "fields": fields}))
