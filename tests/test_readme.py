@@ -93,7 +93,7 @@ def test_commands_run(said):
     folder, said = said
     counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
     view = "slpo_jax.evaluation.view"
-    assert counts == {"slpo_jax.main": 4, view: 1, "slpo_jax.solve": 2, "-c": 1, "slpo_jax.convert": 1}
+    assert counts == {"slpo_jax.main": 5, view: 1, "slpo_jax.solve": 2, "-c": 1, "slpo_jax.convert": 1}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]

@@ -72,7 +72,7 @@ def load_set(
         total, measured = len(problems), getattr(problems, "measured", ())
         problems = Problems(without(problems, load("config.data.valid", config.data.valid)))
         problems.measured = measured
-        if 0 < len(problems) < total:
+        if 0 < len(problems) < total and config.data.valid != f"{source}[valid]":  # which is set apart from it
             count = total - len(problems)
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)
     if not problems:
