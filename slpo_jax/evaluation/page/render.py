@@ -1,4 +1,4 @@
-"""The page itself: the report and the problems as JSON, put into `report.html` with `report.css` and `report.js`."""
+"""The page itself: the report and the problems as JSON, put into `report.html` with its style and its scripts."""
 
 import json
 import re
@@ -41,7 +41,8 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
     }
     room = MOST_BYTES - len(_as_json(data).encode()) - 100_000  # the rest is the page's own
     data["problems"] = browsed(evals, thoughts, room) if evals else {}
-    parts = {"title": escape(title), "data": _as_json(data), "css": _asset("report.css"), "js": _asset("report.js")}
+    scripts = "\n".join(_asset(name) for name in ("common.js", "charts.js", "problems.js", "report.js"))
+    parts = {"title": escape(title), "data": _as_json(data), "css": _asset("report.css"), "js": scripts}
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _asset("report.html"))
 
 
