@@ -24,6 +24,7 @@ from tiny import GATE, compiled
 from slpo_jax import checks
 from slpo_jax.cli import as_module
 from slpo_jax.config import default_config
+from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
@@ -223,6 +224,13 @@ def test_figures_are_defined(tmp_path):
     names = {re.sub(r"@\d+", "@k", re.sub(r"(_seed)?_se$|_[rpn]$", "", name)) for name in figures}
     assert len(names) > 10
     assert not names - {name.removesuffix("_r") for name in defined()}
+
+
+def test_what_training_logs_is_defined_on_the_page():
+    table = (ROOT / "docs" / "evaluate.md").read_text().split("## metrics.jsonl")[1]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
+    told = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert set(told) - {"step", "stage"} == set(SCALARS)
 
 
 REGISTRIES = (OBJECTIVES, THINKERS, RECIPES, SCORERS, REWARDS, TRACKERS)

@@ -63,8 +63,8 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         metrics: rows {stage, step, scalars..} in order of step, see `records.read_metrics`.
 
     Returns:
-        {stage: {scalar: [steps, values]}} of finite values; with `seconds`, by the clock since the stage began, where
-        the steps a second were logged.
+        {stage: {scalar: [steps, values]}} of finite values; with `elapsed`, the seconds of its steps so far, where
+        those of a step were logged.
     """
     found: dict[str, dict[str, list[list[float]]]] = {}
     for row in metrics:
@@ -75,8 +75,9 @@ def training_curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
                 steps.append(row["step"])
                 values.append(value)
     for stage in found.values():
-        if "steps_per_second" in stage:
-            steps, rates = stage["steps_per_second"]
-            taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) / np.maximum(rates, 1e-9)
-            stage["seconds"] = [steps, np.cumsum(taken).round(3).tolist()]
+        if "seconds" in stage:
+            steps, of_a_step = stage["seconds"]
+            # The first line is of as many steps as the second: a stage need not begin at step 0.
+            taken = np.diff(steps, prepend=2 * steps[0] - steps[min(1, len(steps) - 1)]) * of_a_step
+            stage["elapsed"] = [steps, np.cumsum(taken).round(3).tolist()]
     return {stage: scalars for stage, scalars in found.items() if scalars}

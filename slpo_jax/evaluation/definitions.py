@@ -44,6 +44,41 @@ _METRICS = {
     ),
 }
 """Pattern of the name -> title and meaning, in which {0} and {1} are the name's own parts."""
+SCALARS = {
+    "loss": "The stage's or the objective's own loss.",
+    "grad_norm": "Norm of the gradient before it is clipped.",
+    "learning_rate": "The optimizer's.",
+    "seconds": "Of a step by the clock, without compilation and validation.",
+    "skipped_steps": "Steps so far whose loss or gradient was not finite: they change nothing.",
+    "valid_accuracy": "Share of the validation split's problems that the greedy rollout gets right.",
+    "accuracy": "Share of texts all of whose tokens are the likeliest ones.",
+    "student": "CODI's loss of the thinking student, or SIM-CoT's.",
+    "teacher": "CODI's loss of the teacher, which writes its steps.",
+    "distil": "CODI's distance of the student's hidden states from the teacher's.",
+    "explained": "SIM-CoT's loss of the steps that its latents are to explain.",
+    "valid_share": "Share of thoughts that are right at one candidate length at least.",
+    "right_share": "Share of candidate lengths with a right answer.",
+    "expected_length": "Mean number of latents under the gate's distribution.",
+    "reward": "Mean reward of the rollouts.",
+    "solved": "Share of prompts with a right rollout.",
+    "mixed": "Share of prompts with right and wrong rollouts, which alone have a gradient.",
+    "latent_steps": "Mean number of latents of the training rollouts.",
+    "answer_tokens": "Mean number of tokens that the training rollouts write.",
+    "cut": "Share of training rollouts without an end within the budget of answer tokens.",
+    "tokens_per_second": "Latents and answer tokens that are rolled out in a second of training.",
+    "answer_log_likelihood": "Of the answers.",
+    "stop_log_likelihood": "Of the stops, under the gate.",
+    "answer_entropy": "Nats a token: minus the answers' log-likelihood by their tokens.",
+    "latent_log_likelihood": "Of the thoughts: SLPO's under its surrogate.",
+    "surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with.",
+    "pass_at_k": "The probability that pathwise maximises.",
+    "reference_log_likelihood": "Of the reference answer.",
+    "log_likelihood": "GRPO's: of all choices of a rollout.",
+    "clipped": "GRPO's share of clipped choices.",
+    "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
+    "kl": "GRPO's divergence from the start.",
+}
+"""Of what training logs, by name."""
 _SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
 
 

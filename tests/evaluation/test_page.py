@@ -50,7 +50,7 @@ def workdir(tmp_path_factory):
     seen = [{"text": "### 7", "latents": latents}, {"text": "### 8", "latents": latents[:1]}]
     thoughts.write_thoughts(Workdir(folder).set_files("alpha", "slpo").thoughts, stamp.evaluation, seen)
     thoughts.write_thoughts(Workdir(folder).set_files("beta", "slpo").thoughts, "another evaluation", seen)
-    metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "steps_per_second": 2.0} for s in range(1, 9)]
+    metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "seconds": 0.5} for s in range(1, 9)]
     metrics += [{"step": s, "stage": "cold_start", "loss": 1 / s} for s in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     report.write_report(folder)
@@ -95,7 +95,7 @@ def test_the_page_says_what_the_report_says(workdir, dom):
     assert out["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (60 problems): Pass@8 ")
     table = _text(shown, "table")[0]
     assert "SLPO" + f"{100 * out['average']['slpo']['acc']:.1f} ± {100 * out['average']['slpo']['acc_se']:.1f}" in table
-    assert len(re.findall("<figure>", shown)) == 2 + 2 + 2  # Pass@k and stop times of two sets; SLPO's reward and speed
+    assert len(re.findall("<figure>", shown)) == 2 + 2 + 2  # Pass@k, stop times; SLPO's reward and seconds
     about = [unescape(text) for text in re.findall(r'data-about="([^"]*)"', shown)]
     assert "A row <of> ours." in about
     assert min(map(len, about)) > 10

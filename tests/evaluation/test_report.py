@@ -144,10 +144,10 @@ def test_report_is_a_pure_function_of_the_workdir(workdir):
 
 
 def test_curves_are_those_of_the_records(tmp_path):
-    """Stop times counted, logged scalars as they are, seconds by the steps a second since a stage began."""
+    """Stop times counted, logged scalars as they are, and the seconds of all steps so far."""
     write_eval(tmp_path, "slpo", "alpha", [1] * 4, np.eye(4)[None, :, :2], lengths=[1, 3, 3, 0])
-    logged = [{"step": 10, "loss": 2.0, "steps_per_second": 5.0}, {"step": 15, "valid_accuracy": 0.5},
-              {"step": 20, "loss": 1.0, "steps_per_second": 2.5}, {"step": 30, "loss": float("nan")}]  # fmt: skip
+    logged = [{"step": 10, "loss": 2.0, "seconds": 0.2}, {"step": 15, "valid_accuracy": 0.5},
+              {"step": 20, "loss": 1.0, "seconds": 0.4}, {"step": 30, "loss": float("nan")}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"stage": "slpo"} | row) + "\n" for row in logged))
     out = report.write_report(tmp_path)
     assert out == json.loads((tmp_path / "report.json").read_text())
@@ -155,9 +155,9 @@ def test_curves_are_those_of_the_records(tmp_path):
     assert out["training"] == {
         "slpo": {
             "loss": [[10, 20], [2.0, 1.0]],
-            "steps_per_second": [[10, 20], [5.0, 2.5]],
+            "seconds": [[10, 20], [0.2, 0.4]],
             "valid_accuracy": [[15], [0.5]],
-            "seconds": [[10, 20], [2.0, 6.0]],
+            "elapsed": [[10, 20], [2.0, 6.0]],
         }
     }
     assert out["curves"]["slpo"]["alpha"]["value"] == [0.25, 0.5]

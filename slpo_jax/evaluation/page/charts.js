@@ -36,7 +36,7 @@ function scales(lines, log, most) {
 }
 
 // lines: [{place, name, x, y, se}]
-function chart({ title, lines, xLabel, log = false, most = Infinity }) {
+function chart({ title, said, lines, xLabel, log = false, most = Infinity }) {
   const at = scales(lines, log, most);
   const middle = { "text-anchor": "middle" };
   const drawing = el("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
@@ -51,7 +51,7 @@ function chart({ title, lines, xLabel, log = false, most = Infinity }) {
   }
   drawing.append(el("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 3, ...middle }, xLabel));
   for (const line of lines) drawing.append(...drawnLine(line, at));
-  return el("figure", {}, el("figcaption", {}, title), drawing);
+  return el("figure", {}, el("figcaption", {}, about(title, said)), drawing);
 }
 
 function drawnLine({ place, name, x, y, se }, at) {
@@ -110,17 +110,17 @@ function trainingCharts() {
   const names = [...new Set([...FIRST.filter((name) => found.includes(name)), ...found])];
   const lineOf = (stage, name) => {
     const [steps, values] = REPORT.training[stage][name];
-    const [at, seconds] = REPORT.training[stage].seconds ?? [[], []];
-    const place = (step) => (state.x === "step" ? step : seconds[at.indexOf(step)]);
+    const [at, elapsed] = REPORT.training[stage].elapsed ?? [[], []];
+    const place = (step) => (state.x === "step" ? step : elapsed[at.indexOf(step)]);
     const points = steps.map((step, i) => [place(step), values[i]]).filter(([x]) => x !== undefined);
     return { place: placeOf(stage), name: stage, x: points.map(([x]) => x), y: points.map(([, y]) => y) };
   };
-  const charts = names.filter((name) => name !== "seconds").map((name) => {
+  const charts = names.filter((name) => name !== "elapsed").map((name) => {
     const having = shown.filter((stage) => name in REPORT.training[stage]);
     const lines = having.map((stage) => lineOf(stage, name)).filter((line) => line.x.length);
     const isShare = lines.every((line) => line.y.every((y) => y <= 1));
-    const xLabel = state.x === "step" ? "step" : "seconds since the stage began";
-    return { title: name.replaceAll("_", " "), lines, xLabel, most: isShare ? 1 : Infinity };
+    const xLabel = state.x === "step" ? "step" : "seconds of the stage's steps";
+    return { title: name.replaceAll("_", " "), said: DATA.scalars[name], lines, xLabel, most: isShare ? 1 : Infinity };
   });
   return [
     legend(shown.map((stage) => [placeOf(stage), stage])),

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from slpo_jax.evaluation.definitions import about_differences, about_rows, defined
+from slpo_jax.evaluation.definitions import SCALARS, about_differences, about_rows, defined
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.evaluation.page.problems import Thoughts, browsed
 from slpo_jax.evaluation.records import Evals
@@ -36,6 +36,7 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
         "report": report,
         "columns": {name: found for name, found in columns.items() if found},
         "metrics": {key: dict(zip(("title", "about"), defined(key) or (), strict=True)) for key in metrics},
+        "scalars": SCALARS,
         "row_about": about_rows(report["rows"]),
         "differences_about": about_differences(len(report.get("runs", ()))),
     }

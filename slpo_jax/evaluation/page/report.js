@@ -164,7 +164,8 @@ function problems() {
   if (!sets.length) return section("Problems", el("p", {}, "Each run's own report.html shows its problems."));
   const rows = [["", "–"], ...ROWS.map((row) => [row, labelOf(row)])];
   const search = { name: "text", type: "search", oninput: (event) => go({ text: event.target.value, page: "1" }) };
-  const seen = Object.values(DATA.problems).some((set) => set.problems.some((problem) => Object.keys(problem[4]).length));
+  const hasThoughts = ([, , , , thoughts]) => Object.keys(thoughts).length > 0;
+  const seen = Object.values(DATA.problems).some((set) => set.problems.some(hasThoughts));
   const kept = (event) => go({ kept: event.target.checked ? "1" : "", page: "1" });
   return section(
     "Problems",
