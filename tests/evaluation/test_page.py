@@ -175,6 +175,7 @@ def test_little_is_shown_as_it_is(tmp_path, dom):
     alone = "imitation, own length, alpha (4 problems): Acc 75.0 ± 21.7 %, and no row to compare with."
     assert alone in _text(shown, "p")
     assert _shown(shown) == [("alpha", i) for i in range(4)]
+    assert "✂ cut at the limit" in _text(shown, "span")
     assert "Training" not in _text(shown, "h2")
     write_eval(tmp_path / "b", "cold_start", "alpha", [1, 1, 0, 0])
     write_eval(tmp_path / "a", "cold_start", "alpha", [1, 1, 0, 1])
@@ -209,13 +210,13 @@ def test_a_page_that_would_be_too_large_has_the_first_problems(workdir, monkeypa
 
 
 def test_answers_are_counted(tmp_path):
-    """The outcomes of a problem, and how often each row has them; right, wrong and cut ones of the same text apart."""
-    lines = [problem(0, True, [[1, 0], [1, 1]])]
+    """The outcomes of a problem, right, wrong and cut, and how often a row has them."""
+    lines = [problem(0, True, [[1, 0], [0, 1]])]
     lines[0]["samples"][1] |= {"answer": "9", "cut": False}
     records.write_records(tmp_path / "eval" / "slpo" / "alpha.jsonl", lines)
     rows.write_row(tmp_path, rows.Row("slpo", "SLPO"))
     (found,) = browsed(evals_of(tmp_path), {}, 10**6)["alpha"]["problems"]
-    assert found == ["q", "7", [["7", 1], ["9", 0]], {"slpo": [0, 3, 0, 3, 1, 1]}, {}]
+    assert found == ["q", "7", [["7", 1], ["9", 0], [None, 2]], {"slpo": [0, 3, 0, 2, 1, 1, 2, 1]}, {}]
 
 
 def test_view_opens_the_page(tmp_path, monkeypatch, capsys):
