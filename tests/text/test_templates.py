@@ -6,6 +6,8 @@ from tokenizers import processors
 from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
+from slpo_jax.kinds.colar import Colar
+from slpo_jax.kinds.text import Text
 from slpo_jax.rewards.answers import parse_completion, read_completion
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
@@ -143,6 +145,16 @@ def test_text_writes_what_its_answers_are_read_from(answers, style):
     assert template.answer_text(r"\frac{1}{2}") == (
         r"\boxed{\frac{1}{2}}" if answers == "boxed" else r"#### \frac{1}{2}"
     )
+
+
+@pytest.mark.parametrize("kind", [Coconut(), Codi(8), Colar(8), Text()])
+def test_every_kind_s_answers_may_be_texts(kind):
+    tokenizer = arithmetic_tokenizer(3)
+    tokenizer.add_tokens(["###"])
+    template = kind.template(tokenizer, prompt=PromptConfig(answers="texts"))
+    assert template.answer_style == "texts"
+    written = "".join(template.step_text(step, step == "1") for step in ("1", "Tom is a #."))
+    assert parse_completion(written + template.answer_text("Tom is a lempus."), "texts") == "Tom is a lempus"
 
 
 def test_text_in_a_chat():
