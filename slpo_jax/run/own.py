@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config, read_config
@@ -41,9 +42,20 @@ def own_settings(
     Raises:
         UserError: a source or the base model can't be used.
     """
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # the run warns of the data when it reads them
+    try:
+        return _chosen(train, valid, dict(eval or {}), base, fields or {})
+    finally:
+        logging.set_verbosity(before)
+
+
+def _chosen(
+    train: str, valid: str, eval: dict[str, str], base: str, fields: Mapping[str, str]
+) -> tuple[ConfigDict, list[str]]:
     config = default_config()
-    config.data.fields.update(fields or {})
-    chosen = [_put(config, _sets(config, train, valid, dict(eval or {})))]
+    config.data.fields.update(fields)
+    chosen = [_put(config, _sets(config, train, valid, eval))]
     given = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
     chosen.append(_put(config, answers_of(given)))
     origin, latents = _put_start(config, base)

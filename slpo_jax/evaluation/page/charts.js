@@ -42,7 +42,8 @@ function chart({ title, said, lines, xLabel, log = false, most = Infinity }) {
   const drawing = el("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
   for (const tick of at.yTicks) {
     const y = at.y(tick);
-    const text = Number(tick.toPrecision(6)).toLocaleString("en");
+    const value = Number(tick.toPrecision(6));
+    const text = value && Math.abs(value) < 1e-3 ? value.toExponential() : value.toLocaleString("en");
     drawing.append(el("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
     drawing.append(el("text", { x: LEFT - 5, y: y + 4, "text-anchor": "end" }, text));
   }
