@@ -10,6 +10,7 @@ Array names end with axes: B rows, P slots of prompts, L positions, T latents, D
 import copy
 import dataclasses
 import inspect
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,8 @@ from transformers.utils import ModelOutput, cached_file
 
 SIDE_FILE = "reasoner.safetensors"  # weights of the gate and of what makes latents
 _SETTINGS = ("max_latents", "stop_threshold", "max_new_tokens", "return_dict_in_generate")
-_AS_IT_IS = {"num_beams": 1, "use_cache": True, "trust_remote_code": True}  # may be said
+_AS_IT_IS = {"num_beams": 1, "use_cache": True}  # may be said
+_OF_THE_CALL = ("custom_generate", "trust_remote_code")
 _side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
@@ -78,9 +80,10 @@ def _settings(model, given, others: dict[str, Any]):
     settings = copy.deepcopy(model.generation_config)
     own = settings.to_dict() | _AS_IT_IS
     for name, value in ((given.to_diff_dict() if given is not None else {}) | others).items():
-        if name in _SETTINGS:
+        said = value is not None and value is not False and name not in _OF_THE_CALL
+        if name in _SETTINGS and (said or name == "stop_threshold"):
             setattr(settings, name, value)
-        elif value is not None and value is not False and not (name in own and value == own[name]):
+        elif said and not (name in own and value == own[name]):
             raise ValueError(f"generate: {name} has no effect on a latent reasoner, which is greedy; leave it out")
     threshold = settings.stop_threshold
     if threshold is not None and not settings.gate_layers:
@@ -179,6 +182,7 @@ def _side_weights(model, settings) -> dict[str, torch.Tensor]:
     """The tensors beside the language model's, read once."""
     if model not in _side_files:
         needed = settings.latent_layers or settings.gate_layers
-        revision = getattr(model.config, "_commit_hash", None)
-        _side_files[model] = load_file(cached_file(model.name_or_path, SIDE_FILE, revision=revision)) if needed else {}
+        commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's
+        path = cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0]) if needed else None
+        _side_files[model] = load_file(path, device=str(model.device)) if path else {}
     return _side_files[model]

@@ -9,7 +9,6 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description
-from slpo_jax.origin.settings import RULE
 from slpo_jax.stages import CONTROL, RL, TITLES
 
 _LINES = """```python
@@ -45,7 +44,7 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         "## Training",
         _training(stage) if in_run else _converted(checkpoint, description),
         "## Measured",
-        _figures(stage, description.settings.get(RULE)) if in_run else "Not evaluated by slpo_jax.",
+        _figures(stage) if in_run else "Not evaluated by slpo_jax.",
         "## Use",
         _use(description),
         *_in_pytorch(description, name, thinks),
@@ -99,15 +98,14 @@ def short(source: str) -> str:
     return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
 
 
-def _figures(stage: StageFolder, rule: Any) -> str:
-    """What the run's report says of the checkpoint as it is now trained, if it can in a row that stops by this rule."""
+def _figures(stage: StageFolder) -> str:
+    """What the run's report says of the checkpoint, in the first row that is of it as it is now trained."""
     assert stage.workdir is not None
     path = stage.workdir.report_json
     report, trained = read_json(path, default={}), read_json(stage.facts, default={})
     try:
         own = {name: row for name, row in report.get("rows", {}).items() if row["stage"] == stage.name}
         found = [name for name, row in own.items() if row["settings"] == trained and not row["source"]]
-        found.sort(key=lambda name: own[name]["rule"] != rule)
         sets: dict[str, Any] = report["eval"][found[0]] if found else {}
     except (AttributeError, KeyError, TypeError):
         raise UserError(f"{path}: is no report of this program; delete it and run the evaluate stage again") from None

@@ -4,7 +4,10 @@ import ast
 import contextlib
 import io
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asked import ANSWER, QUESTION, run_config, workdir
+from asked import ANSWER, QUESTION, T, run_config, workdir
+from safetensors.numpy import load_file, save_file
 from tiny import compiled
 from tokenizers import models, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
 
 from slpo_jax.config import read_config
+from slpo_jax.io.files import write_text
 from slpo_jax.io.orbax import save_params
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
@@ -102,6 +107,7 @@ def test_latents_stops_and_answers_are_ours(work, stage):
 
 def test_solve_says_the_same_and_so_does_a_pipeline(work):
     pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.20")  # pipelines of earlier ones insist on sampling
     folder = work.parent / "cold_start"
     said = pipeline("text-generation", str(folder), trust_remote_code=True)(_chats([QUESTION]))[0][0]["generated_text"]
     solution = solve(load_solver(str(folder)), QUESTION)
@@ -152,6 +158,7 @@ def test_arguments_change_what_the_export_says(exported):
         ({"generation_config": GenerationConfig(num_beams=2)}, "num_beams has no effect"),
         ({"max_latents": -1}, "max_latents is at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 1"),
+        ({"token_type_ids": np.zeros((4, 9))}, "token_type_ids has no effect"),
         ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
         ({"max_new_tokens": 99}, "positions, the model has 40; shorten the prompt, or lower max_new_tokens"),
     ],
@@ -180,6 +187,33 @@ def test_untrusted_it_does_not_answer_without_a_thought(exported):
             model.generate(**asked, **arguments)
     thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
     assert thought.shape[1] > asked["input_ids"].shape[1]
+
+
+_FROM_THE_HUB = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+for revision in ("old", "main"):
+    tokenizer = AutoTokenizer.from_pretrained("me/thinks", revision=revision)
+    model = AutoModelForCausalLM.from_pretrained("me/thinks", revision=revision, trust_remote_code=True)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "How many ?"}], return_tensors="pt")
+    print(model.generate(**prompt, return_dict_in_generate=True).lengths.item())
+"""
+
+
+@pytest.mark.slow
+def test_a_revision_of_the_hub_has_its_own_gate(exported, tmp_path):
+    """Of the hub's cache, with two commits; the newer one's gate never stops."""
+    pytest.importorskip("torch")
+    repository = tmp_path / "models--me--thinks"
+    for commit, revision in (("a" * 40, "old"), ("b" * 40, "main")):
+        shutil.copytree(exported, repository / "snapshots" / commit)
+        write_text(repository / "refs" / revision, commit)
+    gate = repository / "snapshots" / ("b" * 40) / "reasoner.safetensors"
+    save_file({name: -100 + 0 * tensor for name, tensor in load_file(gate).items()}, gate)
+    places = {"HF_HUB_CACHE": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", _FROM_THE_HUB]
+    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["1", str(T)], done.stderr[-2000:]
 
 
 def _export(config, folder: Path) -> Path:
