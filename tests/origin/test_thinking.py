@@ -88,6 +88,7 @@ def test_latents_stops_and_answers_are_ours(work, stage):
     asked = _asked(tokenizer)
     np.testing.assert_array_equal(asked["input_ids"], prompts.tokens)
     np.testing.assert_array_equal(asked["attention_mask"], prompts.valid)
+    assert (model.generation_config.suppress_tokens or []) == list(policy.config.banned_ids)
     thought = model.generate(**asked, return_dict_in_generate=True)
     np.testing.assert_array_equal(thought.lengths, ours.lengths)
     steps = thought.latents.shape[1]
@@ -147,6 +148,10 @@ def test_arguments_change_what_the_export_says(exported):
     eager = model.generate(**asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True)
     assert eager.lengths.tolist() == [1] * len(QUESTIONS)
     np.testing.assert_allclose(eager.latents[:, 0], fixed.latents[:, 0])
+    spoken = set(fixed.sequences[:, prompts:].flatten().tolist())
+    model.generation_config.suppress_tokens = list(spoken)
+    other = model.generate(**asked, stop_threshold=None, max_latents=2)
+    assert not spoken & set(other[:, prompts:].flatten().tolist())
     half = model.half().generate(**asked, return_dict_in_generate=True)
     np.testing.assert_allclose(half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02)
 
