@@ -27,6 +27,7 @@ def run_config(reasoner: str):
     config.update(max_latents=T, min_latents=1, prompt_slots=(16, 20), max_answer_tokens=ANSWER, seed=7)
     config.dropout.update(rate=0.3, where="all")
     config.imitate.update(c_thought=1, max_latent_stage=2)
+    config.gate.hidden = 5 if reasoner == "codi_llama" else 0
     return config
 
 
@@ -42,6 +43,9 @@ def run_params(reasoner: str):
     table[tokenizer.eos_token_id] = 6.0 * np.random.default_rng(2).normal(size=16)
     kernel = np.random.default_rng(26).normal(size=(16, 1)).astype(np.float32)
     gate = {"out": {"kernel": 0.5 * kernel, "bias": np.full(1, -0.3, np.float32)}}
+    if hidden := parts.config.gate.hidden:
+        gate["hidden"] = {"kernel": 0.5 * kernel @ kernel[:hidden].T, "bias": kernel[-hidden:, 0]}
+        gate["out"]["kernel"] = kernel[5 : 5 + hidden]
     return {"reasoner": tree, "gate": gate}
 
 
