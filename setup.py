@@ -73,7 +73,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["slpo_jax", "slpo_jax.*"]), "slpo_jax.configs"],
-    package_data={"slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"]},
+    package_data={"slpo_jax": ["py.typed"], "slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"]},
     package_dir={"slpo_jax.configs": "configs"},  # `--config=NAME` finds them there
     entry_points={"console_scripts": ["slpo = slpo_jax.cli:main"]},
     install_requires=REQUIREMENTS,
