@@ -18,7 +18,6 @@ REQUIREMENTS = [
     "huggingface_hub>=1.0",
     "jax>=0.10",
     "jinja2>=3.1",  # which transformers renders chat templates with
-    "matplotlib>=3.10.0",
     "ml_collections>=1.1.0",
     "ml_dtypes>=0.5",
     "numpy>=2.1.0",
@@ -34,12 +33,15 @@ REQUIREMENTS = [
     "transformers>=5.5",
 ]
 
+PLOT = ["matplotlib>=3.10.0"]  # for `Evaluation.plot`
 LATEX = ["math-verify>=0.9", "sympy>=1.13"]  # the grader of answers in boxes, and whose numbers it compares
 
 EXTRAS = {
     "latex": LATEX,
+    "plot": PLOT,
     "test": [
         *LATEX,
+        *PLOT,
         "hypothesis>=6.130",
         "ipykernel>=6.29",
         "nbclient>=0.10",

@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where a pickled checkpoint is to be read, boxes to be compared, and values to be logged.
-OPTIONAL = {"torch", "math_verify", "sympy", "wandb", "trackio", "mlflow"}
+# Where a pickled checkpoint is to be read, a curve drawn, boxes compared, and values logged.
+OPTIONAL = {"torch", "matplotlib", "math_verify", "sympy", "wandb", "trackio", "mlflow"}
 
 
 def _declared() -> dict[str, Requirement]:

@@ -67,9 +67,12 @@ class Evaluation:
         """Unbiased Pass@k over k, a line each; bands are one standard error over problems.
 
         Raises:
-            UserError: no rollouts were sampled.
+            UserError: no rollouts were sampled, or matplotlib is not installed.
         """
-        from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
+        try:
+            from slpo_jax.evaluation.figures import pass_at_k_figure  # matplotlib takes a second
+        except ImportError as error:
+            raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
         every = {f"{place}": each for place, each in enumerate((self, *others))}
         rows = {name: Row(name, each.label) for name, each in every.items()}

@@ -83,6 +83,12 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
         reasoner.evaluate(path, samples=0).plot()
 
 
+def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.figures", None)
+    with pytest.raises(slpo.UserError, match=r"plot: matplotlib is not installed; pip install 'slpo_jax\[plot\]'"):
+        slpo.Evaluation([]).plot()
+
+
 @pytest.mark.slow
 def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     asked = [{"question": QUESTION, "answer": "pens"}]
