@@ -115,7 +115,7 @@ class Evaluator:
         params: Any,
         problems: EncodedProblems,
         stopping: Stopping,
-        rule: float | int,
+        rule: float | int | Sequence[int],
         seed: int | None = None,
         samples: int = 1,
         limit: int = 0,
@@ -130,7 +130,7 @@ class Evaluator:
         Args:
             params: all parts.
             stopping: "threshold" or "length".
-            rule: the threshold, or the number of latents.
+            rule: the threshold, or the number of latents, or that of each problem.
             seed: dropout seed; None is the deterministic pass.
             limit: only the first problems of the set; 0 is all.
             watched: also what is seen of the thoughts, of a deterministic pass.
@@ -144,6 +144,7 @@ class Evaluator:
         program = self.program(seed is not None, stopping, keep_latents, watched)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
+        rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
         results = kept.batches() if kept else []
         known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it
@@ -152,9 +153,8 @@ class Evaluator:
             rows_N = batch.index_N.astype(np.int64) * samples + batch.sample_N
             if hosts.decided(bool(known[rows_N[batch.real_N]].all())):
                 continue
-            rule_N = np.full(len(batch.index_N), rule, np.float32 if stopping == "threshold" else np.int32)
             rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
-            out = program(params, *rows, key, shard_rows(rule_N, self.mesh))
+            out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
             if pending is not None:  # wait for the batch before, so that one is always under way
                 results.append(_finished(*pending, kept))
                 known[results[-1].rows] = True

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import json
 import shutil
 from typing import Any
 
@@ -178,11 +180,15 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
 
 
 def _watch_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, what: str, count: int) -> None:
-    """Roll the first problems out once more, and write down what is seen of their thoughts."""
+    """Roll the first problems out once more, and write down what is seen of their thoughts.
+
+    With as many latents as they had, so that one program does for all rows, however their rollouts stop.
+    """
     problems, label = experiment.test_set(files.name), f"{row.name} on {files.name}, thoughts"
-    assert row.rule is not None
+    with files.records.open(encoding="utf-8") as lines:
+        lengths = [json.loads(line)["latent_steps"] for line in itertools.islice(lines, count)]
     seen = experiment.evaluator.run(
-        params, problems, row.stopping, row.rule, limit=count, watched=True, label=label, name=files.name
+        params, problems, "length", lengths, limit=count, watched=True, label=label, name=files.name
     )
     if hosts.is_first():
         texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)

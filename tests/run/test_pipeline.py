@@ -163,7 +163,7 @@ def test_nothing_is_compiled_twice(work):
     names = re.findall(r"Compiling (?:jit\()?([\w.<>]+)\)? ", log)
     assert names.count("train_step") == 2 + 1 + 1 + 1  # imitation's phases and its control's, cold start, SLPO
     # Thresholds and lengths, clean; the same under dropout; and watched.
-    assert names.count("local") == 6
+    assert names.count("local") == 5
 
 
 def test_again_changes_nothing(work, tmp_path):
