@@ -15,7 +15,7 @@ Say = Callable[[float | None], None]
 
 
 def _say_line(seconds: float | None) -> None:
-    if hosts.is_first():
+    if hosts.is_first() and sys.stderr.isatty():  # what a script asks has its answer alone
         print("compiling .." if seconds is None else f"compiled in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 

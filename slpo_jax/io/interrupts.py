@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 LINE = "interrupted; the same command goes on from what is finished"
@@ -46,6 +47,7 @@ class Stage(Protocol):
 
 
 _stage: Stage | None = None
+_asked = False  # there was a Ctrl-C
 
 
 def guard(stage: Stage | None) -> None:
@@ -76,11 +78,24 @@ def watch(line: str = LINE) -> None:
     sys.unraisablehook = hook
 
 
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Ctrl-C is a KeyboardInterrupt, whatever an extension that was being imported makes of it."""
+    try:
+        yield
+    except ImportError as error:
+        if not _asked:
+            raise
+        raise KeyboardInterrupt from error
+
+
 def _listen(reading: int, line: str) -> None:
+    global _asked
     asked, looks, stuck, told = 0, 0, 0, False
     while True:
         if select.select([reading], [], [], _SECONDS if asked else None)[0]:
             asked += os.read(reading, 1)[0] == signal.SIGINT
+            _asked = asked > 0
         if not asked:
             continue
         stage, frames, looks = _stage, _frames(), looks + 1

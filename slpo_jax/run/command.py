@@ -48,7 +48,8 @@ def run_command(
     interrupted = interrupts.LINE if goes_on else "interrupted"
     interrupts.watch(interrupted)
     try:
-        app.run(quiet, flags_parser=parse or parse_flags)
+        with interrupts.plain():
+            app.run(quiet, flags_parser=parse or parse_flags)
     except BrokenPipeError:
         raise  # of what is printed, as a rule
     except (UserError, OSError) as error:

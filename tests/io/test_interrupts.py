@@ -142,3 +142,22 @@ def test_ctrl_c_in_a_callback_is_not_lost():
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", LINE)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ctrl_c_in_an_import_is_no_broken_package(interrupted):
+    program = f"""if True:
+        import os, signal, time
+        from slpo_jax.run.command import run_command
+        def main(argv):
+            try:
+                os.kill(os.getpid(), signal.SIGINT) if {interrupted} else None
+                time.sleep(0.5)
+            except KeyboardInterrupt:
+                time.sleep(0.2)
+            raise ImportError("Encountered an error while initializing the extension.")
+        run_command(main)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == (130 if interrupted else 1)
+    assert (done.stderr.strip() == LINE) == interrupted

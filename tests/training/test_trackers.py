@@ -9,6 +9,7 @@ import pytest
 
 from slpo_jax import register_tracker
 from slpo_jax.errors import UserError
+from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.trackers import TRACKERS, check_trackers
@@ -77,6 +78,14 @@ def test_a_tracker_that_fails_is_off_with_one_line(tmp_path, memory, warnings, m
     assert [step for step, _ in failing.rows] == [1]
     assert [step for step, _ in memory.rows] == [1, 2, 3]
     assert len(log.path.read_text().splitlines()) == 3
+
+
+def test_the_first_of_several_processes_tracks(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr(hosts, "_index", 1)
+    log = _log(tmp_path, "memory")
+    log.write("slpo", 1, {"loss": 0.5})
+    log.close()
+    assert (memory.rows, memory.finished, log.path.exists()) == ([], 0, False)
 
 
 @pytest.mark.parametrize(
