@@ -11,7 +11,8 @@ _ENDS = """\
 **maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. ± is the standard error over {over}.
 
 [report.html](report.html) opens in any browser: every metric and its definition, differences with intervals, curves,
-settings, and the problems with each row's answers and thoughts. [report.json](report.json) has its numbers."""
+settings and, of a single run, its problems with each row's answers and thoughts.
+[report.json](report.json) has its numbers."""
 
 
 def render(report: Mapping[str, Any]) -> str:

@@ -145,9 +145,9 @@ function results() {
 }
 
 function curves() {
-  const charts = [...passCharts(), ...stopCharts()];
   const rows = legend(ROWS.map((row, place) => [place, rowName(row)]));
-  return section("Pass@k and stop times", rows, el("div", { class: "panels" }, charts));
+  const panels = [passCharts(), stopCharts()].map((charts) => el("div", { class: "panels" }, charts));
+  return section("Pass@k and stop times", rows, ...panels);
 }
 
 function training() {
