@@ -173,9 +173,10 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, monkeypatch):
     log, sums = MetricsLog(Workdir(tmp_path)), {"latent_steps": [900.0, 30.0], "answer_tokens": [60.0, 30.0]}
     names = ("latent_steps", "answer_tokens")
     run = StageRun("slpo", 8, 3, log, _NoKeeper(), 5, 9, 3, sums, names)
-    state = run.advance(_state().replace(step=jnp.int32(3)), step_fn, lambda step: step, 5)
-    clock[0] += 50
-    run.advance(state, step_fn, lambda step: step, 8)
+    state = _state().replace(step=jnp.int32(3))
+    for until in (4, 5, 8):
+        state = run.advance(state, step_fn, lambda step: step, until)
+        clock[0] += 50
     (row, last) = rows_of(tmp_path, timing=True)
     assert (row["seconds"], row["tokens_per_second"]) == (2, 25)
     assert (row["latent_steps"], last["latent_steps"]) == (960 / 50, 3)
