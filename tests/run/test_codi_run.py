@@ -100,7 +100,7 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
 def _step_without_a_model(record):
     """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
 
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
         record["loss_fn"] = loss_fn
 
         @jax.transfer_guard("allow")

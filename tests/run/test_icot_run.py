@@ -55,7 +55,7 @@ def fake(monkeypatch):
     """Steps that read and write what real ones do, in no time, and note what they got; at the step `at` they crash."""
     record = {"steps": [], "fresh": [], "programs": [], "slots": {}, "at": None}
 
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
         program = len(record["programs"])
         record["programs"].append(optimizer)
 

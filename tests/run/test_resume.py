@@ -46,7 +46,7 @@ def _update_of(optimizer):
 def _step_without_a_model(record):
     """What stands for `make_train_step`: its steps read all that a real one reads, and write all that it writes."""
 
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1):
+    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
         @jax.transfer_guard("allow")
         def step(state, batch):
             now = (stream, int(state.step))
