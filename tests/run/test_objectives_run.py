@@ -82,9 +82,9 @@ def test_each_objective_has_metrics_of_its_own(work):
         assert [row["step"] for row in rows[name]] == list(range(1, TOTALS["slpo"] + 1))
         assert all(np.isfinite(value) for row in rows[name] for value in row.values() if not isinstance(value, str))
     common = {"step", "stage", "loss", "reward", "solved", "mixed", "latent_steps", "answer_tokens", "cut",
-              "stop_log_likelihood", "grad_norm"}  # fmt: skip
+              "stop_log_likelihood", "grad_norm", "learning_rate"}  # fmt: skip
     assert set(rows["pathwise"][0]) == common | {"reference_log_likelihood", "pass_at_k"}
-    assert set(rows["sampled"][0]) == common | {"answer_log_likelihood"}
+    assert set(rows["sampled"][0]) == common | {"answer_log_likelihood", "answer_entropy"}
     assert {"latent_log_likelihood", "surrogate_variance"} < set(rows["slpo"][0])
     # The first step is taken from one start, on the same rollouts.
     assert len({(rows[name][0]["reward"], rows[name][0]["latent_steps"]) for name in FIRST}) == 1
