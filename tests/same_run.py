@@ -34,21 +34,32 @@ def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:
 
 
 def texts_of(workdir: Path) -> dict[str, bytes]:
-    """Every file of a run but events, checkpoints and the rows that tell the time."""
+    """Every file of a run but events, checkpoints, the rows that tell the time, and the page, which draws them."""
     files = [path for path in workdir.rglob("*") if path.is_file()]
     kept = [path for path in files if not {"tensorboard", "checkpoints"} & set(path.relative_to(workdir).parts)]
     return {
-        str(path.relative_to(workdir)): path.read_bytes()
+        str(path.relative_to(workdir)): _timeless(path)
         for path in kept
-        if path.name not in ("metrics.jsonl", ".lock")
+        if path.name not in ("metrics.jsonl", ".lock", "report.html")
     }
+
+
+def _timeless(path: Path) -> bytes:
+    """A file's bytes; of report.json those without the curves of the clock."""
+    if path.name != "report.json":
+        return path.read_bytes()
+    report = json.loads(path.read_text(encoding="utf-8"))
+    for curves in report.get("training", {}).values():
+        for name in (*CLOCK, "elapsed"):
+            curves.pop(name, None)
+    return json.dumps(report).encode()
 
 
 def differences(one: Path, other: Path) -> list[str]:
     """What differs between two finished runs, a line each; empty if they are the same run.
 
     Compared are the rows of metrics.jsonl but for the clock's, every array of every stage's last checkpoint, and all
-    other files to the byte, but for TensorBoard's.
+    other files to the byte, but for TensorBoard's and what is drawn of the clock.
     """
     found = []
     rows, others = rows_of(one), rows_of(other)
