@@ -171,6 +171,10 @@ def test_again_changes_nothing(work, tmp_path):
     done = run(*COMMAND, folder=work.parent)
     assert done.status == 0, done.stderr
     assert done.stdout == "report: work/report.html\n"
+    stages = ", ".join(f"{stage} (finished)" for stage in TOTALS)
+    assert done.stderr.splitlines()[1:] == [
+        "devices: 2 x cpu", "model: coconut_gpt2, 5,265 parameters", f"stages: {stages}, evaluate",
+    ]  # fmt: skip
     assert texts_of(work) == before
     assert rows_of(work, timing=True) == rows
 
