@@ -70,6 +70,9 @@ def as_module(arguments: list[str]) -> tuple[str, list[str]]:
 def _configs(names: list[str]) -> int:
     from slpo_jax.run.shipped import find_config, shipped
 
+    if {"--help", "-h"} & set(names):
+        print("slpo configs [NAME ..]: list the shipped configs, or print some.")
+        return 0
     for name in names:
         with open(find_config(name), encoding="utf-8") as file:
             print(file.read(), end="")

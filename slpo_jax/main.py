@@ -9,6 +9,7 @@ Run again with the same workdir, it goes on where it was. Bad input ends with on
 import functools
 import re
 import socket
+import sys
 from pathlib import Path
 
 from absl import flags
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> None:
     from slpo_jax.run.plan import run_stages
 
     given = config_flags.get_override_values(flags.FLAGS["config"])
+    if name == "own" and given and hosts.is_first():
+        print(f"by flags, not chosen: {', '.join(sorted(given))}", file=sys.stderr)
     experiment = run_stages(config, workdir, given)
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")

@@ -10,6 +10,7 @@ from slpo_jax.evaluation.comparisons import compare_rows
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.rows import Row
 from slpo_jax.evaluation.statistics import summarise
+from slpo_jax.rewards.reward import CORRECT
 
 if TYPE_CHECKING:
     import pandas
@@ -34,10 +35,15 @@ class Evaluation:
         records: an object a problem: question, reference, completion, answer, latent_steps, correct, cut and samples,
             as they stand in a run's eval/ROW/SET.jsonl.
         label: what figures call it.
+        reward: the name of what says that a completion is right.
     """
 
-    records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
+    records: Sequence[Mapping[str, Any]]
     label: str = "this reasoner"
+    reward: str = CORRECT
+
+    def __repr__(self) -> str:
+        return f"{self.label}\n{self}"
 
     @functools.cached_property
     def arrays(self) -> EvalRecords:
@@ -85,8 +91,19 @@ class Evaluation:
         """This minus the other, by figure, as fractions.
 
         Raises:
-            UserError: they are of different problems.
+            UserError: they are of different problems, rewards, samples or seeds.
         """
+        if not isinstance(other, Evaluation):
+            raise UserError(f"compare: {other!r} is no evaluation; give what `evaluate` returned")
+        for what, mine, its in (
+            ("rewards", self.reward, other.reward),
+            (
+                "samples or seeds",
+                *((each.arrays.seeds.tolist(), each.arrays.sample_correct.shape[2]) for each in (self, other)),
+            ),
+        ):
+            if mine != its:
+                raise UserError(f"compare: the two have different {what}, {mine} and {its}; evaluate both in one way")
         both = {"other": {_SET: other.arrays}, "this": {_SET: self.arrays}}
         rows = {"other": Row("other", other.label), "this": Row("this", self.label, order=1, baselines=("other",))}
         if not self.arrays.same_problems(other.arrays):

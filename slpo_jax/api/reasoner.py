@@ -3,11 +3,12 @@
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import jax
+from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.errors import UserError
@@ -18,10 +19,13 @@ from slpo_jax.origin.exchange import write_export
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.settings import used_with
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.run.experiment import Setup
 from slpo_jax.run.shown import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
 from slpo_jax.run.sources import load_set
 from slpo_jax.sections import changed
+from slpo_jax.text.batches import EncodedProblems
+from slpo_jax.text.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +67,12 @@ class TrainedReasoner:
         Raises:
             UserError: a question is empty, too long, or has a word that the tokenizer doesn't know.
         """
-        questions = [question] if isinstance(question, str) else list(question)
+        questions = [question] if isinstance(question, str) else question
+        if not isinstance(questions, list) or not all(isinstance(each, str) for each in questions):
+            raise UserError(f"question: {question!r} is neither a text nor a list of texts; give one")
         if not questions:
             raise UserError("question: the list is empty; give at least one")
+        _check_numbers(samples=samples, seed=seed)
         found = []
         for solution in solve_all(self.solver, questions):
             shown, votes = describe(self.solver, solution), None
@@ -96,16 +103,19 @@ class TrainedReasoner:
         Raises:
             UserError: the problems or the reward can't be used.
         """
-        if samples < 0 or limit < 0:
-            raise UserError(f"{'samples' if samples < 0 else 'limit'}: is below 0; give 0 or more")
+        _check_numbers(samples=samples, seed=seed, limit=limit)
         setup, name, source = self.solver.setup, "", problems
+        if isinstance(source, Mapping):  # a `datasets.DatasetDict`
+            raise UserError(f"problems: has the splits {', '.join(map(str, source))}; give one of them")
+        if hasattr(source, "to_dict") and hasattr(source, "columns"):  # a `pandas.DataFrame`
+            source = source.to_dict("records")
         if isinstance(source, str | os.PathLike):
             source = os.fspath(source)
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
-        asked = setup.encode("problems", found[: limit or None])
+        setup, asked = _fitting(setup, found[: limit or None])
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
@@ -116,7 +126,8 @@ class TrainedReasoner:
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
         rows = list(record_rows(judge, asked, greedy, sampled, samples))
-        return Evaluation(rows, label=name or Path(self.source).name)
+        earns = reward if isinstance(reward, str) else getattr(reward, "__name__", "")
+        return Evaluation(rows, label=Path(self.source).name, reward=earns or CORRECT)
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
@@ -126,7 +137,7 @@ class TrainedReasoner:
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows.
         """
-        solver, target = self.solver, Path(folder).expanduser()
+        solver, target = self.solver, Path(_path("folder", folder)).expanduser()
         check_free(target)
         origin, how = solver.setup.origin, (solver.stopping, solver.rule)
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
@@ -135,6 +146,40 @@ class TrainedReasoner:
         params = jax.device_get(solver.params)
         write_export(target, Path(self.source), params, Origin(description, template), config, *how)
         return target
+
+
+def _fitting(setup: Setup, problems: Sequence[Problem]) -> tuple[Setup, EncodedProblems]:
+    """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
+    try:
+        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems])))
+    except UserError as error:
+        raise UserError(f"problems: {error}") from None
+    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.answer_slots
+    fit = [problem for problem, length in zip(problems, lengths, strict=True) if length <= most]
+    if not fit:
+        raise UserError(f"problems: the shortest prompt has {min(lengths)} tokens, the model has positions for {most}")
+    if len(fit) < len(problems):
+        count = len(problems) - len(fit)
+        logging.warning("problems: left out %d of %d, of more than %d tokens, the model's positions", count,
+                        len(problems), most)  # fmt: skip
+    longest = max(length for length in lengths if length <= most)
+    if longest > max(setup.prompt_slots):
+        setup = dataclasses.replace(setup, prompt_slots=(*setup.prompt_slots, longest))
+    return setup, setup.encode("problems", fit)
+
+
+def _check_numbers(**given: Any) -> None:
+    """Whole numbers of 0 or more; a seed below 2^32, beyond which jax leaves bits out."""
+    for name, value in given.items():
+        most = 2**32 if name == "seed" else 2**31
+        if type(value) is not int or not 0 <= value < most:
+            raise UserError(f"{name}: {value!r} is not valid; give a whole number from 0 to {most - 1}")
+
+
+def _path(name: str, given: Any) -> str:
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UserError(f"{name}: {given!r} is no path; give one")
+    return os.fspath(given)
 
 
 def load(
@@ -170,7 +215,7 @@ def load(
     """
     set_up_jax()
     solver = load_solver(
-        os.fspath(checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
+        _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
         tokenizer=tokenizer, lora_alpha=lora_alpha, thinker=thinker, instruction=instruction, answers=answers,
     )  # fmt: skip
     return TrainedReasoner(solver)

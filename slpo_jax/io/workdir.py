@@ -95,8 +95,8 @@ class StageFolder:
 
     @property
     def facts(self) -> Path:
-        """What the stage's result depends on."""
-        return self.path / "config.json"
+        """What the stage's result depends on, and so its best checkpoint's."""
+        return self.path.with_name(self.name.removesuffix(BEST)) / "config.json"
 
     @property
     def finished(self) -> Path:

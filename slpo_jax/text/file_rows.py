@@ -86,13 +86,17 @@ def csv_rows(path: Path, delimiter: str = "") -> Rows:
     """As the readers, whatever the file's name.
 
     Args:
-        delimiter: between columns; "" is a comma, or a semicolon where the header has no comma.
+        delimiter: between columns; "" is a comma, or a semicolon or tab where the header has no comma.
     """
     text = _read_text(path)
     header = text.partition("\n")[0]
-    delimiter = delimiter or (";" if "," not in header and ";" in header else ",")
+    delimiter = delimiter or next((each for each in ",;\t" if each in header), ",")
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
+        names = list(reader.fieldnames or ())
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"{path}: has two columns {twice!r}; rename one")
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record or None in record.values():

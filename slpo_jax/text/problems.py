@@ -262,6 +262,8 @@ def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) ->
             continue
         reason = _bad_answer(where, raw.answer, "number")
         if all_numeric and raw.numeric:
+            if not (raw.answer or "").strip():
+                raise UserError(f"{where}: no answer; fill it in, or remove the record")
             raise UserError(
                 f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=texts"
             )

@@ -118,6 +118,7 @@ _CHATS = ("prompt", "completion", "messages", "conversations")
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 # Where steps are looked for; in the first three nothing else may be.
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought", "thoughts")
+_USUAL = {*_QUESTIONS, *_ANSWERS, *_STORY, *_STEPS, "choices", "options"}
 _EMPTY: tuple[Any, ...] = (None, "", [])
 
 
@@ -140,11 +141,12 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
             if not strict and _layout(record, FOUND):
                 return read_record(where, record)
             raise unknown_field(where, record, key, name)
+    given, record = record, _with_usual_names(record)
     layout = _layout(record, fields)
     if layout is None:
         missing = "answer" if fields.question or any(name in record for name in _QUESTIONS) else "question"
         raise UserError(
-            f"{where}: field '{missing}' is missing, only {_names(record)} are there; name the one that holds it with "
+            f"{where}: field '{missing}' is missing, only {_names(given)} are there; name the one that holds it with "
             f"config.data.fields.{missing}"
         )
     solution, answer = _answer(where, record, layout)
@@ -156,6 +158,13 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
     if not text and not steps and layout.answer != "solution" and isinstance(record.get("solution"), str):
         text = _without_mark(record["solution"])
     return RawProblem(question, steps, answer, layout.numeric, text or solution)
+
+
+def _with_usual_names(record: Record) -> Record:
+    """The record, in which a field of a usual name may be written with capitals or blanks around it."""
+    others = {name: str(name).strip().lower() for name in record if name not in _USUAL}
+    usual = {new: record[name] for name, new in others.items() if new != name and new in _USUAL and new not in record}
+    return {**record, **usual} if usual else record
 
 
 def _layout(record: Record, fields: FieldsConfig) -> _Layout | None:

@@ -12,6 +12,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+"
 _ANSWER_IS = re.compile(
     r"(.*)\b(?:the (?:final )?answer is:?|(?:final )?answer:)\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE
 )
+_BOX_ALONE = re.compile(r"(.*\n)\s*\$*\\boxed\{[^\n]*\}\$*\.?\s*", re.DOTALL)  # a last line that is no step
 # Beside a number that is the answer. Of one letter that touches it, nobody knows whether it is a unit ("2x", "5k").
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|US\$|USD |EUR |Rs\.? ?)"
 _UNIT = r"(?: ?(?:%|°[CF]?)| [^\W\d_]{1,20}| ?[^\W\d_]{2,20}(?:[/ ][^\W\d_]{1,20}){0,3}| ?[€£¥])"
@@ -45,6 +46,8 @@ def marked(text: str) -> tuple[str, str | None]:
         return before, said[2] if said and "####" not in said[2] else after.strip()
     # Less than a sentence can't be cut out.
     solution = said[1] if said and re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL) else text
+    if boxed and solution == text and (alone := _BOX_ALONE.fullmatch(text)):
+        solution = alone[1]
     return solution, boxed or (said[2] if said else None)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 from asked import QUESTION, workdir
 from small_run import load_config
@@ -78,7 +79,7 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     assert reasoner.evaluate(path, samples=0, limit=2).records == [{**row, "samples": []} for row in first.records[:2]]
     assert first.compare(found[1])["acc"] == (0.0, 0.0, 0.0)
     with pytest.raises(slpo.UserError, match="different problems"):
-        first.compare(reasoner.evaluate(path, limit=2))
+        first.compare(reasoner.evaluate(path, samples=3, seed=2, limit=2))
     with pytest.raises(slpo.UserError, match="no samples"):
         reasoner.evaluate(path, samples=0).plot()
 
@@ -104,6 +105,51 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
     assert found.records[0]["correct"] == (not cut and len(found.records[0]["completion"]) > 1)
     with pytest.raises(slpo.UserError, match="reward: 'nothing' is unknown; give one of correct"):
         reasoner.evaluate(asked, reward="nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.solve(None), "question: None is neither a text nor a list"),
+        (lambda r: r.solve([QUESTION, 5]), "neither a text nor a list"),
+        (lambda r: r.solve(QUESTION, samples=-1), "samples: -1 is not valid; give a whole number from 0"),
+        (lambda r: r.solve(QUESTION, samples=2, seed=2**70), "seed: .* is not valid"),
+        (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
+        (
+            lambda r: r.evaluate(datasets.DatasetDict(a=datasets.Dataset.from_list([{"x": 1}]))),
+            "has the splits a; give",
+        ),
+        (lambda r: r.export(None), "folder: None is no path"),
+        (lambda r: slpo.load(""), "checkpoint: '' is no path"),
+        (lambda r: slpo.Evaluation([]).compare(None), "compare: None is no evaluation"),
+    ],
+)
+def test_a_wrong_value_is_a_line(reasoner, call, message):
+    with pytest.raises(slpo.UserError, match=message):
+        call(reasoner)
+
+
+@pytest.mark.slow
+def test_unlike_evaluations_are_not_compared(reasoner):
+    asked = [{"question": QUESTION, "answer": 5}]
+    found = reasoner.evaluate(pandas.DataFrame(asked), samples=2)
+    for other in ({"samples": 1}, {"samples": 2, "seed": 1}, {"samples": 2, "reward": lambda *_: 1.0}):
+        with pytest.raises(slpo.UserError, match="compare: the two have different"):
+            found.compare(reasoner.evaluate(asked, **other))
+
+
+@pytest.mark.slow
+def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
+    most = max(reasoner.solver.setup.prompt_slots)
+    longer = " ".join([QUESTION] * 2)
+    assert len(reasoner.solver.setup.template.prompt(longer)) > most
+    found = reasoner.evaluate(
+        [{"question": each, "answer": 5} for each in (longer, QUESTION, " ".join([QUESTION] * 40))], samples=1
+    )
+    assert [row["question"] for row in found.records] == [longer, QUESTION]
+    assert found.records[0]["completion"].strip() == reasoner.solve(longer).text.strip()
+    assert "left out 1 of 3" in caplog.text
 
 
 @pytest.mark.slow
@@ -143,10 +189,10 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    {
+    [
         ("nowhere", "--config=nowhere: no such file; give a file, or one of arithmetic"),
         ("quickstart", r"config\.rl\.stepz: unknown config key; use one of batch_size"),
-    },
+    ],
 )
 def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, message):
     with pytest.raises(slpo.UserError, match=message):

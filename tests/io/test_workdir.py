@@ -11,19 +11,20 @@ from slpo_jax.io.workdir import StageFolder, Workdir
 def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
     paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md, workdir.lock}
+    paths |= {workdir.report_html, workdir.trackers}
     for stage in workdir.finished_stages():
         folder = workdir.stage(stage)
         paths |= {folder.facts, folder.finished, folder.rule, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
-        paths |= {files.records, files.latents, files.stamp}
+        paths |= {files.records, files.latents, files.stamp, files.thoughts}
     return paths | {workdir.row_facts(row) for row, _ in workdir.evaluated()}
 
 
 @pytest.mark.slow
 def test_a_run_leaves_nothing_that_has_no_name():
     workdir = Workdir(finished_run() / "work")
-    folders = {workdir.tensorboard, workdir.figures, workdir.reasoner}
+    folders = {workdir.tensorboard, workdir.reasoner}
     stages = [*map(workdir.stage, [*workdir.finished_stages(), "cold_start_best"])]
     folders |= {stage.path / str(step) for stage in stages for step in stage.steps}
     assert all(folder.is_dir() for folder in folders)
@@ -38,6 +39,7 @@ def test_a_checkpoint_knows_the_run_around_it():
     assert StageFolder.of(stage.path) == StageFolder.of(stage.path / "40") == stage
     assert (stage.name, stage.workdir) == ("slpo", Workdir(Path("work")))
     assert stage.workdir.stage("slpo") == stage
+    assert stage.workdir.best("slpo").facts == stage.facts  # so that its gate is known to be trained
 
 
 def test_steps_are_numbers_and_ascend(tmp_path):

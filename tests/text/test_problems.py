@@ -82,6 +82,8 @@ def test_byte_order_mark_is_no_text(tmp_path):
         ("a.jsonl", "\n\n", "a.jsonl: holds no problems"),
         ("a.txt", "", "a.txt: holds no problems"),
         ("a.csv", "question,answer", "a.csv: holds no problems"),
+        ("a.csv", "question,answer\nQ?,", "a.csv, line 2: no answer; fill it in"),
+        ("a.csv", "question,answer,answer\nQ?,1,2", "a.csv: has two columns 'answer'; rename one"),
         ("a.csv", 'question,answer\nQ?,1\n"R,\nS?",1,2', "a.csv, line 4: other columns than the header's"),
         ("a.csv", "question,answer\nQ?", "a.csv, line 2: other columns than the header's (question,answer)"),
         ("a.tsv", 'question\tanswer\n"Q?"x\t1', "a.tsv, line 2: malformed CSV"),

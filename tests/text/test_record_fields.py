@@ -42,6 +42,11 @@ SOLVED = {
         {"question": "Q?", "answer": "#### 1 is a title.\nHe gets 3.\n#### 5"},
         ("#### 1 is a title.", "He gets 3."),
     ),
+    "capitals and blanks": ({"Question": "Q?", " Steps ": "He has 2.\nHe gets 3.", "ANSWER": "5"}, STEPS),
+    "a box in a line of its own": (
+        {"problem": "Q?", "solution": "He has 2.\nHe gets 3.\n\\boxed{5}", "answer": "5"},
+        STEPS,
+    ),
     "rationale": ({"question": "Q?", "answer": "5", "rationale": "He has 2.\nHe gets 3."}, STEPS),
     "rationale with the answer": ({"question": "Q?", "answer": 5, "rationale": "He has 2.\nHe gets 3.\n#### 5"}, STEPS),
     "cot": (
@@ -117,7 +122,13 @@ def test_rows_of_a_table_are_records_whose_numbers_stay_as_written(tmp_path):
         Problem(records[0]["prompt"], ("2 + 1 = 3",), records[0]["gold"]),
         Problem("Q?", (), records[1]["gold"]),
     ]
-    for name, delimiter in (("set.csv", ","), ("other.csv", ";"), ("set.tsv", "\t"), ("set/train.csv", ",")):
+    for name, delimiter in (
+        ("set.csv", ","),
+        ("other.csv", ";"),
+        ("tabs.csv", "\t"),
+        ("set.tsv", "\t"),
+        ("set/train.csv", ","),
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         with path.open("w", newline="") as file:

@@ -154,6 +154,7 @@ def test_metrics_are_what_they_were(first_step):
         "cut": 1.0,
         "latent_log_likelihood": -60.0908,
         "answer_log_likelihood": -19.1902,
+        "answer_entropy": 19.1902 / 6.0,
         "stop_log_likelihood": -0.841495,
         "surrogate_variance": 0.0971729,
         "grad_norm": 175.472,
