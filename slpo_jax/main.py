@@ -32,11 +32,14 @@ _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
-# `arguments.take_data` reads them; here they are for --help.
-flags.DEFINE_string("train", "", "Problems to train on; without a config the settings are chosen from them.")
-flags.DEFINE_string("valid", "", "Problems to choose on; without a config a part of --train's by default.")
-flags.DEFINE_multi_string("test", [], "Problems to evaluate on, FILE or NAME=FILE, instead of the config's.")
-flags.DEFINE_string("base", "", "Without a config: the model to begin with, a directory, hub id or file.")
+
+
+def _define_data_flags() -> None:
+    """For --help; `arguments.take_data` reads them. Not on import: other commands have flags of the same names."""
+    flags.DEFINE_string("train", "", "Problems to train on; without a config the settings are chosen from them.")
+    flags.DEFINE_string("valid", "", "Problems to choose on; without a config a part of --train's by default.")
+    flags.DEFINE_multi_string("test", [], "Problems to evaluate on, FILE or NAME=FILE, instead of the config's.")
+    flags.DEFINE_string("base", "", "Without a config: the model to begin with, a directory, hub id or file.")
 
 
 def main(argv: list[str]) -> None:
@@ -192,6 +195,7 @@ def _neighbours(key: str) -> str:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
+    _define_data_flags()
     run_command(main, _parse)
 
 
