@@ -49,6 +49,7 @@ EXTRAS = {
         "pytest>=8.4",
         "pytest-timeout>=2.4",
         "pytest-xdist>=3.8",
+        "setuptools>=77",  # a test builds the wheel
     ],
     # Oracles that compare against torch; tests skip without it, and nothing needs it at run time.
     "parity": ["peft>=0.19", "torch==2.13.0"],
