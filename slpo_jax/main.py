@@ -62,7 +62,8 @@ def main(argv: list[str]) -> None:
     from slpo_jax.run.plan import run_stages
 
     given = config_flags.get_override_values(flags.FLAGS["config"])
-    if name == "own" and given and hosts.is_first():
+    chosen = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0])
+    if chosen == shipped_folder() / "own.py" and given and hosts.is_first():
         print(f"by flags, not chosen: {', '.join(sorted(given))}", file=sys.stderr)
     experiment = run_stages(config, workdir, given)
     if experiment.workdir.report_html.exists() and hosts.is_first():

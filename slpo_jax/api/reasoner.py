@@ -126,8 +126,8 @@ class TrainedReasoner:
         greedy = run(None, 1, "without noise")
         sampled = {seed: run(seed, samples, "with noise")} if samples else {}
         rows = list(record_rows(judge, asked, greedy, sampled, samples))
-        earns = reward if isinstance(reward, str) else getattr(reward, "__name__", "")
-        return Evaluation(rows, label=Path(self.source).name, reward=earns or CORRECT)
+        earns = (reward or CORRECT) if reward is None or isinstance(reward, str) else repr(reward)  # two lambdas differ
+        return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.

@@ -127,15 +127,7 @@ def load_solver(
     """Load a checkpoint with all that belongs to it.
 
     Args:
-        checkpoint: a workdir, or anything that `config.init` takes.
-        threshold: of the gate; None is the one chosen in the run, or 0.5.
-        latents: a fixed number instead of the gate; None is the gate's, or the run's, or 6.
-        max_answer_tokens: None is the run's budget.
-        reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
-        base, tokenizer, lora_alpha: see `slpo_jax.config`.
-        thinker: a name in `THINKERS`; "" is the run's. Parameters of its own that the checkpoint lacks are drawn as
-            training draws them first.
-        instruction, answers: `config.prompt.instruction` and `.answers` of a text reasoner; "" is the run's.
+        checkpoint, and all others: see `slpo_jax.load`, which has them all.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
