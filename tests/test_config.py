@@ -121,7 +121,7 @@ def test_every_key_has_a_range(key):
         ("config.imitate.icot.offset_decay", 0.0, "above 0"),
         ("config.imitate.lora.alpha", 0.0, "above 0"),
         ("config.dropout.rate", 1.0, "below 1"),
-        ("config.dropout.where", "latent", "thought, latents, all"),
+        ("config.dropout.where", "latent", "thought, latents, rollout, all"),
         ("config.cold_start.patience", 0, "1 or more"),
         ("config.cold_start.steps", 0, "1 or more"),
         ("config.cold_start.optimizer.learning_rate", 0.0, "above 0"),

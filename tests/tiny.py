@@ -221,8 +221,10 @@ def slow_factors(prompt_key, key, prompt: int, length: int, config: RolloutConfi
     on = {
         "thought": [1] * prompt + [1] * (length - 1) + [0] + [0] * slots,
         "latents": [0] * prompt + [1] * (length - 1) + [0] + [0] * slots,
+        "rollout": [0] * prompt + [1] * (length - 1) + [0] + [0] * slots,
         "all": [1] * (prompt + length + slots),
     }[where]
-    kept = np.r_[MOST - prompt : MOST + length, 2 * MOST : 2 * MOST + slots]
+    latents = MOST + (np.zeros(length, int) if where == "rollout" else np.arange(length))
+    kept = np.r_[MOST - prompt : MOST, latents, 2 * MOST : 2 * MOST + slots]
     factors = jax.tree.map(np.asarray, _every_factor(prompt_key, key, rate=rate))
     return {site: np.where(np.array(on, bool)[:, None], each[kept], 1) for site, each in factors.items()}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.models.dropout import Dropout
 
-DropoutWhere = Literal["thought", "latents", "all"]
+DropoutWhere = Literal["thought", "latents", "rollout", "all"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,8 @@ class DropoutConfig:
     Attributes:
         rate: p, the probability of dropping a unit.
         where: "thought" is every forward up to the one that makes the last latent, "latents" the same without the
-            prompt, "all" every position.
+            prompt, "rollout" the same with one mask a rollout and site, kept over all steps (Dropout-GRPO, arXiv
+            2606.10184), "all" every position.
     """
 
     rate: float = setting(0.1, least=0, below=1)
@@ -61,7 +62,7 @@ def _position_keys(keys_N: jax.Array, positions_L: jax.Array) -> jax.Array:
 
 def reaches_prompts(rate: float, where: DropoutWhere) -> bool:
     """Whether prompts have noise."""
-    return rate > 0.0 and where != "latents"
+    return rate > 0.0 and where in ("thought", "all")
 
 
 def prompt_dropout(keys_N: jax.Array, valid_NP: jax.Array, rate: float, where: DropoutWhere) -> Dropout | None:
@@ -83,7 +84,8 @@ def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -
     """
     if rate == 0.0:
         return None
-    return Dropout(_position_keys(keys_N, _LATENT + steps_T), ~last_NT | (where == "all"), rate)
+    places_T = jnp.ones_like(steps_T) if where == "rollout" else steps_T  # the first step's mask is every step's
+    return Dropout(_position_keys(keys_N, _LATENT + places_T), ~last_NT | (where == "all"), rate)
 
 
 def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:

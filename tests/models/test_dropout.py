@@ -102,6 +102,23 @@ def test_keys_that_were_folded_from_neighbouring_numbers_are_independent():
         assert abs(_correlation(kept[8:], kept[:-8])) < SIGMAS
 
 
+def test_a_rollout_s_mask_is_that_of_all_its_steps():
+    """Of one site; other rollouts, of the same prompt or another, and other sites have masks of their own."""
+    rows, steps = row_keys(jax.random.key(0), jnp.arange(2000) // 8, jnp.arange(2000) % 8), jnp.arange(1, 5)
+    noises = [latent_dropout(rows, steps, jnp.zeros((2000, 4), bool), rate=RATE, where="rollout")]
+    noises += [latent_dropout(rows, t[None], jnp.zeros((2000, 1), bool), rate=RATE, where="rollout") for t in steps]
+    masks = [_kept(each, site) for each in noises for site in (0, 1, 4)]
+    for site, kept in enumerate(masks[:3]):
+        assert (kept == kept[:, :1]).all()
+        assert _within(kept[:, 0].sum(), kept[:, 0].size, 1 - RATE)
+        for distance in (1, 8):
+            assert abs(_correlation(kept[distance:, 0], kept[:-distance, 0])) < SIGMAS
+        assert abs(_correlation(kept[:, 0], masks[(site + 1) % 3][:, 0])) < SIGMAS
+        assert all((masks[3 * t + site] == kept[:, :1]).all() for t in steps)  # step by step, as rollouts ask for it
+    assert noise.prompt_dropout(rows, jnp.ones((2000, 4), bool), RATE, "rollout") is None
+    assert noise.answer_dropout(rows, steps, RATE, "rollout") is None
+
+
 @pytest.mark.parametrize("change", [(1, 0), (0, 1), (1, -1), (1 << 16, -(1 << 16))])
 def test_each_bit_of_the_key_counts(change):
     """Keys that differ in little, in one word or so that the sum of both stays, have independent masks."""

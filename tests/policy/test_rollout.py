@@ -97,11 +97,11 @@ def _stop_probabilities(params, latents):
 
 @pytest.mark.parametrize(
     "where",
-    ["clean", *(pytest.param(where, marks=pytest.mark.slow) for where in ("thought", "latents", "all"))],
+    ["clean", *(pytest.param(where, marks=pytest.mark.slow) for where in ("thought", "latents", "rollout", "all"))],
 )
 def test_rollout_is_the_slow_loop_s(params, prompts, slow, where):
     config = _clean(BY_LENGTH) if where == "clean" else dataclasses.replace(BY_LENGTH, dropout_where=where)
-    keys = keys_of(ROWS)
+    keys = keys_of(ROWS, seed=1 if where == "rollout" else 0)
     result = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     np.testing.assert_array_equal(result.lengths, THOUGHTS)
     for row, length in enumerate(THOUGHTS):
@@ -244,9 +244,10 @@ def test_sampled_answers(params, prompts, slow):
 
 
 @pytest.mark.slow
-def test_replay_is_the_rollout_s(params, prompts):
-    """With noise everywhere; with the default's, and with the thinker's own, in test_objectives.py."""
-    config = dataclasses.replace(BY_LENGTH, dropout_where="all")
+@pytest.mark.parametrize("where", ["rollout", "all"])
+def test_replay_is_the_rollout_s(params, prompts, where):
+    """With the default's noise, and with the thinker's own, in test_objectives.py."""
+    config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)
     result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     config = dataclasses.replace(config, stopping="sample")
@@ -301,7 +302,7 @@ def test_replay_reaches_the_prompt_from_the_last_latent(params, prompts, weighte
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "rate", "temperature"),
-    [("thought", 0.0, 0.0), ("thought", 0.4, 1.0), ("all", 0.1, 1.0)],
+    [("thought", 0.0, 0.0), ("thought", 0.4, 1.0), ("rollout", 0.4, 0.0), ("all", 0.1, 1.0)],
 )
 def test_candidates_are_the_rollouts_that_stop_there(params, prompts, where, rate, temperature):
     config = dataclasses.replace(ROLLOUT, dropout_rate=rate, dropout_where=where, temperature=temperature)

@@ -101,7 +101,7 @@ def _slow_pass(slow, config, prompts, trajectories, prompt_keys, keys, row):
 
 
 @pytest.mark.parametrize(
-    "where", ["thought", *(pytest.param(where, marks=pytest.mark.slow) for where in ("latents", "all"))]
+    "where", ["thought", *(pytest.param(where, marks=pytest.mark.slow) for where in ("latents", "rollout", "all"))]
 )
 def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where):
     slow, config = SlowReasoner(params, CONFIG), dataclasses.replace(ROLLOUT, dropout_where=where)
@@ -113,7 +113,7 @@ def test_one_pass_is_the_slow_loop_s(params, prompts, trajectories, where):
             np.testing.assert_allclose(scores.actions[row, : len(z)], z, rtol=0, atol=1e-4)
             np.testing.assert_allclose(scores.answer_log_prob[row], log_prob, rtol=1e-5, atol=2e-4)
             h = np.asarray(trajectories.actions[row, : len(z)])
-            assert where == "latents" or np.abs(h - z).max() > 1e-2, "the pass must have masks of its own"
+            assert where in ("latents", "rollout") or np.abs(h - z).max() > 1e-2, "the pass must have masks of its own"
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_what_lies_after_the_end_does_not_matter(params, prompts, trajectories):
 def test_same_keys_score_the_rollout_s_own_latents(params, trajectories, prompts):
     """With the rollout's keys instead of fresh ones, z_t is h_t itself: the masks are mirrored position by position."""
     rows = take_rows(prompts, np.repeat(np.arange(3), GROUP))
-    for where in ("thought", "latents"):
+    for where in ("thought", "latents", "rollout"):
         config = dataclasses.replace(BY_LENGTH, dropout_where=where)
         result = run_rollout(both_params(), rows, keys_of(ROWS), config=config, stop_rule=THOUGHTS)
         config = dataclasses.replace(ROLLOUT, dropout_where=where)
