@@ -55,9 +55,9 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
     Metrics: `loss`; `valid_share`, the trajectories with a valid length; `right_share`, the mean reward over all
     candidate lengths; `expected_length`, the mean of tau under the gate's law.
     """
-    steps_T = jnp.arange(1, policy.config.max_latents + 1)
 
     def loss_fn(params, batch: PromptedBatch, key):
+        steps_T = jnp.arange(1, policy.config.max_latents + 1)
         copies, params = config.trajectories, policy.reasoner.in_loop(params)
         prompts = batch.prompts
         index_N, references = repeat_rows((batch.index, batch.references), copies)

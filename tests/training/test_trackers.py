@@ -4,6 +4,7 @@ import importlib.util
 import json
 import struct
 import sys
+import time
 
 import pytest
 
@@ -132,6 +133,7 @@ def _twice(tmp_path, name):
             log.write("imitate", step, {"loss": 1.0 / step})
         log.write("slpo", start, {"reward": 0.5})
         log.close()
+        time.sleep(1)  # wandb names an offline run's folder by the second
 
 
 EXPECTED = [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
