@@ -159,6 +159,19 @@ def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | N
     return jax.tree.map(lambda x: x[:, 0], action_N1)
 
 
+def _given(given: Trajectories | None, step, drawn_N: Action) -> Action:
+    """The given action of a step where there is one, else what was drawn, leaves [N, ..]."""
+    if given is None:
+        return drawn_N
+
+    def choose(action_NT, drawn_N):
+        action_N = jax.lax.dynamic_index_in_dim(action_NT, step - 1, axis=1, keepdims=False)
+        is_given = (step <= given.lengths).reshape(-1, *(1,) * (drawn_N.ndim - 1))
+        return jnp.where(is_given, action_N, drawn_N).astype(drawn_N.dtype)
+
+    return jax.tree.map(choose, given.actions, drawn_N)
+
+
 def _is_last(policy: Policy, params, action_N1) -> jax.Array:
     """bool [N]: whether a thought ends with this action, leaves [N, 1, ..], whatever the stopping rule says."""
     thinker, found = policy.thinker, [jnp.bool_(False)]
@@ -169,8 +182,10 @@ def _is_last(policy: Policy, params, action_N1) -> jax.Array:
     return functools.reduce(jnp.logical_or, found)
 
 
-def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought: _Thought) -> _Thought:
-    """Decide whether step t is the last, feed its action (without noise if it is), and draw the next."""
+def _latent_step(
+    policy: Policy, params, prefix, before_N, keys_N, rule, given: Trajectories | None, thought: _Thought
+) -> _Thought:
+    """Decide whether step t is the last, feed its action (without noise if it is), and draw or look up the next."""
     config, t = policy.config, thought.t
     action_N1 = jax.tree.map(lambda x: x[:, None], thought.action)
     rho_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, action_N1)[:, 0])
@@ -181,6 +196,8 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
     else:
         fires_N = t >= rule
     fires_N |= _is_last(policy, params, action_N1)
+    if given is not None:
+        fires_N &= t >= given.lengths
     stops_N = thought.active_N & (fires_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
     dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
@@ -202,7 +219,7 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
 
     return _Thought(
         t=t + 1,
-        action=_draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1),
+        action=_given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1)),
         cache=cache,
         actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),
@@ -214,14 +231,25 @@ def _latent_step(policy: Policy, params, prefix, before_N, keys_N, rule, thought
 
 
 def think(
-    policy: Policy, params, prompts: Prompts, keys_N, rule=None, differentiable: bool = False, real_N=None
+    policy: Policy,
+    params,
+    prompts: Prompts,
+    keys_N,
+    rule=None,
+    differentiable: bool = False,
+    real_N=None,
+    given: Trajectories | None = None,
 ) -> tuple[_Thought, KVCache]:
-    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`."""
+    """Prompt and latent steps; returns the finished thought and the prompts' cache. Arguments as in `sample`.
+
+    Args:
+        given: `sample`'s prefix.
+    """
     config = policy.config
     hidden_ND, prefix = encode_for_rollouts(policy.reasoner, params, prompts, keys_N, config)
     rows = hidden_ND.shape[0]
     before_N = repeat_to(prompts.lengths, rows)
-    first = _draw(policy, params, hidden_ND, keys_N, jnp.int32(1))
+    first = _given(given, jnp.int32(1), _draw(policy, params, hidden_ND, keys_N, jnp.int32(1)))
     active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
     if config.end_id is None and config.stopping == "length":
         active_N &= rule > 0  # words alone are a thought too
@@ -237,7 +265,7 @@ def think(
     )
 
     def step(thought):
-        return _latent_step(policy, params, prefix, before_N, keys_N, rule, thought)
+        return _latent_step(policy, params, prefix, before_N, keys_N, rule, given, thought)
 
     if config.max_latents == 0:
         return thought, prefix
@@ -255,6 +283,7 @@ def sample(
     keys_N: jax.Array,
     rule: jax.Array | float | None = None,
     real_N: jax.Array | None = None,
+    prefix: Trajectories | None = None,
 ) -> Trajectories:
     """Think, stop and answer: Alg. 1 of the paper, and the behaviour law q of section 4.2.
 
@@ -266,18 +295,20 @@ def sample(
             follows), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
+        prefix: N rows, of whose actions the first `lengths` are taken as they are, under this rollout's own noise; it
+            decides whether the last of them ends the thought, and goes on from there. None: all are drawn.
     Returns:
         `Trajectories` of N rows.
     """
     params = policy.reasoner.cast(params)
-    thought, prefix = think(policy, params, prompts, keys_N, rule, real_N=real_N)
+    thought, encoded = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=prefix)
     before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
     if policy.thinker.says is not None:
         said_NT = policy.thinker.says(params, thought.actions)
         goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
-        policy, params, prefix, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND
+        policy, params, encoded, thought.cache, policy.config.max_latents, before_N, keys_N, real_N, thought.hidden_ND
     )
     return Trajectories(thought.actions, thought.lengths_N, tokens_NA, keys_N, said=said_NT)
 
