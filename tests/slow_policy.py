@@ -100,14 +100,14 @@ def teacher_forced(reasoner: SlowReasoner, rollout: Rollout, latents, answer, fa
 
 
 def token_by_token(
-    reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors
+    reasoner: SlowReasoner, rollout: Rollout, latents, answer, factors, temperature=1.0
 ) -> tuple[np.ndarray, list[float]]:
-    """`teacher_forced` with each answer token's own log-probability."""
+    """`teacher_forced` with each answer token's own log-probability, at a temperature."""
     reasoner.factors = factors
     embedded = reasoner.embed(rollout.prompt), latents, reasoner.embed([END, *answer[:-1]])
     hidden = reasoner.hidden(np.concatenate(embedded))
     first = len(rollout.prompt) - 1  # the position that produces h_1
-    log_probs = special.log_softmax(reasoner.logits(hidden[first + len(latents) + 1 :]), axis=-1)
+    log_probs = special.log_softmax(reasoner.logits(hidden[first + len(latents) + 1 :]) / temperature, axis=-1)
     return hidden[first : first + len(latents)], [log_probs[slot, token] for slot, token in enumerate(answer)]
 
 

@@ -98,11 +98,12 @@ def _objective(setup: Setup, name: str) -> list[Program]:
     if objective.needs_answers:
         rows = _placed(setup, jax.ShapeDtypeStruct((config.batch_size, policy.config.answer_slots), jnp.int32), ROWS)
         batch = dataclasses.replace(batch, answers=rows)
-    if reward and not objective.needs_reference and objective.updates_per_step == 1:
+    if reward and not objective.needs_reference and not objective.needs_behaviour:
         step = make_train_step(rl.make_loss(policy, objective, reward, config.group), *how)
         return [Program("", step, (state, batch))]
     rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
-    improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=objective.updates_per_step)
+    updates, parts = objective.updates_per_step, objective.rollout_parts
+    improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=updates, parts=parts)
     reference = state.params if objective.needs_reference else {}
     rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.group)
     return [

@@ -39,6 +39,22 @@ def grpo(rewards_G: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient((rewards_G - rewards_G.mean()) / (jnp.std(rewards_G, ddof=1) + 1e-4))
 
 
+def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Array:
+    """Of a group with positive advantages only the likeliest of them, the others 0; of one without as they are.
+
+    Latent-GRPO's, of the first choices: rollouts of a prompt draw these from one and the same distribution.
+
+    Args:
+        advantages_G: float [G].
+        likelihoods_G: float [G], finite.
+    """
+    chex.assert_equal_shape([advantages_G, likelihoods_G])
+    positive_G = advantages_G > 0
+    best = jnp.argmax(jnp.where(positive_G, likelihoods_G, -jnp.inf))
+    kept_G = jnp.where(jnp.arange(advantages_G.size) == best, advantages_G, 0.0)
+    return jnp.where(positive_G.any(), kept_G, advantages_G)
+
+
 def subset_worth(rewards_G: jax.Array, k: int) -> jax.Array:
     """Of each rollout: the share, of all subsets of k rollouts, of those that it is in and that hold a right one.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -116,6 +116,8 @@ def score(
     keys: PassKeys | None,
     capacity: Capacity | None = None,
     actions: Action | None = None,
+    advantages_NT: jax.Array | None = None,
+    temperature: float = 1.0,
 ) -> Scores:
     """Teacher-forced passes over realised trajectories with fresh noise: all latent positions at once.
 
@@ -130,6 +132,8 @@ def score(
             without any noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
         actions: what is fed; None is the trajectories' own, as constants. Replayed actions keep their gradient.
+        advantages_NT: of the steps, constants, for `Thinker.signed_log_prob`; None: `log_prob` it is.
+        temperature: that the answers' tokens have their likelihood at.
     Returns:
         `Scores` of N rows.
     """
@@ -143,10 +147,11 @@ def score(
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     together = policy.row_of(group)
     thoughts, answers = pack(fed_NT, together, capacity.latents), pack(spoken_NA, together, capacity.answers)
-    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions)
+    one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions, advantages_NT)
     # Of all passes at once: the head's products, and its gradient, are one.
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
     drawn, log_probs, before = over_passes(one)(keys)
+    before = before if temperature == 1.0 else before / temperature  # logits are linear in it
     if policy.config.end_id is None:
         answered = policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
     else:
@@ -156,7 +161,7 @@ def score(
 
 
 def _pass(
-    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, actions, keys: PassKeys
+    policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, actions, advantages_NT, keys
 ) -> tuple[Action, jax.Array | None, jax.Array]:
     """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that the answers' tokens come out of.
 
@@ -177,8 +182,12 @@ def _pass(
         draws = functools.partial(noise.draw_keys, keys.trajectories) if config.thinker_noise else lambda _: None
         drawn = of_step(functools.partial(thinker.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
     if thinker.log_prob is not None and config.max_latents:
-        taken = _first_and_later(jax.lax.stop_gradient(trajectories.actions))
-        log_probs = of_step(functools.partial(thinker.log_prob, params), *taken)
+        log_prob: Callable[..., jax.Array] = thinker.log_prob
+        given: tuple[Any, ...] = (trajectories.actions,)
+        if thinker.signed_log_prob is not None and advantages_NT is not None:
+            log_prob, given = thinker.signed_log_prob, (trajectories.actions, advantages_NT)
+        taken = _first_and_later(jax.lax.stop_gradient(given))
+        log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
     before = hidden_BSD[:, thoughts.capacity :]
     if config.end_id is None:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)

@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from slpo_jax.config import objective_of
+from slpo_jax.errors import UserError
 from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.run.experiment import Experiment, Setup
@@ -22,7 +23,14 @@ STAGE = RL
 
 def check(experiment: Experiment, name: str) -> None:
     """Fail before the first stage on an objective that could not be used."""
-    optimizer_config(experiment, make_objective(experiment, name))
+    objective = make_objective(experiment, name)
+    optimizer_config(experiment, objective)
+    config, devices, parts = experiment.config.rl, experiment.mesh.size, objective.rollout_parts
+    if config.batch_size % (devices * config.micro_batches * parts):
+        raise UserError(
+            f"config.objective.{name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} into "
+            f"equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
+        )
 
 
 def train(experiment: Experiment, name: str) -> None:

@@ -50,11 +50,12 @@ def make_rl_step(
             them; they have buffers of their own, as a step gives away the state's.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
-    if objective.updates_per_step == 1 and reward is not None and not objective.needs_reference:
+    if reward is not None and not objective.needs_behaviour and not objective.needs_reference:
         return make_train_step(make_loss(policy, objective, reward, group), *how, schedule=schedule)
     roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
-    updates = objective.updates_per_step
-    improve = make_train_step(make_improvement(policy, objective), *how, updates=updates, schedule=schedule)
+    updates, parts = objective.updates_per_step, objective.rollout_parts
+    loss = make_improvement(policy, objective)
+    improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
     def step(state: TrainState, batch):
@@ -89,7 +90,7 @@ def make_rollout(
     def one(params, reference, batch, key):
         params = policy.reasoner.in_loop(params)
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
-        kept = objective.behaviour(policy, params, batch, trajectories) if objective.updates_per_step > 1 else None
+        kept = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
         start = objective.reference(policy, reference, batch, trajectories) if objective.needs_reference else None
         return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
 

@@ -47,6 +47,20 @@ def in_parts(batch: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
 
+def part_of(batch: Any, number: jax.Array, parts: int) -> Any:
+    """Of arrays [B, ..] and [B*G, ..], a prompt's G rows in a row, those of every `parts`-th prompt, from `number` on.
+
+    On however many devices the rows are, these are the same prompts, and equally many on each.
+    """
+    rows = min(x.shape[0] for x in jax.tree.leaves(batch))
+
+    def cut(x):
+        found = x.reshape(rows // parts, parts, x.shape[0] // rows, *x.shape[1:])
+        return jnp.take(found, number, axis=1).reshape(x.shape[0] // parts, *x.shape[1:])
+
+    return jax.tree.map(cut, batch)
+
+
 def _summed_gradients(loss_fn: LossFn, layout: Layout, micro_batches: int):
     """(trained, frozen, batch, key) -> (gradients of the summed loss, metrics), over micro-batches and devices."""
 
@@ -137,6 +151,7 @@ def make_train_step(
     stream: str,
     micro_batches: int = 1,
     updates: int = 1,
+    parts: int = 1,
     schedule: optax.Schedule | None = None,
 ):
     """The jitted `(state, batch) -> (state, metrics)` of a stage; the state's buffers are donated.
@@ -151,6 +166,7 @@ def make_train_step(
         stream: the stage's name in `noise.STREAMS`.
         micro_batches: gradient accumulation inside the step; changes memory, not the result.
         updates: of the optimizer in one step, on the same batch; metrics are their means.
+        parts: that the batch is cut into, see `part_of`; the updates take them in turn.
         schedule: the optimizer's, whose learning rate is among the metrics then.
     """
     gradients = _summed_gradients(loss_fn, layout, micro_batches)
@@ -174,7 +190,8 @@ def make_train_step(
     def several(part, opt_state, frozen, batch, key):
         def one(carry, number):
             key_of = jax.random.fold_in(key, number)
-            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, batch, key_of)
+            own = batch if parts == 1 else part_of(batch, number % parts, parts)
+            part, opt_state, metrics, finite = update(carry[0], carry[1], frozen, own, key_of)
             return (part, opt_state), (metrics, finite)
 
         (part, opt_state), (metrics, finite) = jax.lax.scan(one, (part, opt_state), jnp.arange(updates))

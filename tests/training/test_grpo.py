@@ -16,12 +16,13 @@ from tiny import SlowReasoner, compiled, keys_of, policy_of, real_tokens
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy import noise
+from slpo_jax.policy.advantage import best_positive
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.training import halves, rl
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OBJECTIVES, Objective
-from slpo_jax.training.objectives.grpo import Choices
+from slpo_jax.training.objectives.grpo import Choices, clipped_gains
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
 
@@ -35,11 +36,11 @@ def frozen():
     return Frozen(ADDITIVE)
 
 
-def _choices(frozen, params) -> list[list[tuple[str, int, float]]]:
+def _choices(frozen, params, temperature=1.0) -> list[list[tuple[str, int, float]]]:
     """Of each rollout (kind, place, log-probability) of all that it chose."""
     reasoner, found = SlowReasoner(params["reasoner"]), []
     for row, stop in zip(frozen.rollouts, frozen.stops(params), strict=True):
-        means, answer = token_by_token(reasoner, row, row.latents, row.spoken, {})
+        means, answer = token_by_token(reasoner, row, row.latents, row.spoken, {}, temperature)
         latents = [normal_log_prob(h, mean, SIGMA**2) for h, mean in zip(row.latents, means, strict=True)]
         found.append([("latent", t, x) for t, x in enumerate(latents)] + [("token", a, x) for a, x in enumerate(answer)]
                      + [("stop", 0, stop)])  # fmt: skip
@@ -50,6 +51,33 @@ def _group_relative(rewards_BG) -> np.ndarray:
     rewards_BG = np.asarray(rewards_BG, np.float64)
     centred = rewards_BG - rewards_BG.mean(axis=1, keepdims=True)
     return (centred / (rewards_BG.std(axis=1, ddof=1, keepdims=True) + 1e-4)).ravel()
+
+
+def test_clips_are_those_of_a_loop():
+    """For A < 0 no less than 1.5 A (Ye et al., 2020), which also the minimum of PPO has none of."""
+    rng = np.random.default_rng(0)
+    ratio, advantages = np.exp(rng.normal(size=200)).astype(np.float32), rng.normal(size=200).astype(np.float32)
+    expected, cut = [], set()
+    for rho, a in zip(ratio, advantages, strict=True):
+        gain = min(rho * a, min(max(rho, 0.8), 1.2) * a)
+        held = max(gain, 1.5 * a) if a < 0 else gain
+        cut.add((a < 0, held != rho * a, held != gain))
+        expected.append(held)
+    assert len(cut) == 5
+    np.testing.assert_allclose(clipped_gains(ratio, advantages, 0.2, 1.5), expected, rtol=1e-5)
+    np.testing.assert_allclose(clipped_gains(ratio, advantages, None, None), ratio * advantages, rtol=1e-6)
+
+
+def test_of_the_first_choices_the_likeliest_right_one_counts():
+    """A loop over groups: those with a right rollout, with several equally likely ones, and with none."""
+    rng = np.random.default_rng(0)
+    advantages = np.concatenate([rng.normal(size=(30, 4)), -rng.random((5, 4))]).astype(np.float32)
+    likelihoods = rng.integers(-3, 0, size=advantages.shape).astype(np.float32)
+    found = np.asarray(jax.vmap(best_positive)(advantages, likelihoods))
+    for group, scores, kept in zip(advantages, likelihoods, found, strict=True):
+        right = [i for i in range(4) if group[i] > 0]
+        best = max(right, key=lambda i: (scores[i], -i), default=None)
+        assert kept.tolist() == [a if best in (i, None) else 0 for i, a in enumerate(group.tolist())]
 
 
 BETA = 0.4
@@ -86,10 +114,13 @@ def found(frozen, before, start):
     asked["kl"] = (GRPO(clip=0.2, kl_weight=BETA, **weights), before, start)
     asked["first"] = (GRPO(reduction="sum", **weights), None)
     asked["exact"] = (OBJECTIVES["exact"](advantage="grpo", **weights), None)
+    options = {"dual_clip": 1.3, "first_choice": "best", "tempered": True}
+    asked["latent_grpo"] = (GRPO(reduction="sum", **options, **weights), before)
 
     def loss(params, objective, behaviour, reference=None):
         trajectories = frozen.trajectories.replace(behaviour=behaviour, reference=reference)
-        total, metrics = objective(ADDITIVE, params, BATCH, trajectories, frozen.rewards, KEY)
+        policy = ADDITIVE.having(temperature=0.6)
+        total, metrics = objective(policy, params, BATCH, trajectories, frozen.rewards, KEY)
         return total / metrics.get("loss", (0, len(BATCH.index)))[1], metrics
 
     @compiled
@@ -140,6 +171,26 @@ def test_loss_and_gradient_are_those_of_a_loop_over_choices(frozen, before, star
     if reduction in ("token_mean", "kl"):
         # r - 1, the weight of k3's gradient, is as inexact as float32's densities.
         assert_is_gradient(gradient, value, frozen.params, rel=5e-3 if reduction == "kl" else 2e-3)
+
+
+@pytest.mark.slow
+def test_options_of_latent_grpo_are_a_loop_s(frozen, before, found):
+    """The likelihood of tokens at their temperature, the dual clip, and advantages of each choice."""
+    params, advantages, losses, first = as_float64(frozen.params), _group_relative(frozen.rewards), [], set()
+    choices, means = _choices(frozen, params, 0.6), []
+    for row, made in enumerate(choices):
+        means.append(np.mean([before[row, PLACES[kind] + place] for kind, place, _ in made]))
+    for row, made in enumerate(choices):
+        group = range(row - row % GROUP, row - row % GROUP + GROUP)
+        best = max((i for i in group if advantages[i] > 0), key=means.__getitem__, default=row)
+        first.add((best == row, bool(advantages[row] > 0)))
+        for number, (kind, place, log_prob) in enumerate(made):
+            a = advantages[row] * (number > 0 or best == row)
+            ratio = np.exp(log_prob - before[row, PLACES[kind] + place])
+            held = min(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
+            losses.append(-WEIGHTS[kind] * (max(held, 1.3 * a) if a < 0 else held))
+    assert first == {(True, True), (False, True), (False, False)}
+    assert found[1]["latent_grpo"][0][0] == pytest.approx(sum(losses) / len(choices), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -242,7 +293,12 @@ class Toy(Objective):
     """-sum_i r_i (w - w of the rollout - 1)^2 x_i + (w - w of the start)^2 x_i, times a number that the key draws."""
 
     updates: int = 1
+    parts: int = 1
     compares: bool = False
+
+    @property
+    def rollout_parts(self):
+        return self.parts
 
     @property
     def needs_reference(self):
@@ -291,38 +347,41 @@ def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     references = np.zeros((8, 0), np.uint8)  # as where answers are read on the host
     batch = shard_rows(PromptedBatch({}, references, np.arange(8, dtype=np.int32)), layout.mesh)
 
-    def steps(updates, count, host_reward, compares):
+    def steps(updates, count, host_reward, compares, parts):
         reward = None if host_reward else _toy_reward
         params = {"w": jnp.float32(0.3), "reasoner": {}}
         start = copied(params, layout) if compares else None
         how = (reward, GROUP, optimizer, ("w",), layout, "rl", micro_batches, host_reward, start)
-        step, rows = make_rl_step(POLICY, Toy(updates=updates, compares=compares), *how), []
+        step, rows = make_rl_step(POLICY, Toy(updates=updates, parts=parts, compares=compares), *how), []
         state = init_state(params, ("w",), optimizer, jax.random.key(5), layout)
         for _ in range(count):
             state, row = step(state, batch)
             rows.append({name: float(row[name]) for name in ("width", "reward")})
         return state, rows
 
-    def expected(w, step, updates, compares):
+    def expected(w, step, updates, compares, parts):
         key = noise.stream_key(jax.random.key(5), "rl", step)
         trajectories, rewards = _toy_rollout(None, {"w": w}, batch, _toy_reward, GROUP, key)
-        size, before = float(np.sum(np.asarray(rewards).ravel() * np.asarray(trajectories.lengths))), w
-        widths, lengths = [], float(np.sum(np.asarray(trajectories.lengths))) * compares
+        lengths_BG, before, widths = np.asarray(trajectories.lengths).reshape(8, GROUP), w, []
         for number in range(updates):
             widths.append(w)
             drawn = float(jax.random.uniform(jax.random.fold_in(key, number) if updates > 1 else key))
-            slope = size * (w - (before if updates > 1 else 0.0) - 1) + lengths * (w - 0.3)
-            w = w - 0.01 * 2 * drawn * slope / 8
+            own_BG = lengths_BG[number % parts :: parts]
+            size = float(np.sum(np.asarray(rewards)[number % parts :: parts] * own_BG))
+            slope = size * (w - (before if updates > 1 else 0.0) - 1) + own_BG.sum() * compares * (w - 0.3)
+            w = w - 0.01 * 2 * drawn * slope / len(own_BG)
         return w, np.mean(widths), float(np.mean(rewards))
 
-    for case in ((1, _toy_reward, False), (2, None, False), (3, _toy_reward, True), (1, None, True)):
-        updates, host_reward, compares = case
-        state, rows = steps(updates, 2, host_reward, compares)
+    cases = ((1, _toy_reward, False, 1), (2, None, False, 1), (3, _toy_reward, True, 1), (1, None, True, 1))
+    for case in (*cases, (4, None, True, 2)):
+        updates, host_reward, compares, parts = case
+        state, rows = steps(updates, 2, host_reward, compares, parts)
         w = 0.3
         for number, row in enumerate(rows):
-            w, width, reward = expected(w, number, updates, compares)
+            w, width, reward = expected(w, number, updates, compares, parts)
             assert row["width"] == pytest.approx(width, rel=1e-5)
-            assert row["reward"] == pytest.approx(reward, rel=1e-5)
+            if updates % parts == 0:  # each group counts as often
+                assert row["reward"] == pytest.approx(reward, rel=1e-5)
         assert float(state.params["w"]) == pytest.approx(w, rel=1e-5)
         assert int(state.step) == 2
 

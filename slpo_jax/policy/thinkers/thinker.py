@@ -30,6 +30,8 @@ class Thinker:
         stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
         log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
             the law is intractable, so that a surrogate or a replay has to stand in.
+        signed_log_prob: (params, hidden [B, L, D], action, advantages [B, L]) -> float32 [B, L], `log_prob`'s values
+            with a gradient that depends on the advantage's sign, for the objective grpo; None: `log_prob`'s own.
         ends: (params, action) -> bool [B, L], whether the action is its thought's last, whatever the stopping rule
             says; None where that alone decides.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
@@ -46,6 +48,7 @@ class Thinker:
     feed: Callable[[Params, Action], jax.Array]
     stop_logits: Callable[..., jax.Array]
     log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
+    signed_log_prob: Callable[[Params, jax.Array, Action, jax.Array], jax.Array] | None = None
     ends: Callable[[Params, Action], jax.Array] | None = None
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None

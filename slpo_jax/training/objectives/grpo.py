@@ -11,7 +11,7 @@ from flax import struct
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
-from slpo_jax.policy.advantage import AdvantageName
+from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
@@ -38,6 +38,21 @@ class Choices:
 def k3(log_ratio: jax.Array) -> jax.Array:
     """r - log r - 1 of each log r = log(pi_0 / pi): its mean over samples of pi is KL(pi || pi_0) (Schulman, 2020)."""
     return jnp.expm1(log_ratio) - log_ratio
+
+
+def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, dual_clip: float | None) -> jax.Array:
+    """min(rho A, clip(rho, 1 - clip, 1 + clip) A), which where A < 0 is no less than dual_clip A (Ye et al., 2020).
+
+    Args:
+        ratio, advantages: float32, of one shape or broadcast.
+        clip, dual_clip: None does not clip.
+    """
+    gains = ratio * advantages
+    if clip is not None:
+        gains = jnp.minimum(gains, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantages)
+    if dual_clip is not None:
+        gains = jnp.where(advantages < 0, jnp.maximum(gains, dual_clip * advantages), gains)
+    return gains
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
@@ -67,8 +82,13 @@ class Grpo(Objective):
     2020). That is the model with plain tokens: where a thought is written down, it is fed the tokens themselves (HRPO).
 
     Attributes:
-        updates: optimizer updates on the same rollouts.
+        updates: optimizer updates on the same rollouts, of each minibatch.
+        minibatches: equal parts of the prompts, each update being of the rollouts of one, in turn.
         clip: how far rho may go from 1; None does not clip.
+        dual_clip: where A is negative rho counts as this at most (Ye et al., 2020); None does not clip.
+        first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
+            log-probability keeps its A, and the group's others have 0; without a positive A, all keep it (Latent-GRPO).
+        tempered: the tokens' likelihood is at the temperature that they are sampled at, not at 1.
         reduction: over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own means, or "sum"
             over a rollout's, as the other objectives.
         latent_weight: factor of the thought's choices, where it has a likelihood; 0 leaves them out.
@@ -82,7 +102,11 @@ class Grpo(Objective):
 
     advantage: AdvantageName = "grpo"
     updates: int = setting(1, least=1)
+    minibatches: int = setting(1, least=1)
     clip: float | None = setting(0.2, above=0, below=1, note="None does not clip")
+    dual_clip: float | None = setting(None, above=1, note="None does not clip")
+    first_choice: Literal["all", "best"] = "all"
+    tempered: bool = False
     reduction: Literal["token_mean", "sequence_mean", "sum"] = "token_mean"
     latent_weight: float = setting(1.0, least=0)
     kl_weight: float = setting(0.0, least=0)
@@ -94,7 +118,15 @@ class Grpo(Objective):
 
     @property
     def updates_per_step(self) -> int:
-        return self.updates
+        return self.updates * self.minibatches
+
+    @property
+    def rollout_parts(self) -> int:
+        return self.minibatches
+
+    @property
+    def needs_behaviour(self) -> bool:
+        return super().needs_behaviour or self.first_choice == "best"
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
@@ -103,6 +135,8 @@ class Grpo(Objective):
                 f"config.dropout.rate: {policy.config.dropout_rate} makes every pass another policy, and {key} "
                 "compares likelihoods of one; set it to 0, or use another objective (answer_only, slpo, pathwise)"
             )
+        if self.tempered and policy.config.temperature == 0.0:
+            raise UserError(f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0")
         silent = policy.config.max_latents == 0 or policy.thinker.log_prob is None
         if policy.config.temperature == 0.0 and silent and not policy.stops_itself:
             raise UserError(
@@ -135,17 +169,15 @@ class Grpo(Objective):
         return loss, metrics | {"loss": (loss, metrics["loss"][1])}
 
     def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG):
-        choices = self._choices(policy, capacity, params, batch, trajectories)
-        before_NC = trajectories.behaviour
+        before_NC, advantages_NC = trajectories.behaviour, self.advantages(rewards_BG).reshape(-1, 1)
+        if self.first_choice == "best":
+            advantages_NC = self._of_best_first(policy, trajectories, self.advantages(rewards_BG))
+        choices = self._choices(policy, capacity, params, batch, trajectories, advantages_NC)
         if before_NC is None:
             before_NC = jax.lax.stop_gradient(choices.log_probs)
         ratio_NC = jnp.exp(jnp.where(choices.made, choices.log_probs - before_NC, 0.0))
-        advantages_N1 = self.advantages(rewards_BG).reshape(-1, 1)
-        gains_NC = ratio_NC * advantages_N1
-        if self.clip is not None:
-            clipped_NC = jnp.clip(ratio_NC, 1.0 - self.clip, 1.0 + self.clip) * advantages_N1
-            gains_NC = jnp.minimum(gains_NC, clipped_NC)
-        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_N1))
+        gains_NC = clipped_gains(ratio_NC, advantages_NC, self.clip, self.dual_clip)
+        cut = jnp.sum(choices.made & (gains_NC != ratio_NC * advantages_NC))
         known: Sums = {}
         if trajectories.behaviour is not None:
             known["ratio"] = (jnp.sum(ratio_NC, where=choices.made), choices.made.sum())
@@ -168,16 +200,38 @@ class Grpo(Objective):
             "clipped": (cut, made),
         } | known
 
-    def _choices(self, policy: Policy, capacity: Capacity, params, batch, trajectories) -> Choices:
-        scored = with_detached_inputs(policy) if self.detach_inputs else policy
-        scores = score(scored, params, batch.prompts, trajectories, None, capacity)
+    def _made(self, policy: Policy, trajectories) -> list[tuple[float, jax.Array]]:
+        """(weight, bool [N, ..]) of each kind of choice: those that were made."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
-        kinds = [(scores.token_log_probs, spoken_NA, 1.0)]
-        if scores.action_log_probs is not None and self.latent_weight:
-            kinds.insert(0, (scores.action_log_probs, fed_NT, self.latent_weight))
-        if (stop := self.stop_term(policy, params, trajectories)) is not None and stop[0]:
-            kinds.append((stop[1][:, None], jnp.ones_like(fed_NT[:, :1]), stop[0]))
-        log_probs, made, weights = zip(*kinds, strict=True)
+        stop = [(self.stop_weight, jnp.ones_like(spoken_NA[:, :1]))] if policy.stops_itself and self.stop_weight else []
+        latents = policy.thinker.log_prob is not None and policy.config.max_latents and self.latent_weight
+        return [*([(self.latent_weight, fed_NT)] if latents else []), (1.0, spoken_NA), *stop]
+
+    def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
+        """[N, C]: the rollouts' advantages, at their first choices after `best_positive`."""
+        made_NC = jnp.concatenate([made for _, made in self._made(policy, trajectories)], axis=1)
+        mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
+        first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
+        is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
+        return jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
+
+    def _choices(
+        self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None
+    ) -> Choices:
+        scored = with_detached_inputs(policy) if self.detach_inputs else policy
+        weights, made = zip(*self._made(policy, trajectories), strict=True)
         made_NC = jnp.concatenate(made, axis=1)
+        if advantages_NC is not None and self.latent_weight:  # the latents' come first
+            advantages_NC = jnp.broadcast_to(advantages_NC, made_NC.shape)[:, : policy.config.max_latents]
+        temperature = policy.config.temperature if self.tempered else 1.0
+        scores = score(
+            scored, params, batch.prompts, trajectories, None, capacity,
+            advantages_NT=advantages_NC, temperature=temperature,
+        )  # fmt: skip
+        log_probs = [scores.token_log_probs]
+        if scores.action_log_probs is not None and self.latent_weight:
+            log_probs.insert(0, scores.action_log_probs)
+        if (stop := self.stop_term(policy, params, trajectories)) is not None and stop[0]:
+            log_probs.append(stop[1][:, None])
         weights_NC = jnp.concatenate([weight * was for weight, was in zip(weights, made, strict=True)], axis=1)
         return Choices(jnp.concatenate(log_probs, axis=1), weights_NC, made_NC, scores.answer_log_prob)

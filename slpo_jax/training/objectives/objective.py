@@ -83,8 +83,18 @@ class Objective(abc.ABC):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates on the same rollouts; of more than one, `behaviour` is asked for before the first."""
+        """Optimizer updates on the same rollouts."""
         return 1
+
+    @property
+    def rollout_parts(self) -> int:
+        """Parts of equally many prompts that the rollouts are cut into; each update is of one of them, in turn."""
+        return 1
+
+    @property
+    def needs_behaviour(self) -> bool:
+        """Whether `behaviour` is asked for before the first update, as it is for more than one."""
+        return self.updates_per_step > 1
 
     def behaviour(self, policy: Policy, params: Params, batch: PromptedBatch, trajectories: Trajectories) -> Any:
         """What later updates have to know of the policy that rolled out, leaves [N, ..]: `Trajectories.behaviour`."""
