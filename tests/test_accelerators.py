@@ -83,13 +83,23 @@ def _config(reasoner: str, thinker: str, dtype: str):
     return config
 
 
+def _held(jaxpr):
+    """The arrays on a device that a program closes over: to compile it they are fetched, which a step may not do."""
+    yield from (value for value in getattr(jaxpr, "consts", ()) if isinstance(value, jax.Array))
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield from (value.val for value in equation.invars if isinstance(getattr(value, "val", None), jax.Array))
+        for inner in jax.tree.leaves(list(equation.params.values())):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from _held(inner)
+
+
 def _lowered(config, stage: str) -> list[str]:
     """The text of each program."""
     config.stages = (stage,)
-    setup = assemble(read_config(config), devices=jax.devices("cpu")[:1])
-    exported = [
-        jax.export.export(each.function, platforms=("cuda", "tpu"))(*each.arguments) for each in programs(setup, stage)
-    ]
+    setup, exported = assemble(read_config(config), devices=jax.devices("cpu")[:1]), []
+    for each in programs(setup, stage):
+        assert [*_held(each.function.trace(*each.arguments).jaxpr)] == []
+        exported.append(jax.export.export(each.function, platforms=("cuda", "tpu"))(*each.arguments))
     assert exported
     assert all(each.platforms == ("cuda", "tpu") for each in exported)
     return [each.mlir_module() for each in exported]
