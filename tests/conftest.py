@@ -76,6 +76,8 @@ _limit_threads()
 _share_runs()
 # The tests are about numbers, so they run on the CPU unless asked otherwise, with JAX_PLATFORMS=cuda,cpu for instance.
 _default("JAX_PLATFORMS", "cpu")
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    _default("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # as runs have it there
 _compile_fast()
 _default("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
 _default("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))  # with a limit jax locks it, and no reader meets half an entry
