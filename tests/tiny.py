@@ -29,7 +29,7 @@ END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)
 REASONER = Coconut().on(CONFIG)
 GATE = stopping_gate(CONFIG.n_embd)
-ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, end_id=END, eos_ids=(EOS,), pad_id=PAD)
+ROLLOUT = RolloutConfig(max_latents=5, answer_slots=6, closing_ids=(END,), eos_ids=(EOS,), pad_id=PAD)
 
 MOST = 16  # positions of a prompt, latents or answer slots of a row
 

@@ -162,8 +162,8 @@ def make_workload(shapes: Shapes, config, prompts: int, workdir: Path) -> Worklo
         train, slots = experiment.train, config.prompt_slots
         made = make_batch(train, step, config.seed, prompts, slots, width, most, mesh.size)
         if shapes.prompt_tokens:
-            seed = (config.seed, step)
-            made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, template.end_id, seed))
+            below, seed = template.closing_ids[0], (config.seed, step)
+            made = made.replace(prompts=random_prompts(prompts, slots[0], shapes.prompt_tokens, below, seed))
         return shard_rows(made, mesh)
 
     def verify(tokens_NA, index_N):
@@ -229,7 +229,7 @@ def random_problems(count: int, quantiles, template: Template, seed: int) -> Enc
     rng = np.random.default_rng(seed)
     shares = rng.permutation((np.arange(count) + rng.random(count)) / count)
     lengths = np.interp(shares, *np.transpose(quantiles)).round().astype(int)
-    prompts = [rng.integers(0, template.end_id, size=length).tolist() for length in lengths]
+    prompts = [rng.integers(0, template.closing_ids[0], size=length).tolist() for length in lengths]
     nothing: list[list[Any]] = [[] for _ in prompts]
     return EncodedProblems((Problem("", (), "0"),) * count, prompts, nothing, nothing, template)
 

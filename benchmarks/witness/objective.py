@@ -60,7 +60,7 @@ def make_sequences(
     longest = int((prompt_N1[:, 0] + trajectories.lengths + answer_N).max())
     column_L = torch.arange(-(-longest // multiple) * multiple, device=device)
     # The prompt's last slot is followed by the end marker and the answer in `source`, by the latents in the sequence.
-    source = torch.cat([tokens_NP, torch.full_like(prompt_N1, config.end_id), trajectories.tokens], dim=1)
+    source = torch.cat([tokens_NP, torch.full_like(prompt_N1, config.closing_ids[0]), trajectories.tokens], dim=1)
     step_NL = column_L - prompt_N1  # t - 1 of a latent
     slot_NL = slots + torch.where(step_NL < 0, step_NL, step_NL - tau_N1)
     chosen_NL1 = step_NL.clamp(0, config.max_latents - 1)[..., None]

@@ -123,7 +123,7 @@ class Sampler:
         """Greedy tokens int64 [N, A] after the end marker."""
         config, rows = self.config, len(before_N)
         tokens_NA = torch.full((rows, config.answer_slots), config.pad_id, device=self.device)
-        token_N = torch.full((rows,), config.end_id, device=self.device)
+        token_N = torch.full((rows,), config.closing_ids[0], device=self.device)
         ended_N = torch.zeros(rows, dtype=torch.bool, device=self.device)
         for slot in range(config.answer_slots):
             valid_NS = torch.cat([valid_NS, ~ended_N[:, None]], dim=1)

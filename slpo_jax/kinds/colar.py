@@ -98,7 +98,7 @@ class Colar(Kind):
         return Template(
             answer_style="texts" if prompt.answers == "texts" else "last_number",
             start_id=mark[0],
-            end_id=mark[0],
+            closing_ids=(mark[0],),
             latent_id=tokenizer.get_vocab().get(LATENT),
             eos_id=tokenizer.eos_token_id,
             pad_id=tokenizer.pad_token_id,

@@ -65,7 +65,8 @@ class Origin:
     def tokens(self) -> dict[str, int]:
         """Ids of the marker tokens by name."""
         t = self.template
-        found = {"start": t.start_id, "end": t.end_id, "pad": t.pad_id, "eos": t.eos_id, "latent": t.latent_id}
+        end = t.closing_ids[0] if len(t.closing_ids) == 1 else None
+        found = {"start": t.start_id, "end": end, "pad": t.pad_id, "eos": t.eos_id, "latent": t.latent_id}
         return {name: number for name, number in found.items() if number is not None}
 
     def write(self, folder: Path) -> None:

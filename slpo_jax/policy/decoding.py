@@ -20,7 +20,7 @@ class _Answers:
     """The loop's state before a token is fed.
 
     Attributes:
-        slot: where it goes, counted from the first answer slot.
+        slot: where it goes, counted from the first after the thought.
         token_N: what is fed.
         stops_N: states of the stop strings' automaton; without any, all 0.
     """
@@ -57,8 +57,9 @@ def decode_answers(
         int32 [N, A]: tokens up to and including the one that ended the answer, then pad.
     """
     reasoner, config = policy.reasoner, policy.config
-    rows, first = before_N.shape[0], int(config.end_id is None)  # tokens that are there before any is fed
-    most, sizes = config.answer_slots - first, cache_sizes(config.answer_slots)
+    rows, marker = before_N.shape[0], config.closing_ids
+    behind = 1 - len(marker)  # of a slot, the answer's token that comes out of it
+    most, sizes = config.answer_slots - behind, cache_sizes(config.suffix_slots)
 
     def say(state: _Answers, hidden_ND, slot) -> _Answers:
         logits_NV = reasoner.logits(params, hidden_ND[:, None])[:, 0]
@@ -74,9 +75,9 @@ def decode_answers(
             ended_N |= begins_N != NO_STOP
         return dataclasses.replace(state, token_N=token_N, ended_N=ended_N, tokens_NA=tokens_NA, stops_N=stops_N)
 
-    def body(state: _Answers) -> _Answers:
+    def feed(state: _Answers):
         slot = state.slot
-        hidden_N1D, cache = reasoner.forward(
+        return reasoner.forward(
             params,
             reasoner.embed(params, state.token_N[:, None]),
             (before_N + slot)[:, None],
@@ -86,7 +87,10 @@ def decode_answers(
             start=first_slot + slot,
             dropout=noise.answer_dropout(keys_N, slot[None], config.dropout_rate, config.dropout_where),
         )
-        state = say(state, hidden_N1D[:, 0], slot + first if first else slot)
+
+    def body(state: _Answers) -> _Answers:
+        (hidden_N1D, cache), slot = feed(state), state.slot
+        state = say(state, hidden_N1D[:, 0], slot + behind if behind else slot)
         return dataclasses.replace(state, slot=slot + 1, cache=cache)
 
     def within(slots):
@@ -105,13 +109,16 @@ def decode_answers(
         return jax.lax.cond(within(most)(state), go_on, lambda state: state.tokens_NA, state)
 
     state = _Answers(
-        slot=jnp.int32(0),
-        token_N=jnp.full(rows, config.pad_id if config.end_id is None else config.end_id, jnp.int32),
+        slot=jnp.int32(config.closing_slots),
+        token_N=jnp.full(rows, marker[-1] if marker else config.pad_id, jnp.int32),
         ended_N=jnp.zeros(rows, bool) if real_N is None else ~real_N,
         tokens_NA=jnp.full((rows, config.answer_slots), config.pad_id, jnp.int32),
         stops_N=jnp.zeros(rows, jnp.int32),
         cache=cache,
     )
-    if config.end_id is None:
+    if not marker:
         state = say(state, hidden_ND, jnp.int32(0))
+    for slot, token in enumerate(marker[:-1]):
+        fed = dataclasses.replace(state, slot=jnp.int32(slot), token_N=jnp.full(rows, token, jnp.int32))
+        state = dataclasses.replace(state, cache=feed(fed)[1])
     return fill(state, sizes)

@@ -18,8 +18,8 @@ class RolloutConfig:
     Attributes:
         max_latents: T; 0 is explicit text alone.
         answer_slots: A; at most A tokens are generated, the end-of-sequence token included.
-        end_id: of the marker between thought and answer; None is none, and the first answer token comes out of the
-            thought's last position.
+        closing_ids: of the marker between thought and answer, all of which are fed; () is none, and the first answer
+            token comes out of the thought's last position.
         eos_ids: of the tokens that end an answer, each of them; the first stands for all where texts are read.
         pad_id: of what follows the end.
         dropout_rate: p; 0 is without dropout.
@@ -35,7 +35,7 @@ class RolloutConfig:
 
     max_latents: int
     answer_slots: int
-    end_id: int | None
+    closing_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     pad_id: int
     dropout_rate: float = 0.1
@@ -47,6 +47,16 @@ class RolloutConfig:
     top_p: float = 1.0
     banned_ids: tuple[int, ...] = ()
     stops: StopStrings | None = None
+
+    @property
+    def suffix_slots(self) -> int:
+        """Slots after the thought: of the marker and of the answer, whose last token is not fed after a marker."""
+        return self.answer_slots + self.closing_slots
+
+    @property
+    def closing_slots(self) -> int:
+        """How many of them no answer token comes out of: those of the marker but its last."""
+        return max(len(self.closing_ids) - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Sampling thought trajectories and their answers, in the project's slot layout.
 
 `[ prompt, left-padded: P | latents: T | end marker + answer: A ]`: the action that is drawn for step t is fed at latent
-slot t, the end marker at the first answer slot, whose output is the first answer token. Without an end marker
-(`RolloutConfig.end_id` None) that comes out of the last latent, or of the prompt, and is fed at the first answer slot.
+slot t, the end marker's M tokens at the first slots after that, the last of which says the first answer token; there
+are A + M - 1. Without an end marker (`RolloutConfig.closing_ids` ()) that comes out of the last latent, or of the
+prompt, and is fed at the first answer slot.
 All loops end when every row has ended. Where a thought is written down (`Thinker.says`), so that it is a part of the
 completion, one that says eos ends its row: there is no answer.
 """
@@ -182,6 +183,12 @@ def _is_last(policy: Policy, params, action_N1) -> jax.Array:
     return functools.reduce(jnp.logical_or, found)
 
 
+def _halts(policy: Policy, params, action: Action) -> jax.Array:
+    """bool [N]: whether this action, leaves [N, ..], is not fed, as its thought has ended before it."""
+    assert policy.thinker.halts is not None
+    return policy.thinker.halts(params, jax.tree.map(lambda x: x[:, None], action))[:, 0]
+
+
 def _latent_step(
     policy: Policy, params, prefix, before_N, keys_N, rule, given: Trajectories | None, thought: _Thought
 ) -> _Thought:
@@ -200,7 +207,8 @@ def _latent_step(
         fires_N &= t >= given.lengths
     stops_N = thought.active_N & (fires_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
-    dropout = noise.latent_dropout(keys_N, t[None], ~goes_on_N[:, None], config.dropout_rate, config.dropout_where)
+    last_N1 = policy.thinker.known_last(~goes_on_N[:, None])
+    dropout = noise.latent_dropout(keys_N, t[None], last_N1, config.dropout_rate, config.dropout_where)
     hidden_N1D, cache = policy.reasoner.forward(
         params,
         policy.thinker.feed(params, action_N1),
@@ -217,9 +225,13 @@ def _latent_step(
         kept = jnp.where(used, action, 0).astype(actions.dtype)
         return jax.lax.dynamic_update_slice_in_dim(actions, kept[:, None], t - 1, axis=1)
 
+    action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1))
+    if policy.thinker.halts is not None:
+        goes_on_N &= ~(_halts(policy, params, action) & (t >= policy.thinker.least))
+        stops_N = thought.active_N & ~goes_on_N
     return _Thought(
         t=t + 1,
-        action=_given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1)),
+        action=action,
         cache=cache,
         actions=jax.tree.map(keep, thought.actions, thought.action),
         lengths_N=jnp.where(stops_N, t, thought.lengths_N),
@@ -251,9 +263,11 @@ def think(
     before_N = repeat_to(prompts.lengths, rows)
     first = _given(given, jnp.int32(1), _draw(policy, params, hidden_ND, keys_N, jnp.int32(1)))
     active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
-    if config.end_id is None and config.stopping == "length":
+    if config.stopping == "length" and (not config.closing_ids or policy.thinker.halts is not None):
         active_N &= rule > 0  # words alone are a thought too
-    slots = config.answer_slots if differentiable else cache_sizes(config.answer_slots)[0]
+    if policy.thinker.halts is not None and not policy.thinker.least:
+        active_N &= ~_halts(policy, params, first)
+    slots = config.suffix_slots if differentiable else cache_sizes(config.suffix_slots)[0]
     thought = _Thought(
         t=jnp.int32(1),
         action=first,
@@ -261,7 +275,7 @@ def think(
         actions=jax.tree.map(lambda x: jnp.zeros((rows, config.max_latents, *x.shape[1:]), x.dtype), first),
         lengths_N=jnp.zeros(rows, jnp.int32),
         active_N=active_N,
-        hidden_ND=hidden_ND if config.end_id is None else None,
+        hidden_ND=None if config.closing_ids else hidden_ND,
     )
 
     def step(thought):
@@ -292,7 +306,7 @@ def sample(
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
         rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
-            follows), unused for "sample".
+            follows or `Thinker.halts` is there), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
         prefix: N rows, of whose actions the first `lengths` are taken as they are, under this rollout's own noise; it
@@ -323,9 +337,8 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
         `Replay`; its actions equal those of the trajectories.
     """
     keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
-    by_length = dataclasses.replace(
-        policy.having(stopping="length"), thinker=dataclasses.replace(policy.thinker, ends=None, says=None)
-    )
+    thinker = dataclasses.replace(policy.thinker.not_halting(), ends=None, says=None)
+    by_length = dataclasses.replace(policy.having(stopping="length"), thinker=thinker)
     thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N
     return Replay(thought.actions, prefix, thought.cache, before_N, thought.hidden_ND)

@@ -12,7 +12,7 @@ from flax import struct
 
 from slpo_jax.models.packing import Packing, most_used, pack
 from slpo_jax.policy import noise
-from slpo_jax.policy.answer_score import fed_tokens, one_later
+from slpo_jax.policy.answer_score import fed_slots, fed_tokens, one_later
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, encode_prompts
@@ -52,7 +52,7 @@ class Capacity:
 
     Attributes:
         latents: at most G*T, or T.
-        answers: at most G*A, or A.
+        answers: at most G*S, or S (`RolloutConfig.suffix_slots`).
     """
 
     latents: int
@@ -81,7 +81,7 @@ def pass_keys(key: jax.Array, index_B: jax.Array, group: int, passes: int) -> Pa
 def full_capacity(policy: Policy, group: int) -> Capacity:
     """Slots for whatever a row's rollouts can be."""
     rollouts = policy.row_of(group)
-    return Capacity(rollouts * policy.config.max_latents, rollouts * policy.config.answer_slots)
+    return Capacity(rollouts * policy.config.max_latents, rollouts * policy.config.suffix_slots)
 
 
 def capacities(policy: Policy, group: int) -> list[Capacity]:
@@ -103,7 +103,8 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:
     """int: the first of the ascending choices that every row's trajectories fit in; the last has to hold them."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
-    latents, answers = (most_used(used, policy.row_of(group)) for used in (fed_NT, spoken_NA))
+    used = fed_NT, fed_slots(spoken_NA, policy.config)
+    latents, answers = (most_used(each, policy.row_of(group)) for each in used)
     limits = jnp.array([(choice.latents, choice.answers) for choice in choices[:-1]], jnp.int32).reshape(-1, 2)
     return jnp.sum(jnp.any(limits < jnp.stack([latents, answers])[None], axis=1), dtype=jnp.int32)
 
@@ -146,17 +147,20 @@ def score(
     actions = jax.lax.stop_gradient(trajectories.actions) if actions is None else actions
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     together = policy.row_of(group)
-    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(spoken_NA, together, capacity.answers)
+    fed_NS = fed_slots(spoken_NA, policy.config)
+    thoughts, answers = pack(fed_NT, together, capacity.latents), pack(fed_NS, together, capacity.answers)
     one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions, advantages_NT)
     # Of all passes at once: the head's products, and its gradient, are one.
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
     drawn, log_probs, before = over_passes(one)(keys)
     before = before if temperature == 1.0 else before / temperature  # logits are linear in it
-    if policy.config.end_id is None:
+    if not policy.config.closing_ids:
         answered = policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
     else:
-        packed, _ = policy.reasoner.log_probs(params, before, answers.packed(trajectories.tokens), answers.used_BS)
-        answered = over_passes(answers.unpacked)(packed)
+        closing, said_NA = policy.config.closing_slots, trajectories.tokens
+        targets_NS = jnp.pad(said_NA, ((0, 0), (closing, 0))) if closing else said_NA
+        packed, _ = policy.reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
+        answered = over_passes(answers.unpacked)(packed)[..., closing:]
     return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA))
 
 
@@ -189,7 +193,7 @@ def _pass(
         taken = _first_and_later(jax.lax.stop_gradient(given))
         log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
     before = hidden_BSD[:, thoughts.capacity :]
-    if config.end_id is None:
+    if not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
         before = one_later(last_ND, answers.unpacked(before))
     return drawn, log_probs, before
@@ -229,23 +233,25 @@ def _side_by_side(
     config, group = policy.config, keys.trajectories.shape[0] // keys.prompts.shape[0]
     rate, where = config.dropout_rate, config.dropout_where
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
-    steps_T, slots_A = jnp.arange(1, config.max_latents + 1), jnp.arange(config.answer_slots)
+    steps_T, slots_S = jnp.arange(1, config.max_latents + 1), jnp.arange(config.suffix_slots)
 
-    def laid_out(x_NT, x_NA):
-        return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NA)], axis=1)
+    last_NT = policy.thinker.known_last(steps_T[None] >= lengths_N1)
+
+    def laid_out(x_NT, x_NS):
+        return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NS)], axis=1)
 
     latents_NTD = policy.thinker.feed(params, actions)
-    inputs_NAD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.end_id))
+    inputs_NSD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.closing_ids))
     return {
-        "inputs_BLD": laid_out(latents_NTD, inputs_NAD),
-        "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_A[None]),
+        "inputs_BLD": laid_out(latents_NTD, inputs_NSD),
+        "positions_BL": laid_out(before_N1 + steps_T[None] - 1, before_N1 + lengths_N1 + slots_S[None]),
         "valid_BL": jnp.concatenate([thoughts.used_BS, answers.used_BS], axis=1),
         "owner_BL": jnp.concatenate([thoughts.owner_BS, answers.owner_BS], axis=1),
         "dropout": noise.followed_by(
             jax.tree.map(
                 thoughts.packed,
-                noise.latent_dropout(keys.trajectories, steps_T, steps_T[None] >= lengths_N1, rate, where),
+                noise.latent_dropout(keys.trajectories, steps_T, last_NT, rate, where),
             ),
-            jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_A, rate, where)),
+            jax.tree.map(answers.packed, noise.answer_dropout(keys.trajectories, slots_S, rate, where)),
         ),
     }

@@ -45,6 +45,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
     full, config = policy.having(stopping="length", answer_slots=0), policy.config
+    full = dataclasses.replace(full, thinker=policy.thinker.not_halting())
     params, steps = policy.reasoner.cast(params), config.max_latents
     thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
     rows = keys_N.shape[0]
@@ -53,7 +54,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
     inputs_NCD = policy.thinker.feed(params, thought.actions)[:, min_latents - 1 :]
     before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
-    last_NC = jnp.ones((rows, candidates), bool)
+    last_NC = policy.thinker.known_last(jnp.ones((rows, candidates), bool))
     dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
     _, cache = policy.reasoner.forward(
         params,
@@ -61,7 +62,7 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
         before[:, None] - 1,
         jnp.ones((rows * candidates, 1), bool),
         prefix=shared,
-        cache=policy.reasoner.empty_cache(rows * candidates, 1 + cache_sizes(config.answer_slots)[0]),
+        cache=policy.reasoner.empty_cache(rows * candidates, 1 + cache_sizes(config.suffix_slots)[0]),
         start=0,
         dropout=jax.tree.map(lambda x: x.reshape(-1, 1), dropout),
     )

@@ -63,7 +63,7 @@ def latent_log_likelihood(
         reduction: over D, "sum" as printed in the paper or "mean".
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
     Returns:
-        the log-likelihood, and the mean of sigma^2 over t <= tau.
+        the log-likelihood, and the mean of sigma^2 over t <= tau; 0 and 0 of no step.
     """
     h_TD = jax.lax.stop_gradient(h_TD)
     mu_TD, variance_T = jax.vmap(moments, in_axes=(1, None))(z_KTD, epsilon)
@@ -72,4 +72,4 @@ def latent_log_likelihood(
     if reduction == "mean":
         log_probs_T = log_probs_T / h_TD.shape[-1]
     seen_T = jnp.arange(1, h_TD.shape[0] + 1) <= length
-    return jnp.sum(log_probs_T, where=seen_T), jnp.mean(variance_T, where=seen_T)
+    return jnp.sum(log_probs_T, where=seen_T), jnp.sum(variance_T, where=seen_T) / jnp.maximum(seen_T.sum(), 1)

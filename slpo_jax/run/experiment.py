@@ -272,7 +272,7 @@ def assemble(
     rollouts = RolloutConfig(
         max_latents=config.max_latents,
         answer_slots=config.max_answer_tokens,
-        end_id=template.end_id,
+        closing_ids=template.closing_ids,
         eos_ids=template.eos_ids,
         pad_id=template.pad_id,
         dropout_rate=config.dropout.rate,
@@ -288,7 +288,7 @@ def assemble(
         origin=origin,
         prompt_slots=prompt_slots,
         parts=_parts(config, key, reasoner, gate, thinker),
-        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.end_id is None else "packed"),
+        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="packed" if template.closing_ids else "rows"),
         reward=reward,
     )
 

@@ -251,7 +251,7 @@ def _prompt(solver: Solver, question: str) -> list[int]:
         prompt = setup.template.prompt(question)
     except UserError as error:
         raise UserError(f"question: {error}") from None
-    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.answer_slots
+    most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
     if len(prompt) > most:
         raise UserError(f"question: has {len(prompt)} tokens, the model has positions for {most}; shorten it")
     return prompt

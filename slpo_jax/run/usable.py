@@ -130,7 +130,7 @@ def check_answers(config: Config, key: str, problems: EncodedProblems, used: Seq
     trains = key == "config.data.train"
     own = not trains and config.evaluate.max_answer_tokens
     name = "evaluate.max_answer_tokens" if own else "max_answer_tokens"
-    needed = {index: len(problems.suffix(index, None)) - 1 for index in used}
+    needed = {index: len(problems.answers[index]) + 1 for index in used}
     most = own or config.max_answer_tokens
     longer = [index for index in used if needed[index] > most]
     if longer and (trains or len(longer) == len(used)):

@@ -72,7 +72,7 @@ class EncodedProblems:
         steps = [] if first_step is None else self.steps[index][first_step:]
         written = [token for step in steps for token in step][first_token:]
         suffix = self.template.join_suffix([written], self.answers[index])
-        return suffix if self.template.end_id is not None else [self.prompts[index][-1], *suffix]
+        return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
         """The problems at `indices`, in that order."""
@@ -90,7 +90,7 @@ class EncodedProblems:
 
     def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
         """`prompt_batch` without what `suffix` begins with."""
-        if self.template.end_id is not None:
+        if self.template.closing_ids:
             return self.prompt_batch(indices, slots)
         return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
 

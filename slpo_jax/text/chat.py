@@ -73,7 +73,7 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     return Template(
         answer_style=style,
         start_id=None,
-        end_id=None,
+        closing_ids=(),
         latent_id=None,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,

@@ -24,7 +24,7 @@ class Template:
     Attributes:
         answer_style: name of the answer grammar that reads the completions (`slpo_jax.rewards.answers`).
         start_id: ends the prompt; latents follow. None without latents of the reasoner's own.
-        end_id: begins the suffix; the answer follows. None: the prompt's last token is what it follows.
+        closing_ids: begin the suffix; the answer follows. (): the prompt's last token is what it follows.
         latent_id: stands for a latent in Hugging Face's layout of COCONUT; never fed by us.
         eos_id: ends the suffix.
         pad_id: fills slots that no token has.
@@ -41,7 +41,7 @@ class Template:
 
     answer_style: AnswerStyle
     start_id: int | None
-    end_id: int | None
+    closing_ids: tuple[int, ...]
     latent_id: int | None
     eos_id: int
     pad_id: int
@@ -107,8 +107,7 @@ class Template:
 
     def join_suffix(self, steps: Sequence[Ids], answer: Ids) -> Ids:
         """`suffix` from the ids of steps and answer."""
-        end = [] if self.end_id is None else [self.end_id]
-        return [*end, *(token for step in steps for token in step), *answer, self.eos_id]
+        return [*self.closing_ids, *(token for step in steps for token in step), *answer, self.eos_id]
 
     def token(self, text: str) -> int:
         """The id of a text that is one token.
@@ -167,7 +166,7 @@ def marked_template(tokenizer: "PreTrainedTokenizerFast", tokens: ReasonerTokens
     """One with markers around the latents; `texts` are `Template`'s other fields."""
     return Template(
         start_id=tokens.start,
-        end_id=tokens.end,
+        closing_ids=(tokens.end,),
         latent_id=tokens.latent,
         eos_id=tokens.eos,
         pad_id=tokens.pad,

@@ -23,7 +23,7 @@ class Problems(SimpleNamespace):
 
 
 PROBLEMS = Problems(
-    prompts=[np.arange(length).tolist() for length in LENGTHS], template=SimpleNamespace(pad_id=PAD, end_id=END)
+    prompts=[np.arange(length).tolist() for length in LENGTHS], template=SimpleNamespace(pad_id=PAD, closing_ids=(END,))
 )
 
 

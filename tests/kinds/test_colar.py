@@ -102,7 +102,7 @@ def test_latents_are_the_head_s_of_each_hidden_state(tmp_path, caplog):
     prompt, texts = template.prompt(QUESTION), _tokenizer()
     asked = f"Question: {QUESTION} Let's think step by step:(Thinking speed: 2)###"
     assert prompt == texts(asked, add_special_tokens=False)["input_ids"]
-    assert (prompt[-1], template.end_id, template.banned_ids) == (MARK, MARK, ())
+    assert (prompt[-1], template.closing_ids, template.banned_ids) == (MARK, (MARK,), ())
     assert template.suffix((), "7") == [MARK, *texts("Answer:7", add_special_tokens=False)["input_ids"], MARK + 2]
 
     padded = Prompts(*pad_prompts([prompt], [len(prompt) + 3], [0], template.pad_id))

@@ -38,7 +38,7 @@ PROMPTS = take_rows(random_prompts((5, 3, 7), 8), np.arange(ROWS) % 3)
 
 
 def _config(steps=T, slots=A, **changes):
-    changes = {"end_id": None, "stopping": "length", "dropout_rate": 0.0} | changes
+    changes = {"closing_ids": (), "stopping": "length", "dropout_rate": 0.0} | changes
     return dataclasses.replace(ROLLOUT, max_latents=steps, answer_slots=slots, **changes)
 
 

@@ -35,7 +35,7 @@ STOP = ("ccb", "fa")
 
 def _policy(stop=STOP, **changes):
     stops = StopStrings(**stop_tables(stop, PIECES)[0]) if stop else None
-    settings = {"end_id": None, "max_latents": 0, "stopping": "length", "answer_slots": SLOTS, "eos_ids": EOS_IDS}
+    settings = {"closing_ids": (), "max_latents": 0, "stopping": "length", "answer_slots": SLOTS, "eos_ids": EOS_IDS}
     config = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stops=stops, **settings | changes)
     return dataclasses.replace(policy_of(config), layout="rows")
 

@@ -33,7 +33,7 @@ NOISE = jax.tree.map(lambda x: x.squeeze(0), pass_keys(jax.random.key(5), jnp.ar
 
 def _policy(latents: int, dropout=0.0, temperature=0.0, layout="packed"):
     config = dataclasses.replace(
-        ROLLOUT, end_id=None, max_latents=latents, stopping="length", dropout_rate=dropout, temperature=temperature
+        ROLLOUT, closing_ids=(), max_latents=latents, stopping="length", dropout_rate=dropout, temperature=temperature
     )
     return dataclasses.replace(policy_of(config), layout=layout)
 

@@ -126,7 +126,7 @@ def test_banned_tokens_are_never_said(params, prompts, slow):
     found = run_rollout(params, prompts, keys_of(ROWS), config=config, stop_rule=THOUGHTS)
     slow.factors = {}
     for row, length in enumerate(THOUGHTS):
-        prompt, tokens = real_tokens(prompts, row), [config.end_id]
+        prompt, tokens = real_tokens(prompts, row), list(config.closing_ids)
         thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
         while len(tokens) <= config.answer_slots:
             logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
@@ -141,7 +141,7 @@ def test_sampled_tokens_are_drawn_each_by_its_slot_s_key(params, prompts, slow):
     found = run_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)
     slow.factors, said = {}, 0
     for row, length in enumerate(THOUGHTS):
-        prompt, tokens = real_tokens(prompts, row), [config.end_id]
+        prompt, tokens = real_tokens(prompts, row), list(config.closing_ids)
         thought = np.concatenate([slow.embed(prompt), slow.think(prompt, length)])
         while len(tokens) <= config.answer_slots and EOS not in tokens:
             logits = slow.logits(slow.hidden(np.concatenate([thought, slow.embed(tokens)]))[-1])
@@ -233,7 +233,7 @@ def test_sampled_answers(params, prompts, slow):
     result = run_rollout(params, many, keys_of(rows), config=config, stop_rule=rule)
     slow.factors = {}
     prompt = real_tokens(prompts, 2)
-    inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 2), slow.embed([config.end_id])])
+    inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 2), slow.embed(config.closing_ids)])
     law = special.softmax(slow.logits(slow.hidden(inputs)[-1:])[0].astype(np.float64) / 2)
     counts = np.bincount(np.asarray(result.tokens)[:, 0], minlength=CONFIG.vocab_size)
     groups = np.array_split(np.argsort(law), 12)  # rare tokens and likely ones, each with its own kind

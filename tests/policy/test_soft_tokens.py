@@ -46,7 +46,7 @@ CUTS = [
 
 def _config(steps=STEPS, **changes):
     return dataclasses.replace(
-        ROLLOUT, **{"end_id": None, "max_latents": steps, "stopping": "length", "dropout_rate": 0.0} | changes
+        ROLLOUT, **{"closing_ids": (), "max_latents": steps, "stopping": "length", "dropout_rate": 0.0} | changes
     )
 
 

@@ -91,7 +91,7 @@ def test_transformers_opens_and_decodes_the_same(there):
     np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
     config = json.loads((exported / "config.json").read_text())
     markers = config.get("latent_start_id"), config.get("latent_end_id")
-    assert markers == (origin.template.start_id, origin.template.end_id)
+    assert markers == (origin.template.start_id, next(iter(origin.template.closing_ids), None))
     assert config["eos_token_id"] == origin.template.eos_id == model.config.eos_token_id
 
 
@@ -106,9 +106,9 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
     back = exchange.import_checkpoint(identity, tmp_path / "back", read_config(config))
     _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
     assert back.description.gate_trained
-    assert (back.template.start_id, back.template.end_id, back.template.banned_ids) == (
+    assert (back.template.start_id, back.template.closing_ids, back.template.banned_ids) == (
         origin.template.start_id,
-        origin.template.end_id,
+        origin.template.closing_ids,
         origin.template.banned_ids,
     )
     exchange.export_checkpoint(tmp_path / "back", tmp_path / "again")

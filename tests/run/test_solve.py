@@ -58,7 +58,8 @@ def _slow(reasoner: str, threshold: float, latents: int | None = None) -> _Slow:
         if latents is None and out.stops[-1] >= threshold:
             break
     while len(out.tokens) < ANSWER and template.eos_id not in out.tokens:
-        logits = slow.logits(slow.hidden(np.concatenate([inputs, slow.embed([template.end_id, *out.tokens])]))[-1:])[0]
+        written = slow.embed([*template.closing_ids, *out.tokens])
+        logits = slow.logits(slow.hidden(np.concatenate([inputs, written]))[-1:])[0]
         logits[list(template.banned_ids)] = -np.inf
         out.tokens.append(int(logits.argmax()))
     return out

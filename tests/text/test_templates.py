@@ -35,7 +35,8 @@ def test_ids_and_style():
     template = Coconut().template(tokenizer)
     names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
     expected = tokenizer.convert_tokens_to_ids(names)
-    assert [template.start_id, template.end_id, template.latent_id, template.eos_id, template.pad_id] == expected
+    found = template.start_id, *template.closing_ids, template.latent_id, template.eos_id, template.pad_id
+    assert [*found] == expected
     assert template.answer_style == "after_mark"
     assert template.answer_text("72") == "### 72"
 
@@ -123,7 +124,7 @@ def test_text_is_the_question_and_what_is_written_after_it():
         "8",
         "<eos>",
     ]
-    assert (template.start_id, template.end_id, template.latent_id) == (None, None, None)
+    assert (template.start_id, template.closing_ids, template.latent_id) == (None, (), None)
     assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
     problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])
     prompt = problems.prompts[0]

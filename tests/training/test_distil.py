@@ -31,7 +31,7 @@ HIDDEN = 9
 
 def _rollout(template, latents: int, **changes) -> RolloutConfig:
     t = template
-    return RolloutConfig(latents, 8, t.end_id, t.eos_ids, t.pad_id, dropout_rate=0.0, **changes)
+    return RolloutConfig(latents, 8, t.closing_ids, t.eos_ids, t.pad_id, dropout_rate=0.0, **changes)
 
 
 @pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])

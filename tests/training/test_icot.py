@@ -189,7 +189,7 @@ def test_loss_is_a_plain_gpt2_s_on_texts_by_hand(problems):
         lambda x: np.float32(0.3 * rng.normal(size=x.shape)), jax.eval_shape(reasoner.init, jax.random.key(0))
     )
     template = problems.template
-    rollout = RolloutConfig(0, 4, template.end_id, template.eos_id, template.pad_id, dropout_rate=0.0)
+    rollout = RolloutConfig(0, 4, template.closing_ids, template.eos_id, template.pad_id, dropout_rate=0.0)
     loss_fn = compiled(WAY(SETTINGS).loss_of(policy_of(rollout, reasoner)))
     never, slow = dataclasses.replace(WAY, offset_decay=NEVER), SlowReasoner(params, config)
     for start, drops in ((PHASE.start, False), (PHASE.start - 3 * LONGEST, True)):

@@ -37,7 +37,7 @@ def _weighted_answers(tokens, params):
         [
             CODI.embed(reasoner, prompts.tokens),
             thought.actions,
-            CODI.embed(reasoner, fed_tokens(tokens, CONFIG.end_id)),
+            CODI.embed(reasoner, fed_tokens(tokens, CONFIG.closing_ids)),
         ],
         axis=1,
     )

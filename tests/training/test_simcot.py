@@ -56,7 +56,7 @@ def case(request, tmp_path_factory):
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
     draw = lambda: jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)  # noqa: E731
     params = {"reasoner": draw(), "gate": tiny.random_gate(), EXPLAINER: draw()}
-    rollout = RolloutConfig(LATENTS, 4, template.end_id, template.eos_ids, template.pad_id, dropout_rate=0.0)
+    rollout = RolloutConfig(LATENTS, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0)
     problems, policy = encode_problems(template, PROBLEMS), policy_of(rollout, reasoner)
     settings = _settings(name)
     recipe = recipe_of(dataclasses.replace(settings, recipe="simcot"), name)

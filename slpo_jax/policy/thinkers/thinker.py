@@ -2,10 +2,11 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields
 from slpo_jax.models.gate import Gate
@@ -34,6 +35,9 @@ class Thinker:
             with a gradient that depends on the advantage's sign, for the objective grpo; None: `log_prob`'s own.
         ends: (params, action) -> bool [B, L], whether the action is its thought's last, whatever the stopping rule
             says; None where that alone decides.
+        halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
+            and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
+        least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
         after: (params, action, the action of the step before) -> action: what one becomes in its place in a thought, as
@@ -50,9 +54,26 @@ class Thinker:
     log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
     signed_log_prob: Callable[[Params, jax.Array, Action, jax.Array], jax.Array] | None = None
     ends: Callable[[Params, Action], jax.Array] | None = None
+    halts: Callable[[Params, Action], jax.Array] | None = None
+    least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None
     rates: tuple[tuple[str, float], ...] = ()
+
+    def known_last(self, last: jax.Array) -> jax.Array:
+        """Which of the steps that are their thought's last are known to be when they are fed: where it may halt, none.
+
+        Those are fed without dropout's noise (`noise.latent_dropout`).
+        """
+        return last if self.halts is None else jnp.zeros_like(last)
+
+    def not_halting(self) -> Self:
+        """For thoughts of known length, as it is but that `halts` fires nowhere."""
+
+        def never(params, action):
+            return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
+
+        return replace(self, halts=self.halts and never)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""Markers of several tokens between thought and answer, and thoughts that end before a step that is not fed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+from tiny import (
+    EOS,
+    PAD,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+    slow_factors,
+)
+
+from slpo_jax.policy.answer_score import answer_after_replay
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.score import PassKeys, score
+from slpo_jax.training.objectives import OBJECTIVES
+
+LENGTHS = (3, 7, 5, 4, 6, 2, 5, 3)
+PROMPTS, KEYS = random_prompts(LENGTHS, 8), keys_of(len(LENGTHS), 1)
+MARKERS = {"none": (), "one": (58,), "three": (11, 12, 58)}
+
+
+def _halts(logits):
+    """At which hidden states a thought is over."""
+    return logits.argmax(-1) % 3 == 0
+
+
+def _policy(marker, least=0, **changes):
+    """COCONUT's latents, of which one whose hidden state `_halts` says to is dropped."""
+    changes = {"stopping": "length", "dropout_rate": 0.2} | changes
+    policy = policy_of(dataclasses.replace(ROLLOUT, closing_ids=marker, **changes))
+    thinker, reasoner = policy.thinker, policy.reasoner
+
+    def draw(params, hidden_BLD, keys_BL=None):
+        over_BL = _halts(reasoner.logits(params, hidden_BLD))
+        return {"of": thinker.draw(params, hidden_BLD, keys_BL), "over": over_BL}
+
+    halting = dataclasses.replace(
+        thinker, draw=draw, feed=lambda params, action: action["of"], least=least,
+        stop_logits=lambda params, action, dropout=None: thinker.stop_logits(params, action["of"], dropout),
+        halts=lambda params, action: action["over"],
+    )  # fmt: skip
+    return dataclasses.replace(policy, thinker=halting)
+
+
+def _slow(row: int, marker, least: int, config):
+    """A row's latents, answer and its log-probability, by full forwards; noise is on prompt and all latents."""
+    slow, prompt = SlowReasoner(both_params()["reasoner"]), real_tokens(PROMPTS, row)
+
+    def hidden(latents, tokens):
+        everywhere = dataclasses.replace(config, dropout_where="all", answer_slots=8)
+        factors = slow_factors(KEYS[row], KEYS[row], len(prompt), len(latents), everywhere)
+        quiet = np.arange(len(prompt) + len(latents) + 8)[:, None] >= len(prompt) + len(latents)
+        slow.factors = {site: np.where(quiet, 1, each) for site, each in factors.items()}
+        fed = slow.embed(tokens) if len(tokens) else np.zeros((0, 16))
+        return slow.hidden(np.concatenate([slow.embed(prompt), *(latent[None] for latent in latents), fed]))
+
+    latents, tokens, total = [], [], 0.0
+    while len(latents) < config.max_latents:
+        last = hidden(latents, [])[-1]
+        if len(latents) >= least and _halts(slow.logits(last[None]))[0]:
+            break
+        latents.append(last)
+    while len(tokens) < config.answer_slots and EOS not in tokens:
+        logits = slow.logits(hidden(latents, [*marker, *tokens])[-1:])[0]
+        tokens.append(int(logits.argmax()))
+        total += special.log_softmax(logits)[tokens[-1]]
+    return latents, tokens, total
+
+
+@pytest.mark.parametrize("least", [0, 2])
+@pytest.mark.parametrize("marker", MARKERS)
+def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
+    """Packed or in a row each, under the rollout's own noise, which the last latent has too."""
+    marker = MARKERS[marker]
+    policy = _policy(marker, least)
+
+    @compiled
+    def make(params):
+        made = sample(policy, params, PROMPTS, KEYS, jnp.full(len(LENGTHS), ROLLOUT.max_latents))
+        again = replay(policy, params, PROMPTS, made)
+        found = [answer_after_replay(policy, params, again, made, made.tokens)]
+        for layout in ("packed", "rows"):
+            laid_out = dataclasses.replace(policy, layout=layout)
+            scores = score(laid_out, params, PROMPTS, made, PassKeys(KEYS, KEYS))
+            found.append(scores.answer_log_prob)
+        return made, again.actions["of"], scores, found
+
+    made, again, scores, found = make(both_params())
+    lengths, T = np.asarray(made.lengths), ROLLOUT.max_latents
+    assert {least, T} <= set(lengths.tolist())
+    for row in range(len(LENGTHS)):
+        latents, tokens, total = _slow(row, marker, least, policy.config)
+        assert lengths[row] == len(latents)
+        assert np.asarray(made.tokens[row]).tolist() == tokens + [PAD] * (ROLLOUT.answer_slots - len(tokens))
+        for actions in (made.actions["of"], again, scores.actions["of"]):
+            np.testing.assert_allclose(actions[row, : len(latents)], np.reshape(latents, (-1, 16)), atol=2e-4)
+        assert [float(each[row]) for each in found] == pytest.approx([total] * 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["slpo", "answer_only"])
+def test_objectives_go_without_latents(name):
+    """Loss, gradient and metrics are finite where thoughts have none."""
+    policy, objective = _policy(MARKERS["three"], temperature=1.0), OBJECTIVES[name]()
+    batch = PromptedBatch(PROMPTS, None, jnp.arange(len(LENGTHS)))
+
+    @compiled
+    def make(params):
+        two = jax.tree.map(lambda x: jnp.repeat(x, 2, 0), KEYS)
+        made = sample(policy, params, PROMPTS, two, jnp.full(2 * len(LENGTHS), ROLLOUT.max_latents))
+        rewards = jnp.tile(jnp.array([0.0, 1.0]), (len(LENGTHS), 1))
+
+        def loss(params):
+            return objective(policy, params, batch, made, rewards, jax.random.key(0))
+
+        return made.lengths, jax.value_and_grad(loss, has_aux=True)(params)
+
+    lengths, found = make(both_params())
+    assert 0 in lengths
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found[1])) > 0
