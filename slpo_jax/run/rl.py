@@ -13,6 +13,7 @@ from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.stages import RL
+from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
@@ -56,9 +57,10 @@ def train(experiment: Experiment, name: str) -> None:
 
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, on_host, reference)
     schedule = make_schedule(optimizer_config(experiment, objective))
-    step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule)
     steps = steps_of(experiment, objective)
     batch = prompted_batches(experiment, config, steps, objective.needs_answers)
+    drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
+    step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
     if config.evaluate_every:
         train_validated(experiment, name, state, step_fn, batch, Validation(steps, config.evaluate_every))
         return

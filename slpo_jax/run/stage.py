@@ -67,21 +67,26 @@ def prompted_batches(experiment: Experiment, config, steps: int, answers: bool =
         config: the stage's section.
         steps: that will be taken.
         answers: also the reference answers' tokens.
+    Returns:
+        it takes a second number, of the batch among those of its step; the first, 0, is the one that it has by itself.
     """
     seed, parts = experiment.config.seed, experiment.mesh.size * config.micro_batches
     most = experiment.train.most_tokens(seed, steps, config.batch_size, parts)
 
-    def batch(step: int):
+    def batch(step: int, number: int = 0):
+        # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
+        *before, own = range(step, step + (number + 1) * steps, steps)
         made = make_batch(
             experiment.train,
-            step,
+            own,
             seed,
             config.batch_size,
             experiment.prompt_slots,
             experiment.reference_width,
-            most,
+            0 if number else most,
             parts,
             experiment.policy.config.answer_slots if answers else 0,
+            before,
         )
         return shard_rows(made, experiment.mesh)
 

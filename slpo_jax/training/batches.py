@@ -1,5 +1,7 @@
 """The batches of the stages that roll out."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
@@ -17,6 +19,7 @@ def make_batch(
     most: int = 0,
     parts: int = 1,
     answer_slots: int = 0,
+    before: Sequence[int] = (),
 ) -> PromptedBatch:
     """The `PromptedBatch` of one step; a pure function of its arguments.
 
@@ -27,6 +30,7 @@ def make_batch(
             is much less than their slots; 0 leaves them padded.
         parts: how many devices and micro-batches the prompts are sharded over.
         answer_slots: A, of the reference answers' tokens; 0 leaves them out.
+        before: steps whose batches are used together with this one: a problem's randomness is another in each.
     Raises:
         ValueError: a part has more than `most` tokens, some of which would be lost.
     """
@@ -44,5 +48,6 @@ def make_batch(
     if answer_slots:
         suffixes = [problems.suffix(i, None) for i in indices]
         answers = np.asarray(pad_suffixes(suffixes, answer_slots, problems.template.pad_id).targets)
-    index = draw_numbers(indices, len(problems))
+    together = [batch_indices(seed, other, len(problems), batch_size) for other in before]
+    index = draw_numbers(np.concatenate([*together, indices]), len(problems))[-batch_size:]
     return PromptedBatch(Prompts(tokens, valid, capacity), references, index, answers)

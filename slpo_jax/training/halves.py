@@ -16,6 +16,7 @@ from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.rewards.reward import RewardFn
+from slpo_jax.training.dynamic import Drawing, make_filtered_step
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.rl import make_improvement, make_loss, roll_out
 from slpo_jax.training.sharding import Layout, gathered
@@ -38,6 +39,7 @@ def make_rl_step(
     host_reward: HostRewardFn | None = None,
     reference: Params | None = None,
     schedule: optax.Schedule | None = None,
+    drawing: Drawing | None = None,
 ):
     """`(state, batch) -> (state, metrics)`: one program where it can be one.
 
@@ -48,9 +50,11 @@ def make_rl_step(
         host_reward: asked without `reward`; each process asks for its own rows.
         reference: the parameters that the stage started from, laid out as the state's, for objectives that ask for
             them; they have buffers of their own, as a step gives away the state's.
+        drawing: of groups whose rewards differ, `batch` being the first that is rolled out; None: every group it is.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
-    if reward is not None and not objective.needs_behaviour and not objective.needs_reference:
+    asks = objective.needs_behaviour or objective.needs_reference
+    if reward is not None and drawing is None and not asks:
         return make_train_step(make_loss(policy, objective, reward, group), *how, schedule=schedule)
     roll = make_rollout(policy, objective, reward, group, layout, stream, micro_batches)
     updates, parts = objective.updates_per_step, objective.rollout_parts
@@ -58,14 +62,16 @@ def make_rl_step(
     improve = make_train_step(loss, *how, updates=updates, parts=parts, schedule=schedule)
     written = jax.jit(lambda trajectories: trajectories.completions, out_shardings=NamedSharding(layout.mesh, ROWS))
 
-    def step(state: TrainState, batch):
+    def rolled(state: TrainState, batch):
         batch, trajectories, rewards_BG = roll(state, batch, reference if objective.needs_reference else {})
         if reward is None:
             assert host_reward is not None
             rewards_BG = rewards_from_host(host_reward, written(trajectories), batch.index, layout)
-        return improve(state, (batch, trajectories, rewards_BG))
+        return batch, trajectories, rewards_BG
 
-    return step
+    if drawing is not None:
+        return make_filtered_step(rolled, improve, drawing, policy, layout)
+    return lambda state, batch: improve(state, rolled(state, batch))
 
 
 def make_rollout(

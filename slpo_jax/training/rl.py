@@ -16,7 +16,7 @@ from slpo_jax.rewards.ending import ends, said_eos
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig
-from slpo_jax.training.state import LossFn
+from slpo_jax.training.state import LossFn, Sums
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class RlConfig:
         stopping: "sample" stops with the gate's probability, "threshold" where it is at least 0.5.
         capacities: shares of the latent and answer slots that scoring has room for, ascending to (1, 1): the smallest
             pair that a batch fits in is used, each a compiled program.
+        dynamic_batches: batches that may be rolled out for a step, until `batch_size` groups have rewards that differ,
+            which alone are improved on (DAPO's dynamic sampling); 0 improves on every group of one batch.
         evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
             the last ones.
         optimizer: of each objective, but for its own learning rate.
@@ -56,6 +58,7 @@ class RlConfig:
         note="they ascend to (1, 1)",
         affects="nothing",
     )
+    dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
     evaluate_every: int = setting(0, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
@@ -116,23 +119,30 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
         loss, metrics = objective(policy, policy.reasoner.in_loop(params), batch, trajectories, rewards_BG, key)
-        prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
-        low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
         entropy = {}
         if "answer_log_likelihood" in metrics:
             spoken_NA = used_slots(policy, trajectories)[1]
             entropy = {"answer_entropy": (-metrics["answer_log_likelihood"][0], spoken_NA.sum().astype(jnp.float32))}
         return loss, entropy | {
-            "loss": (loss, prompts),
-            "reward": (rewards_BG.sum(), rollouts),
-            "solved": (high_B.sum(), prompts),
-            "mixed": ((high_B > low_B).sum(), prompts),
-            "latent_steps": (trajectories.lengths.sum(), rollouts),
-            "answer_tokens": (written_tokens(policy, trajectories), rollouts),
-            "cut": (are_cut(policy, trajectories).sum(), rollouts),
+            "loss": (loss, jnp.float32(rewards_BG.shape[0])),
+            **rollout_sums(policy, trajectories, rewards_BG),
         } | metrics
 
     return loss_fn
+
+
+def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Array) -> Sums:
+    """The metrics of `make_loss` that rollouts alone decide on."""
+    prompts, rollouts = jnp.float32(rewards_BG.shape[0]), jnp.float32(rewards_BG.size)
+    low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
+    return {
+        "reward": (rewards_BG.sum(), rollouts),
+        "solved": (high_B.sum(), prompts),
+        "mixed": ((high_B > low_B).sum(), prompts),
+        "latent_steps": (trajectories.lengths.sum(), rollouts),
+        "answer_tokens": (written_tokens(policy, trajectories), rollouts),
+        "cut": (are_cut(policy, trajectories).sum(), rollouts),
+    }
 
 
 def written_tokens(policy: Policy, trajectories: Trajectories) -> jax.Array:

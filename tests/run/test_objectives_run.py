@@ -189,3 +189,28 @@ def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
     assert all(record["answer"] in record["completion"].partition("boxed{")[2] for record in words if record["correct"])
     drawn = [{sample["completion"] for sample in record["samples"]} for record in found["pathwise"]]
     assert max(map(len, drawn)) > 1, "they are sampled"
+
+
+def test_batches_of_mixed_groups_are_drawn_anew_where_a_run_goes_on(alone, tmp_path):
+    """An interrupted run draws what one in one go does, and the metrics say how much that was."""
+    folder = new_folder(tmp_path)
+    for stage in ("imitate", "imitate_control", "cold_start", "reasoner"):
+        shutil.copytree(alone / "checkpoints" / stage, folder / "work" / "checkpoints" / stage)
+    command = ("--config=small.py", "--workdir=work", "--config.rl.dynamic_batches=3", "--config.checkpoint_every=4",
+               "--config.stages=('imitate','cold_start','rl')")  # fmt: skip
+    done = run(*command, folder=folder)
+    assert done.status == 0, done.stderr[-3000:]
+    whole, rows = checkpoint_of(folder / "work", "slpo"), rows_of(folder / "work")
+    drawn = [(row["groups_drawn"], row["groups_kept"]) for row in rows if row["stage"] == "slpo"]
+    assert len(drawn) == TOTALS["slpo"]
+    assert all(4 <= groups <= 12 and kept <= 4 for groups, kept in drawn)
+    assert len({groups for groups, _ in drawn}) > 1
+    left = folder / "work" / "checkpoints" / "slpo"
+    (left / "finished").unlink()
+    shutil.rmtree(left / str(TOTALS["slpo"]))
+    assert run(*command, folder=folder).status == 0
+    again = checkpoint_of(folder / "work", "slpo")
+    assert whole.keys() == again.keys()
+    for path in whole:
+        np.testing.assert_array_equal(again[path], whole[path], err_msg=path)
+    assert rows_of(folder / "work") == rows
