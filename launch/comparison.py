@@ -34,23 +34,23 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     counts: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
     seeds: set[int] = set()
     for run in table.runs:
-        jobs = _finished(table, run, root.resolve(), limit)
+        jobs = finished(table, run, root.resolve(), limit)
         if not jobs:
             continue
         seeds |= {job.seed for job in jobs}
         report = compare_runs([job.workdir for job in jobs], root / run.name)
         for row in (row for row in run.rows or table.rows if row in report["eval"]):
-            line = _called(run.name) if len(table.rows) == 1 else f"{_called(run.name)}: {_called(row)}"
+            line = called(run.name) if len(table.rows) == 1 else f"{called(run.name)}: {called(row)}"
             means[line] = _means(report, row, table.metrics)
             by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
             for b, metrics in by_set.items():
                 # The mean of the sets comes after them; where there is one set alone, its figure stands.
                 differences[b][line] = {metric: list(sets.values())[-1] for metric, sets in metrics.items()}
             _count(counts, run.kind or row, by_set)
-    columns = ["", *(_called(metric) for metric in table.metrics)]
-    found = {"rows": _made(columns, means, table.metrics)}
+    columns = ["", *(called(metric) for metric in table.metrics)]
+    found = {"rows": made(columns, means, table.metrics)}
     for b, lines in differences.items():
-        found[f"minus {_called(b)}"] = _made(columns, {line: x for line, x in lines.items() if x}, table.metrics)
+        found[f"minus {called(b)}"] = made(columns, {line: x for line, x in lines.items() if x}, table.metrics)
     if any(len(figures) > 1 for metrics in counts.values() for figures in metrics.values()):
         found["settings above"] = _counted(columns, counts, table.metrics)
     if rates := best_rates(differences[table.minus[0]] if table.minus else {}, table.metrics):
@@ -58,7 +58,8 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     return found, sorted(seeds)
 
 
-def _finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]:
+def finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]:
+    """The run's seeds that are finished as the table has it now; of the others a line is printed."""
     seeds = (path.parent.name.removeprefix("seed_") for path in (root / run.name).glob(f"seed_*/{DONE}"))
     jobs = [make_job(table, run, root, int(seed), limit) for seed in sorted(seeds) if seed.isdecimal()]
     for job in jobs:
@@ -68,16 +69,18 @@ def _finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job
     return [job for job in jobs if job.is_finished]
 
 
-def _called(name: str) -> str:
+def called(name: str) -> str:
+    """What tables call a row, a run or a metric."""
     return NAMES.get(name, name)
 
 
-def _scale(metric: str) -> int:
-    """Shares are shown in percent."""
+def scale(metric: str) -> int:
+    """What a metric is multiplied by: shares are shown in percent."""
     return 100 if metric.startswith(("acc", "pass@")) else 1
 
 
-def _made(columns: Sequence[str], lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str, Any]:
+def made(columns: Sequence[str], lines: Mapping[str, Figures], metrics: Sequence[str]) -> dict[str, Any]:
+    """A table, as a results file has it."""
     rows = [[line, *(figures.get(metric) for metric in metrics)] for line, figures in lines.items()]
     return {"columns": list(columns), "rows": rows}
 
@@ -86,7 +89,7 @@ def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> Figures
     """Of the mean of the sets, or of the only one, with one standard error."""
     row = report[AVERAGE].get(name) or next(iter(report["eval"].get(name, {}).values()), {})
     known = {metric: (row[metric], row.get(f"{metric}_se") or 0.0) for metric in metrics if row.get(metric) is not None}
-    return {metric: {"value": _scale(metric) * x, "se": _scale(metric) * se} for metric, (x, se) in known.items()}
+    return {metric: {"value": scale(metric) * x, "se": scale(metric) * se} for metric, (x, se) in known.items()}
 
 
 def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -95,7 +98,7 @@ def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str])
     for entry in report["differences"]:
         if (entry["a"], entry["b"]) == (a, b) and entry["metric"] in metrics:
             keys = {"value": "difference", "low": "low", "high": "high"}
-            figure = {key: _scale(entry["metric"]) * entry[name] for key, name in keys.items()}
+            figure = {key: scale(entry["metric"]) * entry[name] for key, name in keys.items()}
             found.setdefault(entry["metric"], {})[entry["set"]] = figure
     return found
 
@@ -121,7 +124,7 @@ def _counted(columns: Sequence[str], counts: Mapping[tuple[str, str], dict], met
     """In how many settings a row is above, and in brackets in how many its interval is."""
     rows = []
     for (kind, b), found in counts.items():
-        cells: list[str | None] = [f"{_called(kind)}, above {_called(b)}"]
+        cells: list[str | None] = [f"{called(kind)}, above {called(b)}"]
         for figures in (found.get(metric, []) for metric in metrics):
             above = [sum(figure[key] > 0 for figure in figures) for key in ("value", "low")]
             cells.append("{} ({}) of {}".format(*above, len(figures)) if figures else None)

@@ -18,6 +18,7 @@ from typing import Any
 
 from comparison import compare
 from jobs import ROOT, plan, run_all
+from pooled import pool
 from runs import TABLES
 from tables import dump, markdown
 
@@ -79,7 +80,8 @@ def reproduce(flags: argparse.Namespace) -> tuple[dict[str, Any], list[int], Pat
     jobs = plan(table, root, seeds, [name for name in flags.only.split(",") if name], flags.limit)
     root.mkdir(parents=True, exist_ok=True)
     run_all(jobs)
-    return *compare(table, root, flags.limit), root
+    tables, seeds = compare(table, root, flags.limit)
+    return tables | pool(table, root, flags.limit), seeds, root
 
 
 def provenance(command: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Run:
         alone: it takes no rows of `after`, being evaluated in another way.
         seeds: instead of the table's.
         kind: what its settings are counted as; "": as its rows.
+        group: those of one group are a line together (`pooled.pool`); "": none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Run:
     alone: bool = False
     seeds: tuple[int, ...] = ()
     kind: str = ""
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Table:
         minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
         metrics: of the reports.
         folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
+        beside: the group whose first row the other groups' first rows are set beside; "": none.
     """
 
     runs: tuple[Run, ...]
@@ -53,17 +56,24 @@ class Table:
     seeds: tuple[int, ...] = (0, 1, 2)
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
     folder: str = ""
+    beside: str = ""
 
 
 NAMES = {
     "imitate": "imitation", "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
     "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
     "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
+    "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
     "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference", "lepo": "LEPO",
-    "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "coconut_gpt2": "COCONUT on GPT-2", "codi_gpt2": "CODI on GPT-2",
-    "coconut_llama": "COCONUT on Llama", "codi_llama": "CODI on Llama", "acc": "Acc", "latent_steps": "latents",
+    "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
     "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
     **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
+}  # fmt: skip
+_BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
+_CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi")
+NAMES |= {
+    f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
+    for name in _CONTENDERS for on, title in _BACKBONES.items()
 }  # fmt: skip
 """What rows, runs and metrics are called in tables: as in the paper, where it has them."""
 
@@ -174,6 +184,13 @@ _SOFT_METRICS = ("acc", "pass@1", "pass@32", "latent_steps", "answer_tokens")
 _SOFT_START = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/imitate"}
 _LATENT_GRPO = {"stages": ("evaluate",), "init": "{after}/checkpoints/grpo"}
 
+# --- The arena: every reasoner on both backbones, and what each objective makes of it (configs/arena.py).
+
+_ARENA = "configs/arena.py"
+_CONTROLS = ("imitate", "imitate_control", "reference")
+_TRAINED = ("reference", "slpo", "pathwise", "grpo")
+_ARENA_RATES = (3e-5, 1e-4, 3e-4)
+
 TABLES = {
     # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
     "quickstart": Table((Run("main", _QUICKSTART),), ("slpo", "pathwise"), folder="quickstart_seeds"),
@@ -238,6 +255,17 @@ TABLES = {
         ),
         tuple(variant(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
+    ),
+    # Which latent reasoner is best, and does a reward improve it? Rates are chosen on two of them, for all.
+    "arena": Table(
+        tuple(
+            Run(f"{name}_{on}", f"{_ARENA}:{name}_{on}", group=name) for name in _CONTENDERS for on in _BACKBONES
+        ),
+        (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), beside="no_thought",
+    ),
+    "arena_rates": Table(
+        tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "cot_sft_gpt2")),
+        tuple(variant(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
     "figure3": Table(

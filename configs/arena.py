@@ -1,0 +1,96 @@
+"""One cell of the arena: a reasoner on a small GPT-2 or Llama, and what rewards make of it.
+
+`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
+problems, in as many steps as every other, and then each objective that applies to it, from where imitation ended: a
+control without rewards, SLPO, Pass@k by replay, and its own where it has one. There is no gate: all latent reasoners
+think `LATENTS` latents, at most where they stop themselves.
+
+With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` and evaluates on the validation problems
+alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
+"""
+
+from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.run.presets import objective_variant
+
+LATENTS = 3  # no problem has more steps
+STEPS, RL_STEPS = 2000, 120
+TRIED = (3e-5, 1e-4, 3e-4)
+RATES = {"reference": 1e-4, "slpo": 1e-4, "pathwise": 1e-4, "grpo": 3e-5}
+_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 400, "stage_steps": 200}
+_CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
+_SIMCOT = {"recipe": "simcot"}
+_WORDS = {"c_thought": 0, "max_latent_stage": 0}
+# By name: the kind, keys of config.imitate, and tokens of an answer.
+REASONERS = {
+    "coconut": ("coconut", _COCONUT, 3),
+    "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),
+    "codi": ("codi", _CODI, 7),
+    "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
+    "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
+    "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
+    "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),
+}
+OBJECTIVES = {
+    "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
+    "slpo": ("slpo", {"latent_reduction": "mean"}),
+    "pathwise": ("pathwise", {}),
+    "grpo": ("grpo", {"temperature": 1.0, "reduction": "sequence_mean"}),
+}
+
+
+def variant(name: str, rate: float) -> str:
+    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
+    return f"{name}_{rate:.0e}".replace("-", "_")
+
+
+def get_config(cell: str = "coconut_gpt2"):
+    cell, _, tune = cell.partition(",")
+    name, _, backbone = cell.rpartition("_")
+    if name not in REASONERS or backbone not in ("gpt2", "llama") or tune not in ("", "tune"):
+        known = ", ".join(REASONERS)
+        raise UserError(f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]")
+    kind, imitate, answer_tokens = REASONERS[name]
+    config = default_config()
+    config.reasoner = f"{kind}_{backbone}"
+    config.tokenizer = "synthetic:30"
+    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
+    config.gate.enabled = False
+    config.min_latents = 1
+    config.max_latents = LATENTS if imitate["c_thought"] else 0
+    config.prompt_slots = (24,)
+    config.max_answer_tokens = answer_tokens
+    config.data.train = "synthetic:train"
+    config.data.valid = "synthetic:valid"
+    if tune:
+        config.data.eval.valid = "synthetic:valid"
+    else:
+        config.data.eval.same = "synthetic:test"
+        config.data.eval.large = "synthetic:large"
+        config.data.eval.template = "synthetic:template"
+
+    before = imitate["cot_steps"] + imitate["max_latent_stage"] * imitate.get("stage_steps", 0)
+    config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
+    config.imitate.distil.distil_factor = 1.0
+    config.imitate.icot.tokens_per_epoch = 5
+    config.stages = ("imitate", "rl", "evaluate")
+    config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=400, watched=0)
+    config.log_every = 20
+    config.checkpoint_every = 10_000
+
+    if not config.max_latents:
+        config.dropout.rate = 0.0  # GRPO's ratios are of one policy
+        config.evaluate.dropout = 0.1  # as the others'
+    objectives = ("reference", "slpo", "pathwise") if config.max_latents else ("grpo",)
+    config.imitate.control = not config.max_latents and not tune  # in words there is no other control
+    for objective in objectives:
+        kind, settings = OBJECTIVES[objective]
+        for rate in TRIED if tune else (RATES[objective],):
+            named = variant(objective, rate) if tune else objective
+            objective_variant(config, named, kind, learning_rate=rate, **settings)
+            config.rl.objectives = (*config.rl.objectives, named)
+    config.rl.objectives = config.rl.objectives[1:]
+    return config

@@ -1,0 +1,132 @@
+"""A table's runs in groups: several runs as one line, and groups beside each other.
+
+A group is one reasoner on several backbones. A problem's value is its mean over the group's runs, so that differences
+are paired by problem and seed, and their intervals cover both.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from comparison import Figures, called, finished, made, scale
+from jobs import Job
+from runs import Table
+
+from slpo_jax.evaluation.comparisons import bootstrap_draws, interval
+from slpo_jax.evaluation.curves import training_curves
+from slpo_jax.evaluation.records import EvalRecords, read_evals, read_metrics
+from slpo_jax.evaluation.rows import read_rows
+from slpo_jax.evaluation.statistics import mean_se, problem_values
+from slpo_jax.io.workdir import Workdir
+
+Seeds = list[dict[str, np.ndarray]]
+"""Of each seed set -> [N, Q], a problem's value of each metric."""
+EVERY = "all"
+_SECONDS = "seconds"
+
+
+def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
+    """Tables of groups; arguments as of `comparison.compare`.
+
+    Returns:
+        Name -> table: the rows of each group, with the seconds of their training alone; their differences from each
+        baseline, `EVERY` being the mean of the groups that have both; those of the first row from the same of the
+        group `table.beside`; and runs that aren't finished with every seed, whose groups are left out.
+    """
+    groups, lacking = _finished_groups(table, root.resolve(), limit)
+    values = {group: _values(table, runs) for group, runs in groups.items()}
+    columns, metrics, tables = ["", *(called(metric) for metric in table.metrics)], table.metrics, dict[str, Any]()
+    if values:
+        means = {
+            _line(group, row): _means(seeds, metrics) | {_SECONDS: _seconds(groups[group], row)}
+            for group, rows in values.items() for row, seeds in rows.items()
+        }  # fmt: skip
+        tables["groups"] = made([*columns, _SECONDS], means, [*metrics, _SECONDS])
+    for b in table.minus if values else ():
+        both = {(group, row): (rows[row], rows[b]) for group, rows in values.items() if b in rows for row in rows}
+        both = {key: pair for key, pair in both.items() if key[1] != b}
+        lines = {_line(*key): _difference([pair], metrics) for key, pair in both.items()}
+        for row in dict.fromkeys(row for _, row in both):
+            pairs = [pair for key, pair in both.items() if key[1] == row]
+            lines[_line(EVERY, row)] = _difference(pairs, metrics)
+        tables[f"groups, minus {called(b)}"] = made(columns, lines, metrics)
+    if table.beside in values:
+        first = table.rows[0]
+        base = values[table.beside][first]
+        others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
+        lines = {line: _difference([pair], metrics) for line, pair in others.items()}
+        tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
+    if lacking:
+        tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+    return tables
+
+
+def _line(group: str, row: str) -> str:
+    return f"{called(group)}: {called(row)}"
+
+
+def _finished_groups(table: Table, root: Path, limit: int | None) -> tuple[dict[str, list[list[Job]]], list[list[str]]]:
+    """Those of which every run is finished with every seed: their jobs, by run and seed; and the runs that aren't."""
+    groups: dict[str, list[list[Job]]] = {}
+    lacking = []
+    for run in (run for run in table.runs if run.group):
+        jobs = {job.seed: job for job in finished(table, run, root, limit)}
+        missing = [seed for seed in run.seeds or table.seeds if seed not in jobs]
+        if missing:
+            lacking.append([called(run.name), ", ".join(map(str, missing))])
+        groups.setdefault(run.group, []).append([] if missing else [jobs[seed] for seed in run.seeds or table.seeds])
+    return {group: runs for group, runs in groups.items() if all(runs)}, lacking
+
+
+def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
+    """Row -> the values of those rows that all runs have, in mean over the runs."""
+
+    def of(records: EvalRecords) -> np.ndarray:
+        values = problem_values(records)
+        return np.stack([values[metric] for metric in table.metrics], axis=-1)
+
+    evals = [[read_evals(job.workdir, read_rows(job.workdir))[0] for job in jobs] for jobs in runs]
+    rows = [row for row in table.rows if all(row in seed for run in evals for seed in run)]
+    return {
+        row: [
+            {name: np.mean([of(run[row][name]) for run in seed], axis=0) for name in seed[0][row]}
+            for seed in zip(*evals, strict=True)
+        ]
+        for row in rows
+    }  # fmt: skip
+
+
+def _seconds(runs: list[list[Job]], row: str) -> dict[str, float]:
+    """Of training the row's checkpoint from what it starts from, without compilation."""
+    spent = [[_elapsed(job.workdir, row) for job in jobs] for jobs in runs]
+    return _with_error(np.mean(spent, axis=0))
+
+
+def _elapsed(workdir: Path, stage: str) -> float:
+    return training_curves(read_metrics(Workdir(workdir).metrics)[0])[stage]["elapsed"][1][-1]
+
+
+def _with_error(values_S: np.ndarray) -> dict[str, float]:
+    return {"value": float(np.mean(values_S)), "se": mean_se(values_S) or 0.0}
+
+
+def _means(seeds: Seeds, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Mean of the sets."""
+    means_SQ = np.array([np.mean([x_NQ.mean(axis=0) for x_NQ in sets.values()], axis=0) for sets in seeds])
+    return {metric: _with_error(scale(metric) * means_SQ[:, q]) for q, metric in enumerate(metrics)}
+
+
+def _difference(pairs: Sequence[tuple[Seeds, Seeds]], metrics: Sequence[str]) -> Figures:
+    """a minus b, mean of the pairs and of the sets."""
+    values, draws = [], []
+    for stream, name in enumerate(pairs[0][0][0]):
+        each = [np.stack([x[name] - y[name] for x, y in zip(a, b, strict=True)]) for a, b in pairs]
+        mean_SNQ = np.mean(each, axis=0)
+        values.append(mean_SNQ.mean(axis=(0, 1)))
+        draws.append(bootstrap_draws(mean_SNQ, stream=stream))
+    value_Q, draws_BQ, found = np.mean(values, axis=0), np.mean(draws, axis=0), Figures()
+    for q, metric in enumerate(metrics):
+        figure = dict(zip(("value", "low", "high"), (value_Q[q], *interval(draws_BQ[:, q])), strict=True))
+        found[metric] = {key: float(scale(metric) * x) for key, x in figure.items()}
+    return found
