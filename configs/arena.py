@@ -11,7 +11,7 @@ alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.presets import objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
 STEPS, RL_STEPS = 2000, 120
@@ -37,11 +37,6 @@ OBJECTIVES = {
     "pathwise": ("pathwise", {}),
     "grpo": ("grpo", {"temperature": 1.0, "reduction": "sequence_mean"}),
 }
-
-
-def variant(name: str, rate: float) -> str:
-    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
-    return f"{name}_{rate:.0e}".replace("-", "_")
 
 
 def get_config(cell: str = "coconut_gpt2"):
@@ -89,7 +84,7 @@ def get_config(cell: str = "coconut_gpt2"):
     for objective in objectives:
         kind, settings = OBJECTIVES[objective]
         for rate in TRIED if tune else (RATES[objective],):
-            named = variant(objective, rate) if tune else objective
+            named = tried(objective, rate) if tune else objective
             objective_variant(config, named, kind, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
     config.rl.objectives = config.rl.objectives[1:]

@@ -12,7 +12,7 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.presets import objective_variant, tried
 
 SOFT_TOKENS, WORDS = 4, 24
 RATES = (3e-5, 1e-4, 3e-4)
@@ -28,11 +28,6 @@ METHODS = {
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
 }
 CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 3e-4, "hrpo": 3e-5, "slpo": 3e-5, "pathwise": 3e-4}
-
-
-def variant(method: str, rate: float) -> str:
-    """What a method's objective is called at a rate that is tried, such as METHOD_3e_05: a name that flags can give."""
-    return f"{method}_{rate:.0e}".replace("-", "_")
 
 
 def get_config(argument: str = "lepo"):
@@ -69,7 +64,7 @@ def get_config(argument: str = "lepo"):
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=400, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    rates = {variant(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
+    rates = {tried(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
     if kind:
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)

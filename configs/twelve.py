@@ -10,7 +10,7 @@ other at learning rates that fall to 0, in about as many seconds as SLPO's 600 s
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.kinds import kind_of
-from slpo_jax.run.presets import objective_variant
+from slpo_jax.run.presets import objective_variant, tried
 
 RATES = (1e-5, 3e-5, 1e-4)
 # By name: the objective and its settings. What comes first is a baseline of what comes after.
@@ -64,11 +64,6 @@ CHOSEN_FALLING = {
 }  # fmt: skip
 
 
-def variant(name: str, rate: float) -> str:
-    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
-    return f"{name}_{rate:.0e}".replace("-", "_")
-
-
 def get_config(cell: str = "coconut_gpt2"):
     reasoner, _, kind = cell.partition(",")
     if kind not in ("", "tune", "falling"):
@@ -119,7 +114,7 @@ def _objectives(config, tune: bool) -> list[str]:
     names, chosen = [], CHOSEN.get(config.reasoner, {})
     for name, (objective, settings) in COMPARED.items():
         for rate in RATES if tune else (chosen.get(name, 3e-5),):
-            names.append(variant(name, rate) if tune else name)
+            names.append(tried(name, rate) if tune else name)
             objective_variant(config, names[-1], objective, learning_rate=rate, **settings)
     return names
 

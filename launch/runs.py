@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slpo_jax.run.presets import tried
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -81,11 +83,6 @@ _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
 _VALIDATED = {"data.eval.valid": "synthetic:valid", "evaluate.datasets": ("valid",)}
-
-
-def variant(name: str, rate: float) -> str:
-    """What an objective is called at a rate that is tried: as in the configs."""
-    return f"{name}_{rate:.0e}".replace("-", "_")
 
 
 # --- One small COCONUT: the quick start, and the ablations.
@@ -198,7 +195,7 @@ TABLES = {
         (
             Run("main", _QUICKSTART, _START | _VALIDATED),
             *(
-                Run(variant(name, rate), _QUICKSTART,
+                Run(tried(name, rate), _QUICKSTART,
                     _RL | _VALIDATED | {"rl.objectives": (name,), f"objective.{name}.learning_rate": rate}, "main",
                     (name,))
                 for name, rate in _TRIED
@@ -232,7 +229,7 @@ TABLES = {
     ),
     "table1_rates": Table(
         _on(_REASONERS, lambda _: (), ",tune"),
-        tuple(variant(name, rate) for name in _OBJECTIVES for rate in _RATES), ("cold_start",), seeds=(100,),
+        tuple(tried(name, rate) for name in _OBJECTIVES for rate in _RATES), ("cold_start",), seeds=(100,),
     ),
     # Table 2's rows of explicit text: written steps, none, and steps that are left out token by token.
     "table2": Table(
@@ -253,7 +250,7 @@ TABLES = {
             Run("cot", f"{_SOFT}:cot,tune"),
             *(Run(name, f"{_SOFT}:{name},tune", _SOFT_START, "cot") for name in _METHODS),
         ),
-        tuple(variant(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
+        tuple(tried(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
     ),
     # Which latent reasoner is best, and does a reward improve it? Rates are chosen on two of them, for all.
@@ -265,7 +262,7 @@ TABLES = {
     ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "cot_sft_gpt2")),
-        tuple(variant(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
+        tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
     "figure3": Table(

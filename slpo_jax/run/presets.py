@@ -34,6 +34,11 @@ def objective_variant(config: ConfigDict, name: str, kind: str, **settings: Any)
     config.objective[name] = node
 
 
+def tried(name: str, rate: float) -> str:
+    """What an objective is called at a rate that is tried, such as NAME_3e_05: a name that flags can give."""
+    return f"{name}_{rate:.0e}".replace("-", "_")
+
+
 def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
     """GSM8K and its sisters as files of a folder.
 

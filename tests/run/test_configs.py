@@ -154,7 +154,7 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
     assert len(names) == len(config.rl.objectives)
     assert set(config.data.eval) == ({"valid"} if kind == ",tune" else {"same", "large", "template"})
     if kind == ",tune":
-        assert names == {module.variant(name, rate) for name in module.COMPARED for rate in module.RATES}
+        assert names == {module.tried(name, rate) for name in module.COMPARED for rate in module.RATES}
         return
     assert names == set(module.FALLING if kind else module.COMPARED)
     rates = {name: config.objective[name].learning_rate for name in names}
@@ -167,6 +167,21 @@ def test_cells_of_the_twelve_settings(reasoner, kind):
     assert rates == module.CHOSEN[reasoner]
     with pytest.raises(UserError, match=r"twelve\.py:.*,luck: luck is no variant; give REASONER"):
         module.get_config(f"{reasoner},luck")
+
+
+def test_the_arena_s_cells_take_as_many_steps():
+    module = _module(next(path for path in FILES if path.stem == "arena"))
+    for name in module.REASONERS:
+        for backbone in ("gpt2", "llama"):
+            config = module.get_config(f"{name}_{backbone}")
+            check(config)
+            imitate = config.imitate
+            stages = imitate.stage_steps * imitate.max_latent_stage if name != "icot" and imitate.cot_steps else 0
+            assert imitate.cot_steps + stages + imitate.final_steps == module.STEPS
+            assert {config.objective[each].learning_rate for each in config.rl.objectives} <= set(module.RATES.values())
+            assert set(module.get_config(f"{name}_{backbone},tune").data.eval) == {"valid"}
+    with pytest.raises(UserError, match=r"arena\.py:luck_gpt2: no such cell; give one of coconut, "):
+        module.get_config("luck_gpt2")
 
 
 @pytest.mark.parametrize("name", ["soft_llama1b", "soft_llama3b", "soft_smollm2"])

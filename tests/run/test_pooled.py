@@ -1,0 +1,88 @@
+"""Runs in groups: their figures, and differences that are paired over runs, problems and seeds."""
+
+import json
+
+import comparison
+import jobs
+import numpy as np
+import pooled
+import pytest
+import small_run
+from eval_files import write_eval
+from runs import Run, Table
+
+GROUPS = {"one": ("a",), "two": ("b", "c")}
+SEEDS, SETS, N = (0, 1), ("real", "made"), 40
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The table, its folder, and [seed, set, N] of who was right, by run and row."""
+    (tmp_path / "small.py").write_text(small_run.CONFIG)
+    runs = [Run(name, f"{tmp_path}/small.py", group=group) for group, names in GROUPS.items() for name in names]
+    runs.append(Run("late", f"{tmp_path}/small.py", group="three"))
+    table = Table(tuple(runs), ("imitate", "slpo"), ("imitate",), SEEDS, ("acc", "pass@1"), beside="one")
+    rng, right = np.random.default_rng(0), {}
+    for place, run in enumerate(runs):
+        for seed in SEEDS[: 1 if run.name == "late" else None]:
+            job = jobs.make_job(table, run, tmp_path, seed, None)
+            for row, share in (("imitate", 0.3), ("slpo", 0.5 + 0.1 * place)):
+                for name in SETS:
+                    hits = rng.random(N) < share
+                    right.setdefault((run.name, row), []).append(hits)
+                    baselines = ("imitate",) if row == "slpo" else ()
+                    write_eval(job.workdir, row, name, hits, hits[None, :, None], baselines=baselines, stage="")
+            rows = [{"stage": row, "step": s, "seconds": 0.5 + place} for row in table.rows for s in (20, 40)]
+            (job.workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+            (job.workdir / jobs.DONE).write_text(json.dumps(job.finished_facts()))
+    return table, tmp_path, {key: np.reshape(x, (-1, len(SETS), N)).astype(float) for key, x in right.items()}
+
+
+def lines(found, name):
+    return {row[0]: row[1:] for row in found[name]["rows"]}
+
+
+def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
+    table, root, right = finished
+    found = pooled.pool(table, root)
+    alone = lines(comparison.compare(table, root)[0], "minus imitation")["a: SLPO"]
+    # Of one run the difference and its interval are the report's; of all, the mean.
+    gains = lines(found, "groups, minus imitation")
+    for mine, theirs in zip(gains["one: SLPO"], alone, strict=True):
+        assert mine == pytest.approx(theirs)
+    each = {name: right[name, "slpo"] - right[name, "imitate"] for name in "abc"}
+    two = (each["b"] + each["c"]) / 2
+    assert gains["two: SLPO"][0]["value"] == pytest.approx(100 * two.mean())
+    assert gains["all: SLPO"][1]["value"] == pytest.approx(100 * (each["a"] + two).mean() / 2)
+    beside = lines(found, "imitation, minus one")
+    base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
+    assert set(beside) == {"two"}
+    assert beside["two"][0]["value"] == pytest.approx(100 * base.mean())
+    # Seeds are drawn alike for all sets, problems anew for each.
+    rng = np.random.default_rng(5)
+    draws = [_draw(two, rng) for _ in range(4000)]
+    low, high = 100 * np.quantile(draws, (0.025, 0.975))
+    assert gains["two: SLPO"][0]["low"] == pytest.approx(low, abs=1.0)
+    assert gains["two: SLPO"][0]["high"] == pytest.approx(high, abs=1.0)
+
+
+def _draw(difference_SKN, rng):
+    seeds = rng.integers(2, size=2)
+    return np.mean([difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))])
+
+
+def test_levels_have_seconds_and_what_is_not_finished_is_named(finished):
+    table, root, right = finished
+    found = pooled.pool(table, root)
+    assert found["groups"]["columns"] == ["", "Acc", "Pass@1", "seconds"]
+    rows = lines(found, "groups")
+    assert list(rows) == ["one: imitation", "one: SLPO", "two: imitation", "two: SLPO"]
+    by_seed = 100 * np.mean([right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0)
+    acc, _, seconds = rows["two: SLPO"]
+    assert acc == pytest.approx({"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2})
+    assert seconds == pytest.approx({"value": 40 * (1.5 + 2.5) / 2, "se": 0.0})
+    assert found["left out"]["rows"] == [["late", "1"]]
+
+
+def test_a_table_without_groups_has_none(tmp_path):
+    assert pooled.pool(Table((Run("a", "configs/quickstart.py"),)), tmp_path) == {}
