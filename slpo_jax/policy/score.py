@@ -30,12 +30,14 @@ class Scores:
             or T is 0.
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
+        halting_log_prob: float32 [N], of `Thinker.halting_token` after a thought's last step; None where there is none.
     """
 
     actions: Action
     action_log_probs: jax.Array | None
     token_log_probs: jax.Array
     answer_log_prob: jax.Array
+    halting_log_prob: jax.Array | None = None
 
 
 @struct.dataclass
@@ -152,8 +154,10 @@ def score(
     one = functools.partial(_pass, policy, params, prompts, trajectories, thoughts, answers, actions, advantages_NT)
     # Of all passes at once: the head's products, and its gradient, are one.
     over_passes = jax.vmap if keys.prompts.ndim == 2 else lambda function: function
-    drawn, log_probs, before = over_passes(one)(keys)
-    before = before if temperature == 1.0 else before / temperature  # logits are linear in it
+    drawn, log_probs, *hidden = over_passes(one)(keys)
+    if temperature != 1.0:
+        hidden = jax.tree.map(lambda x: x / temperature, hidden)  # logits are linear in it
+    before, last = hidden
     if not policy.config.closing_ids:
         answered = policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
     else:
@@ -161,16 +165,21 @@ def score(
         targets_NS = jnp.pad(said_NA, ((0, 0), (closing, 0))) if closing else said_NA
         packed, _ = policy.reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
         answered = over_passes(answers.unpacked)(packed)[..., closing:]
-    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA))
+    halting = None
+    if last is not None and policy.thinker.halting_token is not None:
+        token_N1 = jnp.full((trajectories.keys.size, 1), policy.thinker.halting_token)
+        halting = policy.reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
+    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), halting)
 
 
 def _pass(
     policy: Policy, params, prompts, trajectories, thoughts: Packing, answers: Packing, actions, advantages_NT, keys
-) -> tuple[Action, jax.Array | None, jax.Array]:
-    """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that the answers' tokens come out of.
+) -> tuple[Action, jax.Array | None, jax.Array, jax.Array | None]:
+    """`Scores.actions` and `action_log_probs` of one pass, and the hidden states that tokens come out of.
 
     Returns:
-        the last as the answers are packed; [N, A, D] where no marker stands before them.
+        the third, of the answers, as these are packed, or [N, A, D] where no marker stands before them; the last, of
+        the token that halts, [N, D], or None.
     """
     reasoner, thinker = policy.reasoner, policy.thinker
     config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
@@ -192,11 +201,16 @@ def _pass(
             log_prob, given = thinker.signed_log_prob, (trajectories.actions, advantages_NT)
         taken = _first_and_later(jax.lax.stop_gradient(given))
         log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
-    before = hidden_BSD[:, thoughts.capacity :]
-    if not config.closing_ids:
+    before, last_ND = hidden_BSD[:, thoughts.capacity :], None
+    if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
-        before = one_later(last_ND, answers.unpacked(before))
-    return drawn, log_probs, before
+        before = before if config.closing_ids else one_later(last_ND, answers.unpacked(before))
+    return drawn, log_probs, before, last_ND if can_halt(policy) else None
+
+
+def can_halt(policy: Policy) -> bool:
+    """Whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
+    return policy.thinker.halting_token is not None and policy.config.max_latents > 0
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:

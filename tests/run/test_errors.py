@@ -121,7 +121,7 @@ FLAGS = {
     "text with latents": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
         "config.max_latents: 3, but text_gpt2 has no latents for config.thinker.name=latent",
-        "soft, noisy_soft, gumbel, hybrid",
+        "soft, noisy_soft, gumbel, gumbel_top_k, hybrid",
     ),
     "a prompt for a reasoner that has its own": (
         ["--config.prompt.instruction=Go"],

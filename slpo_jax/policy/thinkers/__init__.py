@@ -5,6 +5,7 @@ import dataclasses
 from slpo_jax.checked import check_fields, choice
 from slpo_jax.policy.thinkers.additive import Additive
 from slpo_jax.policy.thinkers.gumbel import Gumbel
+from slpo_jax.policy.thinkers.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.thinkers.hybrid import Hybrid
 from slpo_jax.policy.thinkers.latent import Latent
 from slpo_jax.policy.thinkers.noisy_soft import NoisySoft
@@ -17,6 +18,7 @@ THINKERS: dict[str, type[ThinkerSettings]] = {
     "soft": Soft,
     "noisy_soft": NoisySoft,
     "gumbel": Gumbel,
+    "gumbel_top_k": GumbelTopK,
     "hybrid": Hybrid,
 }
 """By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""

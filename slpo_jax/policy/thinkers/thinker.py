@@ -37,6 +37,7 @@ class Thinker:
             says; None where that alone decides.
         halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
             and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
+        halting_token: the token whose choice it is to halt, which has that token's likelihood then; None: it has none.
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
@@ -55,6 +56,7 @@ class Thinker:
     signed_log_prob: Callable[[Params, jax.Array, Action, jax.Array], jax.Array] | None = None
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
+    halting_token: int | None = None
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None

@@ -53,6 +53,8 @@ class Exact(Objective):
         if scores.action_log_probs is not None:
             fed_NT = jnp.arange(1, policy.config.max_latents + 1)[None] <= trajectories.lengths[:, None]
             latent_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
+            if scores.halting_log_prob is not None:
+                latent_N += jnp.where(trajectories.lengths < policy.config.max_latents, scores.halting_log_prob, 0.0)
             latent = (self.latent_weight, latent_N)
         stop = self.stop_term(policy, params, trajectories)
         terms = (latent, (self.answer_weight, scores.answer_log_prob), stop)

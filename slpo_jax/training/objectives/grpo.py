@@ -13,7 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import Capacity, capacities, score, smallest_capacity, used_slots
+from slpo_jax.policy.score import Capacity, can_halt, capacities, score, smallest_capacity, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
 
@@ -205,7 +205,8 @@ class Grpo(Objective):
         fed_NT, spoken_NA = used_slots(policy, trajectories)
         stop = [(self.stop_weight, jnp.ones_like(spoken_NA[:, :1]))] if policy.stops_itself and self.stop_weight else []
         latents = policy.thinker.log_prob is not None and policy.config.max_latents and self.latent_weight
-        return [*([(self.latent_weight, fed_NT)] if latents else []), (1.0, spoken_NA), *stop]
+        halted = [(1.0, (trajectories.lengths < policy.config.max_latents)[:, None])] if can_halt(policy) else []
+        return [*([(self.latent_weight, fed_NT)] if latents else []), *halted, (1.0, spoken_NA), *stop]
 
     def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
         """[N, C]: the rollouts' advantages, at their first choices after `best_positive`."""
@@ -229,6 +230,8 @@ class Grpo(Objective):
             advantages_NT=advantages_NC, temperature=temperature,
         )  # fmt: skip
         log_probs = [scores.token_log_probs]
+        if scores.halting_log_prob is not None:
+            log_probs.insert(0, scores.halting_log_prob[:, None])
         if scores.action_log_probs is not None and self.latent_weight:
             log_probs.insert(0, scores.action_log_probs)
         if (stop := self.stop_term(policy, params, trajectories)) is not None and stop[0]:

@@ -1,0 +1,265 @@
+"""Soft tokens of the highest noisy scores: draws, likelihoods and gradients by loops, and whole rollouts that halt."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from small_steps import GROUP
+from tiny import (
+    PAD,
+    REASONER,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+)
+
+from slpo_jax.errors import UserError
+from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
+from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.score import score
+from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.training.objectives import OBJECTIVES
+
+TopK = THINKERS["gumbel_top_k"]
+SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
+NOT_CUT = {"top_p": 1.0, "low": None, "high": None, "shift": 0.0, "likelihood": "exact"}
+
+
+def _drawer(**settings):
+    """(logits [N, V], keys [N] or None) -> the action after them, leaves [N, ..]: hidden states that are the logits."""
+    reasoner = dataclasses.replace(REASONER, logits=lambda params, hidden: hidden)
+    thinker = TopK(**settings)(reasoner, None)
+
+    def draw(logits_NV, keys_N=None):
+        action = thinker.draw({}, logits_NV[:, None], None if keys_N is None else keys_N[:, None])
+        return jax.tree.map(lambda x: x[:, 0], action)
+
+    return compiled(draw)
+
+
+def _slow_draw(logits, noise, *, top_k=0, top_p=0.95, least=10, most=10, low=-1.5, high=3.0, shift=1.5, soft=False):
+    """(ids, scores) of one position; `noise` [V] is that of the likeliest, the second, .."""
+    log_p = special.log_softmax(np.asarray(logits, np.float64))
+    order = np.argsort(-log_p, kind="stable")[: top_k or None]
+    together, found = 0.0, []
+    share = special.softmax(log_p[order])
+    inside = []
+    for place in range(len(order)):
+        inside.append(together < top_p or place < least)
+        together += share[place]
+    whole = share[inside].sum()
+    for place, token in enumerate(order):
+        base = log_p[token] if not soft else np.log(share[place] / whole * inside[place] + 1e-6)
+        if inside[place] or soft:
+            found.append((base + min(max(noise[place], low), high) + shift, token))
+    found.sort(key=lambda each: -each[0])
+    scores, ids = zip(*found[:most], strict=True)
+    return list(ids), scores
+
+
+@pytest.mark.parametrize(
+    ("settings", "soft"), [({}, False), ({"top_p": 0.5, "least": 4, "most": 3}, False), (SOFT_GRPO, True)]
+)
+def test_scores_are_a_loop_s(settings, soft):
+    logits = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32) * 2
+    keys, width = keys_of(60), settings.get("top_k") or 40
+    noise = np.asarray(jax.vmap(lambda key: jax.random.gumbel(key, (width,)))(keys))
+    found = jax.device_get(_drawer(**settings)(logits, keys))
+    known = {name: value for name, value in settings.items() if name not in ("tau", "likelihood")}
+    reordered = 0
+    for row in range(60):
+        ids, scores = _slow_draw(logits[row], noise[row], soft=soft, **known)
+        assert found["ids"][row].tolist() == ids
+        np.testing.assert_allclose(found["scores"][row], scores, rtol=1e-4, atol=1e-5)
+        reordered += ids[0] != logits[row].argmax()
+    assert 5 < reordered < 60
+    clean = jax.device_get(_drawer(**settings)(logits))
+    assert (clean["ids"][:, 0] == logits.argmax(axis=1)).all()
+    assert (np.diff(clean["scores"], axis=1) <= 0).all()
+
+
+def test_without_cuts_the_likelihood_is_the_scores_joint_density():
+    """Of all three tokens: scipy's, whose sum over a grid is 1; and as often as that says, scores come."""
+    log_p = np.log([0.5, 0.3, 0.2])
+    thinker = TopK(least=3, most=3, **NOT_CUT)
+    axis = np.linspace(-5, 12, 120)
+    grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
+    where = jnp.broadcast_to(jnp.asarray(log_p, jnp.float32), grid.shape)
+    found = np.asarray(thinker.log_prob(jnp.asarray(grid, jnp.float32), where))
+    np.testing.assert_allclose(found, stats.gumbel_r(loc=log_p).logpdf(grid).sum(axis=-1), rtol=1e-4, atol=1e-3)
+    assert np.exp(found.astype(np.float64)).sum() * (axis[1] - axis[0]) ** 3 == pytest.approx(1, abs=2e-3)
+    logits = np.broadcast_to(log_p.astype(np.float32), (4000, 3))
+    drawn = jax.device_get(_drawer(least=3, most=3, **NOT_CUT)(logits, keys_of(4000)))
+    for token in range(3):
+        of_token = drawn["scores"][drawn["ids"] == token]
+        assert stats.kstest(of_token, stats.gumbel_r(loc=log_p[token]).cdf).pvalue > 1e-3
+    # The token of the highest score is one that is drawn from p (Gumbel's trick).
+    counts = np.bincount(drawn["ids"][:, 0], minlength=3)
+    assert stats.chisquare(counts, 4000 * np.exp(log_p)).pvalue > 1e-3
+
+
+def _finite_differences(value, x):
+    steps = 1e-5 * np.eye(len(x))
+    return np.array([(value(x + step) - value(x - step)) / 2e-5 for step in steps])
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -2.0])
+def test_the_gradient_depends_on_the_advantage_s_sign(advantage):
+    """The value never does. d is -1.1, -0.2, 0.3 and 2: of both signs."""
+    log_p = np.log([0.4, 0.3, 0.2, 0.1])
+    d = np.array([-1.1, -0.2, 0.3, 2.0])
+    scores = (log_p + d).astype(np.float32)
+    likelihood = TopK(least=4, most=4).log_prob
+
+    def value(log_p, turned=False):
+        d = scores.astype(np.float64) - log_p
+        return np.mean(np.where(turned & (d < 0), d - np.exp(d), -d - np.exp(-d)))
+
+    found, gradient = jax.value_and_grad(lambda log_p: likelihood(scores, log_p, jnp.float32(advantage)))(
+        jnp.asarray(log_p, jnp.float32)
+    )
+    assert found == pytest.approx(value(log_p), rel=1e-5)
+    turned = advantage <= 0
+    np.testing.assert_allclose(gradient, _finite_differences(lambda x: value(x, turned), log_p), rtol=1e-3)
+    plain = jax.grad(lambda log_p: likelihood(scores, log_p))(jnp.asarray(log_p, jnp.float32))
+    np.testing.assert_allclose(plain, _finite_differences(value, log_p), rtol=1e-3)
+
+
+def test_soft_grpo_s_likelihood_is_a_loop_s():
+    rng = np.random.default_rng(0)
+    p, scores = rng.dirichlet(np.full(8, 0.4), size=40)[:, :5], rng.normal(size=(40, 5)) * 3 - 2
+    found = TopK(**SOFT_GRPO).log_prob(jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(p, jnp.float32) + 1e-30))
+    left_out = cut = 0
+    for row in range(40):
+        terms = []
+        for token in range(5):
+            log_q = np.log(p[row, token] / p[row].sum() + 1e-6)
+            d = scores[row, token] - log_q
+            held = min(max(d, -1.5), 3.0)
+            if log_q > -3:
+                terms.append(-held - np.exp(-held))
+                cut += held != d
+        left_out += 5 - len(terms)
+        assert found[row] == pytest.approx(np.mean(terms), rel=1e-3)
+    assert left_out > 20
+    assert cut > 20
+
+
+END = 7
+
+
+def test_a_thought_halts_at_the_likeliest_token_or_the_highest_score():
+    """Without noise at the first alone."""
+    logits = np.zeros((300, 30), np.float32)
+    logits[:100, END], logits[100:200, END] = 4, -20
+    logits[100:, 3] = 1.0
+    found = jax.device_get(_drawer(halt_id=END)(logits, keys_of(300)))
+    highest = found["ids"][:, 0] == END
+    assert 0 < highest[:100].sum() < 100
+    assert found["halts"][:100].all()
+    assert not found["halts"][100:200].any()
+    np.testing.assert_array_equal(found["halts"][200:], highest[200:])
+    assert 0 < highest[200:].sum() < 100
+    clean = jax.device_get(_drawer(halt_id=END)(logits))
+    np.testing.assert_array_equal(clean["halts"], np.arange(300) < 100)
+
+
+CLOSING, T, A = (END, 23, 24), 4, 3
+CONFIG = dataclasses.replace(
+    ROLLOUT, closing_ids=CLOSING, max_latents=T, answer_slots=A, stopping="length", dropout_rate=0.0, temperature=0.6
+)
+PROMPTS = random_prompts((3, 7, 5, 4), 8)
+
+
+@pytest.mark.slow
+def test_rollouts_and_their_likelihoods_are_a_loop_s():
+    """Thoughts of 0 to T steps, whose end and all of whose tokens' likelihoods are at the answers' temperature."""
+    policy, params = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END), both_params()
+    prompts = repeat_rows(PROMPTS, 12)
+    advantages = jnp.asarray(np.random.default_rng(0).normal(size=(48, T)), jnp.float32)
+
+    @compiled
+    def run(params):
+        made = sample(policy, params, prompts, keys_of(48), T)
+        how = {"advantages_NT": advantages, "temperature": 0.6}
+        return made, score(policy, params, PROMPTS, made, None, **how), score(policy, params, PROMPTS, made, None)
+
+    made, scores, plain = run(params)
+    slow, table = SlowReasoner(params["reasoner"]), np.asarray(params["reasoner"]["backbone"]["wte"], np.float64)
+    assert set(np.asarray(made.lengths).tolist()) >= {0, 1, T}
+    np.testing.assert_allclose(plain.action_log_probs, scores.action_log_probs, atol=1e-5)
+    for row in range(48):
+        length, inputs = int(made.lengths[row]), slow.embed(real_tokens(prompts, row))
+        for step in range(length):
+            log_p = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]))
+            ids, values = made.actions["ids"][row, step], np.asarray(made.actions["scores"][row, step], np.float64)
+            g = values - log_p[np.asarray(ids)]
+            assert -1e-4 < g.min() < g.max() < 4.5 + 1e-4
+            assert END not in (log_p.argmax(), ids[0])
+            expected = np.mean(-g - np.exp(-g))
+            assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, abs=2e-4)
+            inputs = np.concatenate([inputs, (special.softmax(values) @ table[np.asarray(ids)])[None]])
+        ended = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.6)[END]
+        assert float(scores.halting_log_prob[row]) == pytest.approx(ended, abs=2e-4)
+        inputs = np.concatenate([inputs, slow.embed(CLOSING)])
+        for slot, token in enumerate(made.tokens[row].tolist()):
+            if token == PAD:
+                break
+            log_q = special.log_softmax(slow.logits(slow.hidden(inputs)[-1]) / 0.6)[token]
+            assert float(scores.token_log_probs[row, slot]) == pytest.approx(log_q, abs=2e-4)
+            inputs = np.concatenate([inputs, slow.embed([token])])
+
+
+@pytest.mark.slow
+def test_an_update_is_of_steps_their_end_and_tokens():
+    """The gradient that the objective grpo has of a group is the sum of those of its choices, weighted by hand."""
+    policy, params = policy_of(CONFIG, REASONER, "gumbel_top_k", halt_id=END), both_params()
+    batch = PromptedBatch(PROMPTS, np.zeros((4, 0), np.uint8), np.arange(4, dtype=np.int32))
+    rewards = jnp.array([[1.0, 0, 0]] * 3 + [[0.0, 1, 1]])
+    objective = OBJECTIVES["grpo"](reduction="sum", tempered=True)
+
+    @compiled
+    def run(params):
+        made = sample(policy, params, repeat_rows(PROMPTS, GROUP), keys_of(12), T)
+        advantages_N = objective.advantages(rewards).reshape(-1)
+        fed_NT = jnp.arange(T)[None] < made.lengths[:, None]
+        spoken_NA = jnp.cumsum(made.tokens == ROLLOUT.eos_ids[0], axis=1) - (made.tokens == ROLLOUT.eos_ids[0]) == 0
+
+        def by_hand(params):
+            steps = jnp.broadcast_to(advantages_N[:, None], (12, T))
+            scores = score(policy, params, PROMPTS, made, None, advantages_NT=steps, temperature=0.6)
+            total_N = jnp.sum(scores.action_log_probs, axis=1, where=fed_NT)
+            total_N += jnp.where(made.lengths < T, scores.halting_log_prob, 0.0)
+            total_N += jnp.sum(scores.token_log_probs, axis=1, where=spoken_NA)
+            return -jnp.sum(advantages_N * total_N) / GROUP
+
+        def loss(params):
+            return objective(policy, params, batch, made, rewards, jax.random.key(0))[0]
+
+        return made.lengths, jax.grad(loss)(params), jax.grad(by_hand)(params)
+
+    lengths, found, expected = run({**params, "thinker": {}})
+    assert {0, T} <= set(np.asarray(lengths).tolist())
+    largest = max(float(abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+    assert largest > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * largest), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"most": 11}, "most: .*only 10 tokens are sure to have a score"),
+        ({"top_k": 5}, "most: .*only 5 tokens"),
+    ],
+)
+def test_settings_that_have_no_likelihood_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        TopK(**settings)
