@@ -30,7 +30,7 @@ from slpo_jax.training.objectives import OBJECTIVES
 
 TopK = THINKERS["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
-NOT_CUT = {"top_p": 1.0, "low": None, "high": None, "shift": 0.0, "likelihood": "exact"}
+NOT_CUT = {"top_p": 1.0, "down": None, "up": None, "shift": 0.0, "likelihood": "exact"}
 
 
 def _drawer(**settings):

@@ -29,7 +29,7 @@ class GumbelTopK(ThinkerSettings):
         top_p: then the likeliest of these that have this probability together; 1 is all.
         least: but so many of them at least.
         most: highest scores that are mixed.
-        low, high: what noise is clipped to; None does not clip.
+        down, up: how far below and above 0 noise goes, clipped; None does not clip.
         shift: added to it then, so that it is on one side of 0.
         tau: of the softmax.
         likelihood: of scores, by d = s - log p: "signed" is Latent-GRPO's, the mean of -d - e^-d, with the gradient of
@@ -43,8 +43,8 @@ class GumbelTopK(ThinkerSettings):
     top_p: float = setting(0.95, above=0, most=1)
     least: int = setting(10, least=1)
     most: int = setting(10, least=1)
-    low: float | None = setting(-1.5, most=0, note="None does not clip")
-    high: float | None = setting(3.0, above=0, note="None does not clip")
+    down: float | None = setting(1.5, least=0, note="None does not clip")
+    up: float | None = setting(3.0, least=0, note="None does not clip")
     shift: float = setting(1.5, least=0)
     tau: float = setting(1.0, above=0)
     likelihood: Literal["signed", "clipped", "exact"] = "signed"
@@ -94,7 +94,10 @@ class GumbelTopK(ThinkerSettings):
 
     def noise(self, key: jax.Array, number: int) -> jax.Array:
         """[number], clipped and shifted."""
-        return jnp.clip(jax.random.gumbel(key, (number,)), self.low, self.high) + self.shift
+        return self._clipped(jax.random.gumbel(key, (number,))) + self.shift
+
+    def _clipped(self, noise: jax.Array) -> jax.Array:
+        return jnp.clip(noise, None if self.down is None else -self.down, self.up)
 
     def candidates(self, log_p: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of log-probabilities [.., V] those that may be mixed, the likeliest first, -inf where cut; ids [.., C]."""
@@ -115,7 +118,7 @@ class GumbelTopK(ThinkerSettings):
         """
         if self.likelihood == "clipped":
             log_p = jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED)
-            return jnp.mean(_log_density(jnp.clip(scores - log_p, self.low, self.high)), -1, where=log_p > _CERTAIN)
+            return jnp.mean(_log_density(self._clipped(scores - log_p)), -1, where=log_p > _CERTAIN)
         d = scores - log_p
         if self.likelihood == "exact":
             return _log_density(d).sum(axis=-1)
