@@ -14,10 +14,10 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
-STEPS, RL_STEPS = 2000, 120
+STEPS, RL_STEPS = 1500, 100
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "pathwise": 1e-4, "grpo": 3e-5}
-_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 400, "stage_steps": 200}
+_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
 _CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
 _SIMCOT = {"recipe": "simcot"}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
@@ -72,7 +72,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=400, watched=0)
+    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, watched=0)
     config.log_every = 20
     config.checkpoint_every = 10_000
 
