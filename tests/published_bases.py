@@ -113,6 +113,7 @@ def copied(folder: Path, write: Callable[..., Published], *options) -> Published
 FIXED = {
     "stages": ("evaluate",), "gate.enabled": False, "max_latents": LATENTS, "evaluate.max_answer_tokens": BUDGET,
     "evaluate.samples": 0, "evaluate.save_latents": True, "evaluate.batch_size": 3, "prompt_slots": (24, 64),
+    "model.dtype": "float32",  # also where bfloat16 is what a device is given
 }  # fmt: skip
 CONFIG = """
 from slpo_jax.config import default_config
