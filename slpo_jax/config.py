@@ -168,10 +168,21 @@ def objective_of(config: Config, name: str) -> Objective:
     return config.objective[name]
 
 
+def ends_at(config: Config) -> str:
+    """The text that a thought ends where it comes; "" where there is none."""
+    found: str = getattr(config.thinker.chosen, "end_text", "")
+    return found
+
+
 def own_latents(config: Config) -> int:
-    """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0."""
+    """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0.
+
+    Where a thought ends at a text, it is the most that there may be.
+    """
     if not kind_of(config.reasoner).has_latents:
         return 0
+    if ends_at(config):
+        return config.max_latents
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 

@@ -4,6 +4,7 @@ Nothing is read before it's asked for (a torch pickle is mapped into memory), no
 refused when it's opened. torch is needed for torch pickles only.
 """
 
+import collections
 import functools
 import importlib.util
 import json
@@ -174,7 +175,8 @@ def _unpickle(path: Path) -> Any:
         zipped = zipfile.is_zipfile(path)
         if zipped and not _is_torch_archive(path):
             raise UserError(f"{path}: is a zip archive, but no torch checkpoint; give the checkpoint in it")
-        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipped)
+        with torch.serialization.safe_globals(_inert(path) if zipped and path.suffix == ".ckpt" else []):
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipped)
     except UserError:
         raise
     except Exception as error:  # whatever a pickle and an archive can fail with
@@ -185,6 +187,20 @@ def _unpickle(path: Path) -> Any:
         if "TorchScript" in str(error):
             raise UserError(f"{path}: is a TorchScript program; save its state_dict() with torch.save") from error
         raise UserError(f"{path}: can't be opened as a torch checkpoint; {AGAIN}") from error
+
+
+def _inert(path: Path) -> list[Any]:
+    """For the objects beside the tensors of a Lightning checkpoint, hyper-parameters mostly, classes that do nothing.
+
+    None of their own code is run, nor looked for: each is an empty dictionary to be filled.
+    """
+    import torch
+
+    def nothing(cls, *args, **kwargs):
+        return collections.OrderedDict()  # of few other types torch lets one be filled
+
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    return [(type("Inert", (), {"__new__": nothing}), name) for name in names]
 
 
 def _is_torch_archive(path: Path) -> bool:

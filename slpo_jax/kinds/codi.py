@@ -8,7 +8,7 @@ import flax.linen as nn
 from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import linear, norm, strip_all, with_prefix
-from slpo_jax.kinds.kind import NO_PROMPT, Kind, Unwrapped, refuse_others
+from slpo_jax.kinds.kind import NO_PROMPT, NO_SHAPES, Kind, Unwrapped, refuse_others
 from slpo_jax.models.reasoner import LatentReasoner
 from slpo_jax.text.templates import marked_template
 from slpo_jax.text.tokenizer import END_LATENT, PAD_LATENT, START_LATENT, add_reasoner_tokens, add_words
@@ -107,8 +107,8 @@ class Codi(Kind):
         return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
-    def drawn(cls, width, projector=0):
-        return cls(projector or width)
+    def drawn(cls, width, asked=NO_SHAPES):
+        return cls(asked.projector or width)
 
     @classmethod
     def found(cls, unwrapped, config, source):

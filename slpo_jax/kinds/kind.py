@@ -11,13 +11,14 @@ from slpo_jax.interop.tensors import Stored
 from slpo_jax.interop.weights import Weight
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone
+from slpo_jax.models.shapes import ModelConfig
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.templates import Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-NO_PROMPT = PromptConfig()
+NO_PROMPT, NO_SHAPES = PromptConfig(), ModelConfig()
 
 
 class Unwrapped(NamedTuple):
@@ -44,6 +45,8 @@ class Kind(abc.ABC):
         name: in `KINDS`, and with a backbone's in `config.reasoner`.
         title: what people call it.
         default_recipe: how it is trained on written solutions.
+        prompt_keys: of `config.prompt`, what its texts go by; all go by `answers` being texts.
+        older: fields that older folders of ours don't have, with what they were.
         has_latents: whether it feeds vectors of its own; one that doesn't speaks as its language model does.
         has_gate: whether it may have a stopping gate.
         latents: how many published checkpoints think in, which have no gate.
@@ -58,6 +61,8 @@ class Kind(abc.ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     default_recipe: ClassVar[str] = "curriculum"
+    prompt_keys: ClassVar[tuple[str, ...]] = ()
+    older: ClassVar[Mapping[str, Any]] = {}
     has_latents: ClassVar[bool] = True
     has_gate: ClassVar[bool] = True
     latents: ClassVar[int] = 6
@@ -114,14 +119,19 @@ class Kind(abc.ABC):
         return None
 
     @classmethod
-    def drawn(cls, width: int, projector: int = 0) -> Self:
+    def drawn(cls, width: int, asked: ModelConfig = NO_SHAPES) -> Self:
         """One whose own tensors are still random.
 
         Args:
             width: D.
-            projector: `config.model.projector`.
+            asked: `config.model`, of which what is the kind's counts.
         """
         return cls()
+
+    @classmethod
+    def published_settings(cls, unwrapped: Unwrapped) -> dict[str, Any]:
+        """How the program of a checkpoint thinks, by key of the config, where that is not the default."""
+        return {}
 
     @classmethod
     def found(cls, unwrapped: Unwrapped, config: Mapping[str, Any], source: str) -> Self:

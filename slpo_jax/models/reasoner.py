@@ -6,7 +6,7 @@ The modules are Linen; the rest of the project sees only `Reasoner`, a bundle of
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,17 @@ Params = Any
 BACKBONE = "backbone"
 BackboneConfig = GPT2Config | LlamaConfig
 BACKBONES: dict[str, type[BackboneConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
+
+
+class LatentLaw(NamedTuple):
+    """What a head predicts of the next latent: its mean or, with a standard deviation, a diagonal Gaussian.
+
+    Attributes:
+        mean, std: float32 [B, L, D], in multiples of `Reasoner.unit`; std is 0 where the head has none.
+    """
+
+    mean: jax.Array
+    std: jax.Array
 
 
 class LatentReasoner(nn.Module):
@@ -67,6 +78,7 @@ class Reasoner:
             -> (hidden_BLD, KVCache, levels_BMD); see `Backbone.trace`.
         embed: (params, tokens_BL) -> [B, L, D].
         transition: (params, hidden_BLD) -> latents [B, L, D].
+        law: (params, hidden_BLD) -> `LatentLaw` of which they are the mean; None where no head predicts them.
         logits: (params, hidden_BLD) -> float32 [B, L, V]; of few positions.
         log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
             `models.likelihood.token_log_probs`.
@@ -74,6 +86,8 @@ class Reasoner:
             program and not in each pass. Their gradient is that of what was given.
         cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
+        gaussian: whether the law has a standard deviation.
+        unit: what the law's numbers are multiplied by in a latent.
     """
 
     config: BackboneConfig
@@ -87,6 +101,9 @@ class Reasoner:
     in_loop: Callable[[Params], Params]
     cast: Callable[[Params], Params]
     empty_cache: Callable[[int, int], KVCache]
+    law: Callable[[Params, jax.Array], LatentLaw] | None = None
+    gaussian: bool = False
+    unit: float = 1.0
 
     @property
     def width(self) -> int:
@@ -97,6 +114,7 @@ class Reasoner:
         """The same reasoner, its functions but `init` of the whole parameter tree."""
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
         bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
+        bound["law"] = self.law and reads(REASONER, self.law)
         bound |= {name: writes(REASONER, getattr(self, name)) for name in ("in_loop", "cast")}
         return dataclasses.replace(self, **bound)
 
@@ -138,6 +156,9 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         in_loop=functools.partial(_in_loop, module.backbone.config),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,
+        law=method("law") if hasattr(module, "law") else None,
+        gaussian=getattr(module, "gaussian", False),
+        unit=getattr(module, "scale", 1.0),
     )
 
 

@@ -40,6 +40,8 @@ class ModelConfig:
         rope_theta: base of Llama's rotary frequencies.
         tied: the head is the token embedding.
         projector: hidden width of CODI's projector and of CoLaR's head; 0 is n_embd.
+        scale: that CoLaR's latents are in, a standard deviation of embeddings; None: published for this width (GPT-2:
+            0.12), or 0.018.
         dtype: of activations; auto is bfloat16 on accelerators and float32 on CPUs.
         remat: recompute activations in the backward pass.
         scan_layers: layers are a loop over one block, which is compiled once; None: on accelerators.
@@ -54,6 +56,7 @@ class ModelConfig:
     rope_theta: float = setting(10_000.0, above=0)
     tied: bool = True
     projector: int = setting(0, least=0, note="0 is n_embd")
+    scale: float | None = setting(None, above=0, note="None: the published one")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", affects="parameters")
     remat: bool = setting(False, affects="nothing")
     scan_layers: bool | None = setting(None, note="None: on accelerators", affects="nothing")

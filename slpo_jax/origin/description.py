@@ -90,7 +90,7 @@ def read_description(folder: Path) -> Description | None:
         kind = KINDS.get(str(values["kind"]))
         if kind is None:
             raise UserError(f"{path}: kind {values['kind']!r} is not known here; upgrade slpo_jax")
-        of_kind = {field.name: values[field.name] for field in dataclasses.fields(kind)}
+        of_kind = {field.name: (dict(kind.older) | values)[field.name] for field in dataclasses.fields(kind)}
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None

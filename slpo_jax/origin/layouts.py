@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from slpo_jax.errors import UserError
-from slpo_jax.interop.adapters import Lora, merge_lora
+from slpo_jax.interop.adapters import Lora, adapted, merge_lora
 from slpo_jax.interop.tensors import Stored
 from slpo_jax.interop.weights import EMBEDDING, strip_all
 from slpo_jax.kinds import KINDS, Kind, Unwrapped
@@ -31,13 +31,22 @@ class Layout(NamedTuple):
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
 
-def recognise(stored: Mapping[str, Stored], source: str, lora: Lora | None) -> Layout:
+def are_adapters(stored: Mapping[str, Stored]) -> bool:
+    """Whether a file holds LoRA adapters without the model that they are of."""
+    tables = ("wte.", "embed_tokens.", "lm_head.")
+    return any(".lora_A." in name for name in stored) and not any(table in name for name in stored for table in tables)
+
+
+def recognise(
+    stored: Mapping[str, Stored], source: str, lora: Lora | None, base: Mapping[str, Stored] | None = None
+) -> Layout:
     """Find out which layout a checkpoint has, and take it off.
 
     Args:
         stored: by the names in the file.
         source: the file or directory, for messages.
         lora: how LoRA adapters are scaled; None if nothing says it.
+        base: the language model that adapters are of which lie without it.
     Raises:
         UserError: no language model in it, adapters without their scale, or half an adapter.
     """
@@ -48,6 +57,8 @@ def recognise(stored: Mapping[str, Stored], source: str, lora: Lora | None) -> L
             kind, unwrapped = each, found
             break
     tensors = unwrapped.model
+    if base is not None:  # a language model alone is CoLaR's first, still without a head
+        tensors = adapted(base, strip_all(tensors, "llm."), lora, source)
     if not any(table in name for name in tensors for table in ("wte.", "embed_tokens.", "lm_head.")):
         raise _unknown(stored, source)
     tensors = merge_lora(tensors, lora, source)

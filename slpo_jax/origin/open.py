@@ -22,7 +22,7 @@ from slpo_jax.kinds import REASONERS, Kind, kind_of
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.models.shapes import activation_type, is_loop
+from slpo_jax.models.shapes import ModelConfig, activation_type, is_loop
 from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.opening import Opened, fitting
@@ -101,7 +101,7 @@ def open_origin(config: Config, identity: Identity | None = None) -> Origin:
 def _random(config: Config, kind: type[Kind]) -> Origin:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
-    made = kind.drawn(config.model.n_embd, config.model.projector)
+    made = kind.drawn(config.model.n_embd, config.model)
     template = made.template(load_tokenizer(config.tokenizer), prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
     fields = {field.name for field in dataclasses.fields(backbone)}
@@ -156,7 +156,7 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
     with fitting("" if config.tokenizer else opened.tokenizer_base):
         lacks = _lacks(kind, opened, stored.n_embd, tokenizer)
-    made = _made(kind, opened, stored.n_embd, bool(lacks))
+    made = _made(kind, opened, dataclasses.replace(config.model, n_embd=stored.n_embd), bool(lacks))
     with fitting("" if config.tokenizer else opened.tokenizer_base):
         first_id = opened.embedding.shape[0] - (0 if lacks else len(kind.tokens))
         template = made.template(tokenizer, first_id if kind.after_vocabulary else None, config.prompt)
@@ -185,11 +185,13 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     return Origin(description, template, read, lacks=lacks)
 
 
-def _made(kind: type[Kind], opened: Opened, width: int, is_base: bool) -> Kind:
+def _made(kind: type[Kind], opened: Opened, asked: ModelConfig, is_base: bool) -> Kind:
     """The kind with what is to be known of the checkpoint."""
     if opened.description:
         return opened.description.kind
-    return kind.drawn(width) if is_base else kind.found(opened.layout.tensors, opened.model, opened.source)
+    if is_base:
+        return kind.drawn(asked.n_embd, asked)
+    return kind.found(opened.layout.tensors, opened.model, opened.source)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:

@@ -26,7 +26,7 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.origin import description as descriptions
 from slpo_jax.origin.description import Description, read_description
-from slpo_jax.origin.layouts import Layout, recognise
+from slpo_jax.origin.layouts import Layout, are_adapters, recognise
 from slpo_jax.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -137,7 +137,12 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         raise UserError(
             f"{key}: {path} holds PEFT's adapters alone; give its folder, {path.parent}, which has {CONFIG}"
         )
-    layout = recognise(open_tensors(path), str(path), lora_of(folder, lora_alpha))
+    stored = open_tensors(path)
+    below = _below(path, "the model that they were trained on", base, lora_alpha) if are_adapters(stored) else None
+    with fitting(base if below else ""):
+        layout = recognise(
+            stored, str(path), lora_of(folder, lora_alpha), below.layout.tensors.model if below else None
+        )
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     original = layout.tensors.original
     own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
@@ -208,17 +213,9 @@ def _say_threshold(model: dict[str, Any], source: Path) -> None:
 
 def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
     """A folder of PEFT's: the base model with its adapters merged."""
-    if not base:
-        named = read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
-        raise UserError(
-            f"config.base: not set, and {folder} holds LoRA adapters alone, of {named}; give that model's directory or "
-            "hub id"
-        )
+    named = "" if base else read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
+    below = _below(folder, str(named), base, lora_alpha)
     lora = lora_of(folder, lora_alpha)
-    below_path = locate(base, "config.base")
-    if below_path.is_dir() and holds_adapters_alone(below_path):
-        raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
-    below = open_checkpoint(base, base, lora_alpha, "config.base")
     file = adapter_file(folder)
     assert file is not None
     tensors = below.layout.tensors
@@ -235,6 +232,24 @@ def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
         model_base=base,
         tokenizer_base="" if own else base,
     )
+
+
+def _below(path: Path, model: str, base: str, lora_alpha: float | None) -> Opened:
+    """The base model of adapters that lie without it.
+
+    Args:
+        path: the adapters'.
+        model: that they are of, for messages.
+    """
+    if not base:
+        raise UserError(
+            f"config.base: not set, and {path} holds LoRA adapters alone, of {model}; give that model's directory or "
+            "hub id"
+        )
+    below = locate(base, "config.base")
+    if below.is_dir() and holds_adapters_alone(below):
+        raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
+    return open_checkpoint(base, base, lora_alpha, "config.base")
 
 
 @contextlib.contextmanager

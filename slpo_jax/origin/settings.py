@@ -44,6 +44,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     kind, latents = kind_of(own["reasoner"]), made.max_latents
     if not of_a_run:
         latents = kind.latents
+        own |= kind.published_settings(identity.opened.layout.tensors) if identity.opened else {}
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
     own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)

@@ -87,7 +87,8 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     stopping: Stopping = config.stopping if gated else "length"
     temperature = config.temperature if objective.temperature is None else objective.temperature
     # Where thoughts don't end by themselves all latents are used; capacities that differ in those alone are one.
-    by_itself = gated or experiment.policy.thinker.ends is not None or experiment.policy.thinker.says is not None
+    thinker = experiment.policy.thinker
+    by_itself = gated or any(end is not None for end in (thinker.ends, thinker.halts, thinker.says))
     shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
     policy = experiment.policy.having(
         stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slpo_jax.config import Config, own_latents
+from slpo_jax.config import Config, ends_at, own_latents
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten, read_json
@@ -41,7 +41,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         imitated = {"stage": "imitate", "fixed": True}
         label, about = _imitation(config), "Imitation, as it ended."
         found.append(Row("imitate", label, 0, rules=(own,), about=about, **imitated))  # type: ignore[arg-type]
-        if total:  # without a thought the two would be one
+        if total and not (own == total and ends_at(config)):  # or the two would be one
             imitated["about"] = "Imitation, with as many latents as there may be at most."
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)

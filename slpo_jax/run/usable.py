@@ -10,7 +10,7 @@ from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.kinds import IN_WORDS, Kind
+from slpo_jax.kinds import IN_WORDS, REASONERS, Kind
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import THINKERS
@@ -25,11 +25,12 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
     _check_thought(config, kind)
     default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
-    if kind.has_latents and asked:
-        raise UserError(
-            f"config.prompt.{asked[0]}: {config.reasoner} asks and answers in its own way; leave it out, or use "
-            f"{IN_WORDS}"
-        )
+    for key in asked:
+        if key not in kind.prompt_keys:
+            others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
+            raise UserError(
+                f"config.prompt.{key}: {config.reasoner} asks and answers in its own way; leave it out, or use {others}"
+            )
     if not kind.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
@@ -56,7 +57,11 @@ def _check_thought(config: Config, kind: Kind) -> None:
             f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.thinker.name="
             f"{name}; set it to 0, or use one of {others}"
         )
-    end: str = getattr(thinker, "end_text", "")
+    if thinker.of_kind not in ("", kind.name):
+        raise UserError(
+            f"config.thinker.name: {name} is for a {thinker.of_kind} reasoner, not {config.reasoner}; use another"
+        )
+    end: str = "" if thinker.of_latents else getattr(thinker, "end_text", "")
     if kind.has_latents and (thinker.writes or end):
         raise UserError(
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "

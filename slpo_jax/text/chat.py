@@ -4,9 +4,10 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from slpo_jax.checked import FieldError, check_fields
+from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError, first_line
 from slpo_jax.rewards.answers import AnswerStyle
+from slpo_jax.text.speed import MOST_SPEED
 from slpo_jax.text.templates import Template, line
 from slpo_jax.text.tokenizer import TEXT_ANSWER, add_words
 
@@ -24,7 +25,7 @@ TEXT_STYLES: dict[str, AnswerStyle] = {
 
 @dataclass(frozen=True)
 class PromptConfig:
-    r"""The section `config.prompt`: what a text reasoner is asked a question with, and how an answer is read.
+    r"""The section `config.prompt`: what a question is asked with, by a text reasoner or CoLaR; how answers are read.
 
     Attributes:
         system: comes before the question, in a chat as the system's message.
@@ -35,6 +36,7 @@ class PromptConfig:
             behind the mark, also of reasoners that have a way of their own to ask.
         stop: texts of which the first ends the completion, as an end token does: the token with which it is written
             out is the last, and the completion's text is what comes before it.
+        speed: that CoLaR is asked to think at: tokens of a written solution that one latent stands for.
     """
 
     system: str = ""
@@ -42,6 +44,7 @@ class PromptConfig:
     chat: Literal["auto", "never"] = "auto"
     answers: Literal["auto", "last_number", "boxed", "texts"] = "auto"
     stop: tuple[str, ...] = ()
+    speed: int = setting(2, least=1, most=MOST_SPEED)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import re
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from tiny_folder import config_for, draw
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.kinds.colar import Colar
@@ -24,6 +27,7 @@ from slpo_jax.origin.settings import config_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
+from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import load_solver
 from slpo_jax.text.batches import pad_prompts
 from slpo_jax.text.tokenizer import byte_tokenizer
@@ -54,11 +58,12 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _head(rng) -> dict[str, np.ndarray]:
+def _head(rng, prefix="lt_head", lasts=("mean",)) -> dict[str, np.ndarray]:
     shapes = {"fc.0.weight": (HIDDEN, WIDTH), "fc.0.bias": (HIDDEN,), "fc.2.weight": (HIDDEN, HIDDEN)}
     shapes |= {"fc.2.bias": (HIDDEN,), "fc.3.weight": (HIDDEN,), "fc.3.bias": (HIDDEN,)}
-    shapes |= {"mean.weight": (WIDTH, HIDDEN), "mean.bias": (WIDTH,)}
-    return {f"lt_head.{name}": draw(rng, *shape) for name, shape in shapes.items()}
+    for last in lasts:
+        shapes |= {f"{last}.weight": (WIDTH, HIDDEN), f"{last}.bias": (WIDTH,)}
+    return {f"{prefix}.{name}": draw(rng, *shape) for name, shape in shapes.items()}
 
 
 def published(folder, config=CONFIG, without="", **more) -> dict[str, np.ndarray]:
@@ -93,11 +98,10 @@ def _latent(head: dict[str, np.ndarray], hidden_D: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_latents_are_the_head_s_of_each_hidden_state(tmp_path, caplog):
+def test_latents_are_the_head_s_of_each_hidden_state(tmp_path):
     """Asked as published, without a begin-of-text; every step of the oracle is a fresh pass over one unpadded row."""
     tensors = published(tmp_path / "colar")
     solver = load_solver(str(tmp_path / "colar"), latents=LATENTS, max_answer_tokens=4)
-    assert "CoLaR's own program ends a thought where ### is the likeliest token" in caplog.text
     policy, template = solver.setup.policy.without_noise().having(stopping="length"), solver.setup.template
     prompt, texts = template.prompt(QUESTION), _tokenizer()
     asked = f"Question: {QUESTION} Let's think step by step:(Thinking speed: 2)###"
@@ -117,15 +121,18 @@ def test_latents_are_the_head_s_of_each_hidden_state(tmp_path, caplog):
     for _ in range(LATENTS):
         inputs.append(_latent(tensors, hidden(inputs)))
     expected = np.array(inputs[-LATENTS:])
-    np.testing.assert_allclose(out.actions[0, :LATENTS], expected, rtol=1e-4, atol=1e-5)
+    assert int(out.lengths[0]) == LATENTS
+    np.testing.assert_allclose(out.actions["of"][0, :LATENTS], expected, rtol=1e-4, atol=1e-5)
     inputs.append(tensors["model.embed_tokens.weight"][MARK])
     logits = tensors["lm_head.weight"] @ hidden(inputs)
     assert int(out.completions[0, 0]) == int(np.argmax(logits))
 
 
-def test_there_and_back(tmp_path):
-    """Imported, exported and opened again it is the same, with the scale of its latents."""
-    tensors = published(tmp_path / "colar")
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_there_and_back(tmp_path, gaussian):
+    """Imported, exported and opened again it is the same, with the scale of its latents and how it thinks."""
+    more = _head(np.random.default_rng(4), lasts=("log_std",)) if gaussian else {}
+    tensors = published(tmp_path / "colar", **{name: t for name, t in more.items() if "log_std" in name})
     identity = identify(str(tmp_path / "colar"))
     assert identity.reasoner == "colar_llama"
     import_checkpoint(identity, tmp_path / "ours", config_of(identity))
@@ -134,7 +141,14 @@ def test_there_and_back(tmp_path):
     assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
     back = open_origin(config_for(tmp_path / "exported", "colar_llama"))
-    assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE}
+    assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
+    for config in map(config_of, map(identify, (str(tmp_path / "colar"), str(tmp_path / "exported")))):
+        assert (config.thinker.name, config.thinker.colar.least, config.max_latents) == ("colar", 0, 64)
+    facts = json.loads((tmp_path / "exported" / "reasoner.json").read_text())
+    del facts["gaussian"]  # as older exports are
+    (tmp_path / "exported" / "reasoner.json").write_text(json.dumps(facts))
+    if not gaussian:
+        assert open_origin(config_for(tmp_path / "exported", "colar_llama")).kind == back.kind
     said = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert (said["latent_start_id"], said["latent_end_id"], said["latent_id"]) == (MARK, MARK, MARK + 4)
     assert "`lt_head.*`: Linear" in (tmp_path / "exported" / "README.md").read_text()
@@ -150,7 +164,10 @@ def test_there_and_back(tmp_path):
             "tensor lt_head.log_std.bias is unexpected; give a colar",
         ),
         ({"lt_head.fc.3.bias": np.zeros(7, np.float32)}, "tensor lt_head.fc.3.bias has shape [7]"),
-        ({"config": CONFIG | {"latent_embedding_std": None}}, "latent_embedding_std in its config.json is None, but"),
+        (
+            {"config": CONFIG | {"latent_embedding_std": None}},
+            "latent_embedding_std in its config.json, or its base's, is None, but",
+        ),
     ],
 )
 def test_what_is_no_colar(tmp_path, changes, words):
@@ -163,3 +180,100 @@ def test_what_is_no_colar(tmp_path, changes, words):
 def test_a_tokenizer_that_splits_its_mark():
     with pytest.raises(UserError, match="'###' is 3 tokens, but CoLaR's thought has one at each end; give"):
         Colar(4).template(byte_tokenizer())
+
+
+RANK, ALPHA = 2, 3.0
+
+
+def lightning(path, width=WIDTH, with_head=True, **more) -> dict[str, np.ndarray]:
+    """A checkpoint as CoLaR's own program leaves it: what it trains, with hyper-parameters that are objects."""
+    torch, rng = pytest.importorskip("torch"), np.random.default_rng(6)
+    tensors = _head(rng, "latent_policy", ("mean", "log_std")) if with_head else {}
+    for layer in (0, 1):
+        for name, rows in (("q_proj", WIDTH), ("v_proj", WIDTH // 2)):
+            place = f"llm.base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors |= {f"{place}.lora_A.default.weight": draw(rng, RANK, width)}
+            tensors |= {f"{place}.lora_B.default.weight": draw(rng, rows, RANK)}
+    tensors |= more
+    module = types.ModuleType("not_installed")
+    module.Settings = type("Settings", (dict,), {"__module__": "not_installed"})
+    sys.modules["not_installed"] = module
+    torch.save(
+        {
+            "epoch": 3, "pytorch-lightning_version": "2.5.1",
+            "state_dict": {name: torch.tensor(array) for name, array in tensors.items()},
+            "hyper_parameters": module.Settings(model_kwargs=module.Settings(sft_method="colar")),
+        },
+        path,
+    )  # fmt: skip
+    del sys.modules["not_installed"]
+    return tensors
+
+
+def test_its_own_program_s_file_opens_with_its_base(tmp_path):
+    """Adapters merged; the head's tensors under its names here; no code of the hyper-parameters' classes is needed."""
+    base = published(tmp_path / "base")
+    for name in list(base):
+        if name.startswith("lt_head."):
+            del base[name]
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    tensors = lightning(tmp_path / "epoch7.ckpt")
+    changes = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA)
+    assert identify(str(tmp_path / "epoch7.ckpt"), **changes).reasoner == "colar_llama"
+    origin = open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
+    assert dataclasses.asdict(origin.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
+    config = config_of(identify(str(tmp_path / "epoch7.ckpt"), **changes))
+    assert (config.thinker.name, config.thinker.colar.least) == ("colar", 1)
+    tree = origin.read()["reasoner"]
+    place = "model.layers.1.self_attn.v_proj"
+    a, b = (tensors[f"llm.base_model.model.{place}.lora_{x}.default.weight"] for x in "AB")
+    expected = base[f"{place}.weight"] + ALPHA / RANK * b @ a
+    np.testing.assert_allclose(tree["backbone"]["layers_1"]["self_attn"]["v_proj"]["kernel"], expected.T, rtol=1e-5)
+    np.testing.assert_array_equal(tree["head"]["log_std"]["kernel"], tensors["latent_policy.log_std.weight"].T)
+    # The CoT model that it is trained from has no head yet.
+    lightning(tmp_path / "cot.ckpt", with_head=False)
+    cot = open_origin(config_for(tmp_path / "cot.ckpt", "colar_llama", **changes))
+    assert cot.lacks == "head"
+    assert not np.array_equal(cot.read()["reasoner"]["backbone"]["layers_1"]["self_attn"]["v_proj"]["kernel"].T,
+                              base[f"{place}.weight"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "words"),
+    [
+        ({"base": ""}, {}, "config.base: not set, and .*epoch7.ckpt holds LoRA adapters alone"),
+        ({"lora_alpha": None}, {}, r"adapters whose scale is not in the file; give their alpha \(config.lora_alpha"),
+        ({}, {"width": 7}, "config.base: .*base doesn't fit: .*don't fit model.layers"),
+        (
+            {}, {"latent_policy.fc.0.weight": np.zeros((HIDDEN, 9), np.float32)},
+            r"latent_policy.fc.0.weight has shape \[12, 9\]",
+        ),
+        ({}, {"critic.weight": np.zeros(3, np.float32)}, "critic.weight is unexpected; give a checkpoint in CoLaR's"),
+    ],
+)  # fmt: skip
+def test_its_own_program_s_file_that_doesn_t_fit(tmp_path, changes, more, words):
+    published(tmp_path / "base")
+    lightning(tmp_path / "epoch7.ckpt", **more)
+    known = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA) | changes
+    with pytest.raises(UserError, match=words):
+        open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **known))
+
+
+@pytest.mark.parametrize(
+    ("reasoner", "changes", "words"),
+    [
+        ("colar_gpt2", {"prompt.speed": 6}, "config.prompt.speed: 6 is not valid; give a whole number from 1 to 5"),
+        (
+            "coconut_gpt2",
+            {"prompt.speed": 3},
+            "config.prompt.speed: coconut_gpt2 asks and answers in its own way; leave",
+        ),
+        ("coconut_gpt2", {"thinker.name": "colar"}, "config.thinker.name: colar is for a colar reasoner, not coconut"),
+    ],
+)
+def test_settings_that_are_not_its(reasoner, changes, words):
+    config = default_config()
+    config.update(reasoner=reasoner, tokenizer="synthetic:30")
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(UserError, match=words):
+        assemble(read_config(config))

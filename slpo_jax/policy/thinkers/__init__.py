@@ -4,6 +4,7 @@ import dataclasses
 
 from slpo_jax.checked import check_fields, choice
 from slpo_jax.policy.thinkers.additive import Additive
+from slpo_jax.policy.thinkers.colar import Colar
 from slpo_jax.policy.thinkers.gumbel import Gumbel
 from slpo_jax.policy.thinkers.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.thinkers.hybrid import Hybrid
@@ -15,6 +16,7 @@ from slpo_jax.policy.thinkers.thinker import Action, Thinker, ThinkerSettings
 THINKERS: dict[str, type[ThinkerSettings]] = {
     "latent": Latent,
     "additive": Additive,
+    "colar": Colar,
     "soft": Soft,
     "noisy_soft": NoisySoft,
     "gumbel": Gumbel,

@@ -4,10 +4,12 @@ from typing import Any
 
 from slpo_jax.checked import choice
 from slpo_jax.errors import UserError
+from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
+from slpo_jax.training.recipes.regular import StepPerLatent
 from slpo_jax.training.recipes.simcot import SimCot
 
 RECIPES: dict[str, Any] = {
@@ -15,6 +17,8 @@ RECIPES: dict[str, Any] = {
     "distil": Distillation,
     "icot": Internalization,
     "simcot": SimCot,
+    "colar": Compression,
+    "regular": StepPerLatent,
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 

@@ -1,0 +1,255 @@
+"""CoLaR's training (Tan et al., 2025): one latent stands for r tokens of the written solution, r drawn anew each step.
+
+First CoT-SFT on the same text, asked at speed 1. Then the solution's tokens are cut into chunks of r, whose embeddings,
+summed and divided by the root of their number, are the inputs in their place. At each the reasoner says a token of the
+next chunk, drawn at random, and its head predicts the next input. So all positions are trained at once.
+
+Apart from the published program: a line break ends the last step too, as in all texts of ours.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.models.reasoner import LatentLaw
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import encode_prompts
+from slpo_jax.policy.thinkers.noise import standard_normal
+from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_prompts
+from slpo_jax.text.speed import MOST_SPEED, at_speed, speed_of
+from slpo_jax.text.templates import Ids
+from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+
+COT = "cot"
+
+
+@struct.dataclass
+class ChunkBatch:
+    """Prompts without the mark, and what follows: "###", a slot a chunk, "###", the answer's tokens.
+
+    Weights are scaled to add up to B, so that a sum over them, divided by B, is their mean.
+
+    Attributes:
+        ids: int [B, S, R], the tokens of each slot.
+        sizes: int [B, S], how many they are; 0 is padding.
+        targets: int [B, 1 + S], the token to say after the prompt and at each slot; of a chunk one of its tokens.
+        weights: float32 [B, 1 + S].
+        chunks: bool [B, S], the slots that are latents at inference.
+        predicted: float32 [B, S], weights of the head's prediction of the next slot's input; None while only words are
+            learned.
+        index: int [B], what randomness is drawn by.
+    """
+
+    prompts: Prompts
+    ids: Any
+    sizes: Any
+    targets: Any
+    weights: Any
+    chunks: Any
+    predicted: Any
+    index: Any
+
+
+def in_chunks(tokens: Ids, size: int) -> list[Ids]:
+    """Of `size` tokens each, the last of what is left."""
+    return [tokens[at : at + size] for at in range(0, len(tokens), size)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """The section `config.imitate.colar`.
+
+    Attributes:
+        most_speed: r is one draw a batch from 1 to this.
+        latent_weight: of the head's loss, beside the cross-entropy's 1.
+        latent_loss: "mse": of a draw of the head's Gaussian; "nll": its negative log-likelihood, mean over D.
+        pooled: "sqrt_mean": a chunk's input is its embeddings' sum by the root of their number; "mean": their mean.
+    """
+
+    most_speed: int = setting(MOST_SPEED, least=1, most=MOST_SPEED)
+    latent_weight: float = setting(1.0, least=0)
+    latent_loss: Literal["mse", "nll"] = "mse"
+    pooled: Literal["sqrt_mean", "mean"] = "sqrt_mean"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
+
+        def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
+            return in_chunks([token for step in problems.steps[index] for token in step], speed)
+
+        def draw_speed(phase: Phase, seed: int, step: int) -> int:
+            draw = np.random.default_rng([seed, step, 3])
+            return 1 if phase.name == COT else int(draw.integers(1, self.most_speed, endpoint=True))
+
+        def loss(policy: Policy, params, batch: ChunkBatch, key):
+            return chunk_loss(policy, params, batch, key, self.vectors, self.latent_loss, self.latent_weight)
+
+        return chunked(settings, "colar", cut, draw_speed, self.most_speed, loss)
+
+    def vectors(self, policy: Policy, params, batch: ChunkBatch) -> jax.Array:
+        """The inputs [B, S, D]."""
+        return pooled(policy, params, batch, self.pooled)
+
+
+def pooled(policy: Policy, params, batch: ChunkBatch, how: Literal["sqrt_mean", "mean"]) -> jax.Array:
+    """Each slot's embeddings [B, S, D] as one; of a single token it is that token's, but for the published 1e-5."""
+    sizes_BS1 = batch.sizes[..., None]
+    used_BSR = jnp.arange(batch.ids.shape[-1])[None, None] < sizes_BS1
+    embedded_BSRD = policy.reasoner.embed(params, batch.ids)
+    summed_BSD = jnp.sum(embedded_BSRD, axis=2, where=used_BSR[..., None])
+    divided = jnp.sqrt(sizes_BS1) + 1e-5 if how == "sqrt_mean" else jnp.maximum(sizes_BS1, 1)
+    return (summed_BSD / jnp.where(batch.chunks[..., None], divided, 1)).astype(embedded_BSRD.dtype)
+
+
+def chunk_loss(
+    policy: Policy,
+    params,
+    batch: ChunkBatch,
+    key,
+    vectors: Callable[[Policy, Any, ChunkBatch], jax.Array],
+    latent_loss: Literal["mse", "nll"],
+    latent_weight: float,
+):
+    """Cross-entropy of the slots' tokens and the head's loss on the next slot's input, which is a constant to it.
+
+    Args:
+        policy, params, key: as in `Recipe.loss`.
+        vectors: of the slots' inputs [B, S, D].
+    """
+    reasoner, rate = policy.reasoner, policy.config.dropout_rate
+    params = reasoner.in_loop(params)
+    keys_B, slots_S = noise.row_keys(key, batch.index), jnp.arange(batch.sizes.shape[1])
+    noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
+    first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)
+    inputs_BSD = vectors(policy, params, batch)
+    hidden_BSD, _ = reasoner.forward(
+        params,
+        inputs_BSD,
+        batch.prompts.lengths[:, None] + slots_S[None],
+        batch.sizes > 0,
+        prefix=prefix,
+        dropout=noise.answer_dropout(keys_B, slots_S, rate, "all"),
+    )
+    before_BLD = jnp.concatenate([first_BD[:, None], hidden_BSD], axis=1)
+    asked_BL = batch.weights != 0
+    log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, asked_BL, likeliest=True)
+    said = total = -jnp.sum(log_probs_BL * batch.weights)
+    # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
+    judged_BL = asked_BL & jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
+    right_B = jnp.all((likeliest_BL == batch.targets) | ~judged_BL, axis=1)
+    rows = jnp.float32(right_B.shape[0])
+    metrics = {"accuracy": (right_B.sum(), rows)}
+    if batch.predicted is not None:
+        assert reasoner.law is not None
+        law = reasoner.law(params, hidden_BSD)
+        aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
+        losses_BS = _latent_losses(law, aims_BSD, noise.draw_keys(keys_B, slots_S), latent_loss)
+        latent = jnp.sum(losses_BS * batch.predicted)
+        total = said + latent_weight * latent
+        metrics |= {"said": (said, rows), "latent": (latent, rows)}
+    return total, metrics | {"loss": (total, rows)}, None
+
+
+def _latent_losses(law: LatentLaw, aims_BSD, keys_BS, how: Literal["mse", "nll"]) -> jax.Array:
+    """The head's loss at each slot on the next one's input in the law's unit, float32 [B, S]."""
+    if how == "nll":
+        return -jax.scipy.stats.norm.logpdf(aims_BSD, law.mean, law.std).mean(axis=-1)
+    drawn_BSD = law.mean + law.std * standard_normal(keys_BS, law.mean)
+    return jnp.square(drawn_BSD - aims_BSD).mean(axis=-1)
+
+
+def chunked(
+    settings: ImitateSettings,
+    name: str,
+    cut: Callable[[EncodedProblems, int, int], list[Ids]],
+    draw_speed: Callable[[Phase, int, int], int],
+    most: int,
+    loss: Callable[..., tuple],
+) -> Recipe:
+    """A recipe of CoT-SFT and a phase in which slots stand for several tokens.
+
+    Args:
+        name: of the recipe and of that phase.
+        cut: (problems, index, speed) -> the tokens of each slot of a problem's solution.
+        draw_speed: (phase, seed, step) -> that a batch is asked at.
+        most: the highest speed.
+        loss: see `Recipe`.
+    """
+
+    def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+        speed_of(problems.template)  # which only CoLaR's has
+        begin, end = settings.cot_steps, settings.cot_steps + settings.final_steps
+        plan = [Phase(COT, 0, begin, 0, 0, 0), Phase(name, begin, end, None, None, max_latents)]
+        return [phase for phase in plan if phase.end > phase.start]
+
+    def slots_of(problems: EncodedProblems, phase: Phase) -> list[int]:
+        """Of each problem, at most: at speed 1, or in words."""
+        how = _in_words if phase.name == COT else cut
+        return [len(how(problems, i, 1)) + 1 + len(problems.answers[i]) + 1 for i in range(len(problems))]
+
+    def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
+        """(tokens of a slot, buckets of slots)."""
+        how = _in_words if phase.name == COT else cut
+        longest = max((len(ids) for i in range(len(problems)) for ids in how(problems, i, most)), default=1)
+        return longest, curriculum.buckets_up_to(max(slots_of(problems, phase)), buckets)
+
+    def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> ChunkBatch:
+        indices, speed = batch_indices(seed, step, len(problems), batch_size), draw_speed(phase, seed, step)
+        how = _in_words if phase.name == COT else cut
+        rows = [(how(problems, i, speed), problems.answers[i]) for i in indices]
+        asked = at_speed(problems.template, speed).prompts([problems.problems[i].question for i in indices])
+        prompts = Prompts(*pad_prompts([ids[:-1] for ids in asked], prompt_slots, indices, problems.template.pad_id))
+        longest = max(len(thought) + 2 + len(answer) for thought, answer in rows)
+        shape = batch_size, next(size for size in slots[1] if size >= longest), slots[0]
+        made = _laid_out(problems, rows, shape, np.random.default_rng([seed, step, 4]), phase.name != COT)
+        return ChunkBatch(prompts=prompts, index=draw_numbers(indices, len(problems)), **made)
+
+    return Recipe(
+        name=name,
+        phases=phases,
+        usable=curriculum.usable,
+        fewest_steps=lambda plan: 1,
+        positions=lambda problems, phase: [
+            len(prompt) - 1 + size for prompt, size in zip(problems.prompts, slots_of(problems, phase), strict=True)
+        ],
+        slots=slots,
+        batch=batch,
+        loss=loss,
+    )
+
+
+def _in_words(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
+    return [[token] for step in problems.steps[index] for token in step]
+
+
+def _laid_out(problems: EncodedProblems, rows, shape: tuple[int, int, int], draw, predicts: bool) -> dict[str, Any]:
+    """`ChunkBatch`'s arrays from ids to predicted, of rows (slots' tokens of the thought, the answer's)."""
+    template, (count, slots, _) = problems.template, shape
+    mark = template.start_id
+    ids, sizes = np.full(shape, template.pad_id, np.int32), np.zeros((count, slots), np.int32)
+    targets, weights = np.full((count, 1 + slots), template.pad_id, np.int32), np.zeros((count, 1 + slots), np.float32)
+    chunks, predicted = np.zeros((count, slots), bool), np.zeros((count, slots), np.float32)
+    for row, (thought, answer) in enumerate(rows):
+        fed = [[mark], *thought, [mark], *([token] for token in answer)]
+        for slot, each in enumerate(fed):
+            ids[row, slot, : len(each)], sizes[row, slot] = each, len(each)
+        said = [mark, *(each[draw.integers(len(each))] for each in thought), mark, *answer, template.eos_id]
+        targets[row, : len(said)], weights[row, : len(said)] = said, 1.0
+        chunks[row, 1 : 1 + len(thought)], predicted[row, : 1 + len(thought)] = True, 1.0
+    weights, predicted = weights * (count / weights.sum()), predicted * (count / predicted.sum())
+    return {
+        "ids": ids, "sizes": sizes, "targets": targets, "weights": weights, "chunks": chunks,
+        "predicted": predicted if predicts else None,
+    }  # fmt: skip

@@ -1,0 +1,170 @@
+"""CoLaR's thought against scipy, and a loop over positions in float64: its draws, its density and its stop."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+from tiny import (
+    CONFIG,
+    END,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    policy_of,
+    random_prompts,
+    real_tokens,
+    take_rows,
+)
+
+from slpo_jax.kinds.colar import Colar
+from slpo_jax.policy.rollout import replay, sample
+from slpo_jax.policy.score import score
+
+SCALE, HEAT, T, D, ROWS = 0.4, 0.7, ROLLOUT.max_latents, CONFIG.n_embd, 400
+REASONER, MEAN_ONLY = (Colar(12, SCALE, gaussian=gaussian).on(CONFIG) for gaussian in (True, False))
+CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
+MARK_LIKE = 19  # a likely token, which the mark is made likelier than
+PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
+
+
+def _policy(reasoner=REASONER, **settings):
+    return policy_of(CLEAN, reasoner, "colar", **dict(end_id=END, temperature=HEAT) | settings)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """The tiny reasoner with a head; its thoughts end early, late and not at all."""
+    rng, params = np.random.default_rng(1), both_params()
+    shapes = jax.eval_shape(REASONER.init, jax.random.key(0))["head"]
+    head = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / x.shape[0] ** 0.5, jnp.float32), shapes)
+    backbone = params["reasoner"]["backbone"]
+    table = backbone["wte"].at[END].set(1.2 * backbone["wte"][MARK_LIKE])
+    return params | {"reasoner": {"backbone": backbone | {"wte": table}, "head": head}}
+
+
+def _rolled(policy, params, rows=ROWS, **changes):
+    policy, prompts = policy.having(**changes), take_rows(PROMPTS, range(rows))
+
+    def run(params, keys):
+        out = sample(policy, params, prompts, keys, T)
+        return out, score(policy, params, prompts, out, None)
+
+    return compiled(run)(params, keys_of(rows))
+
+
+@pytest.fixture(scope="module")
+def rolled(params):
+    return _rolled(_policy(), params)
+
+
+def _law(params, hidden_D) -> tuple[np.ndarray, np.ndarray]:
+    """The head's mean and standard deviation, in float64."""
+    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"]["head"])
+    dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
+    x = dense("fc_in", hidden_D)
+    x = dense("fc_out", x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))))
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
+    return dense("mean", x), np.exp(dense("log_std", x))
+
+
+@pytest.fixture(scope="module")
+def laws(params, rolled):
+    """By row, of each step: the law of the latent, and the probability that the thought ends before it."""
+    slow, prompt = SlowReasoner(params["reasoner"]), real_tokens(PROMPTS, 0)
+    found = []
+    for latents, tau in zip(rolled[0].actions["of"], rolled[0].lengths, strict=True):
+        fed = np.asarray(latents[: int(tau)], np.float64)
+        hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]
+        ends = special.softmax(slow.logits(hidden), axis=-1)[:, END]
+        found.append([(*_law(params, h), p) for h, p in zip(hidden, ends, strict=True)])
+    return found
+
+
+def test_draws_are_the_head_s_gaussian_and_end_where_the_mark_is_drawn(rolled, laws):
+    out, _ = rolled
+    lengths = np.asarray(out.lengths)
+    assert lengths.min() == 1  # one at least, as in its own program
+    assert (lengths == T).any()
+    noise = np.concatenate([
+        (np.asarray(out.actions["of"][row, t], np.float64) / SCALE - mean) / (HEAT * std)
+        for row, tau in enumerate(lengths) for t, (mean, std, _) in enumerate(laws[row][:tau])
+    ])  # fmt: skip
+    assert stats.kstest(noise, "norm").pvalue > 1e-4
+    # Of all draws that could have ended a thought, as many did as the probabilities add up to.
+    chances = np.concatenate([[p for *_, p in of_row[1:T]][:tau] for tau, of_row in zip(lengths, laws, strict=True)])
+    ended, sigma = (lengths < T).sum(), np.sqrt((chances * (1 - chances)).sum())
+    assert sigma > 5
+    assert abs(ended - chances.sum()) < 4 * sigma
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_likelihood_is_scipy_s(params, rolled, laws, reduction):
+    """Of u / s, at the temperature; the gradient reaches the head and the hidden states."""
+    out, policy = rolled[0], _policy(reduction=reduction)
+    scored = compiled(lambda params: score(policy, params, PROMPTS, out, None).action_log_probs)(params)
+    for row in range(0, ROWS, 40):
+        tau = int(out.lengths[row])
+        of_row = [
+            stats.norm.logpdf(np.asarray(u, np.float64) / SCALE, mean, HEAT * std)
+            for u, (mean, std, _) in zip(out.actions["of"][row, :tau], laws[row], strict=False)
+        ]
+        expected = [each.mean() if reduction == "mean" else each.sum() for each in of_row]
+        np.testing.assert_allclose(scored[row, :tau], expected, rtol=2e-4, atol=2e-4)
+
+
+def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
+    """As LatentTTS's program with least=0, where the first latent may be left out too."""
+    slow, prompts = SlowReasoner(params["reasoner"]), random_prompts((5, 4, 7, 6, 3, 5, 6, 4), 7, seed=3)
+    rows, lengths = len(prompts.tokens), {}
+    for least in (0, 1):
+        policy = _policy(least=least).without_noise()
+        out = compiled(lambda params, keys, policy=policy: sample(policy, params, prompts, keys, T))(
+            params, keys_of(rows)
+        )
+        lengths[least] = np.asarray(out.lengths).tolist()
+        for row in range(rows):
+            prompt = real_tokens(prompts, row)
+            inputs, tau = slow.embed(prompt), 0
+            while True:
+                hidden = slow.hidden(inputs)[-1]
+                if tau == T or (tau >= least and slow.logits(hidden).argmax() == END):
+                    break
+                inputs, tau = np.concatenate([inputs, SCALE * _law(params, hidden)[0][None]]), tau + 1
+            assert lengths[least][row] == tau
+            np.testing.assert_allclose(out.actions["of"][row, :tau], inputs[len(prompt) :], rtol=1e-3, atol=1e-4)
+    assert 0 in lengths[0]
+    assert len({*lengths[1]}) > 1, lengths
+
+
+def test_no_deviation_gives_the_thoughts_of_the_mean(params):
+    """sd -> 0, a head without it, and the thinker `latent` with the head's mean are one."""
+    head = params["reasoner"]["head"]
+    still = head | {"log_std": {"kernel": 0 * head["log_std"]["kernel"], "bias": head["log_std"]["bias"] - 60}}
+    bare = {name: part for name, part in head.items() if name != "log_std"}
+    of = lambda own: params | {"reasoner": params["reasoner"] | {"head": own}}  # noqa: E731
+    drawn, _ = _rolled(_policy(end_id=None), of(still), 8)
+    mean, scores = _rolled(_policy(MEAN_ONLY, end_id=None), of(bare), 8)
+    plain, _ = _rolled(policy_of(CLEAN, MEAN_ONLY, "latent"), of(bare), 8)
+    assert scores.action_log_probs is None
+    np.testing.assert_allclose(drawn.actions["of"], mean.actions["of"], atol=1e-6)
+    np.testing.assert_allclose(plain.actions, mean.actions["of"], atol=1e-6)
+
+
+def test_a_replay_is_the_rollout(params, rolled):
+    """Its latents are a function of keys and parameters, the standard deviation's among them."""
+    out, policy = rolled[0], _policy()
+
+    def latents(params):
+        return jnp.sum(jnp.where(jnp.arange(T)[None, :, None] < out.lengths[:, None, None],
+                                 replay(policy, params, PROMPTS, out).actions["of"], 0.0), axis=(0, 2))  # fmt: skip
+
+    total = np.asarray(out.actions["of"]).sum(axis=(0, 2))
+    np.testing.assert_allclose(compiled(latents)(params), total, rtol=1e-3, atol=1e-2)
+    grads = compiled(jax.grad(lambda params: latents(params).sum()))(params)
+    assert np.abs(grads["reasoner"]["head"]["log_std"]["kernel"]).max() > 0

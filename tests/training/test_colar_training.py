@@ -1,0 +1,188 @@
+"""CoLaR's and ReGuLaR's training against a loop over rows and positions in float64."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from scipy import special, stats
+from tiny import SlowReasoner, compiled, policy_of, real_tokens
+
+from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.colar import Colar
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import RolloutConfig
+from slpo_jax.text.batches import encode_problems
+from slpo_jax.text.chat import PromptConfig
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.speed import at_speed
+from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.training.recipes import imitate_config, recipe_of
+from slpo_jax.training.recipes.regular import PROJECTOR
+
+STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
+SCALE, ROWS, WEIGHT = 0.3, 4, 0.7
+TEMPLATE = Colar(8).template(arithmetic_tokenizer(20), prompt=PromptConfig(speed=1))
+IDS = TEMPLATE.tokenizer.get_vocab()
+CONFIG = dataclasses.replace(tiny.CONFIG, vocab_size=len(TEMPLATE.tokenizer), n_positions=96)
+REASONER = Colar(12, SCALE, gaussian=True).on(CONFIG)
+ROLLOUT = RolloutConfig(8, 4, TEMPLATE.closing_ids, TEMPLATE.eos_ids, TEMPLATE.pad_id, dropout_rate=0.0)
+POLICY, ENCODED = policy_of(ROLLOUT, REASONER, "colar"), encode_problems(TEMPLATE, PROBLEMS)
+
+
+def _recipe(name: str, **own):
+    settings = dataclasses.replace(imitate_config(), recipe=name, cot_steps=2, final_steps=40, batch_size=ROWS)
+    section = getattr(settings, name)
+    changed = dataclasses.replace(section, **own)
+    return recipe_of(dataclasses.replace(settings, **{name: changed}), "colar")
+
+
+def _case(name: str, phase: int = 1, step: int = 3, **own):
+    recipe = _recipe(name, **own)
+    plan = recipe.phases(ENCODED, 8)
+    batch = recipe.batch(ENCODED, plan[phase], step, 1, ROWS, (24,), recipe.slots(ENCODED, plan[phase]))
+    rng = np.random.default_rng(0)
+    draw = lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.4, jnp.float32)  # noqa: E731
+    params = {"reasoner": jax.tree.map(draw, jax.eval_shape(REASONER.init, jax.random.key(0)))}
+    params["gate"] = tiny.random_gate()
+    if recipe.init:
+        params |= jax.tree.map(draw, jax.eval_shape(lambda: recipe.init(jax.random.key(1), POLICY, params)))
+    return SimpleNamespace(recipe=recipe, batch=batch, params=params)
+
+
+def _projected(params, code_D):
+    """Linear, GroupNorm, GELU, Linear, GroupNorm of one group."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params[PROJECTOR])
+
+    def norm(x_D, groups, name):
+        parts = x_D.reshape(groups, -1)
+        parts = (parts - parts.mean(axis=1, keepdims=True)) / np.sqrt(parts.var(axis=1, keepdims=True) + 1e-5)
+        return parts.reshape(-1) * p[name]["scale"] + p[name]["bias"]
+
+    x = norm(code_D @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 2, "GroupNorm_0")
+    x = x * 0.5 * (1 + special.erf(x / math.sqrt(2)))
+    return SCALE * norm(x @ p["Dense_1"]["kernel"] + p["Dense_1"]["bias"], 1, "GroupNorm_1")
+
+
+def _law(params, hidden_D):
+    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["reasoner"]["head"])
+    dense = lambda name, x: x @ head[name]["kernel"] + head[name]["bias"]  # noqa: E731
+    x = dense("fc_in", hidden_D)
+    x = dense("fc_out", x * 0.5 * (1 + special.erf(x / math.sqrt(2))))
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * head["norm"]["scale"] + head["norm"]["bias"]
+    return dense("mean", x), np.exp(dense("log_std", x))
+
+
+def _slow_loss(case, name: str, speed: int, key, loss="mse"):
+    """(cross-entropy, the head's loss), as means over the whole batch, of texts put together from words."""
+    slow, batch = SlowReasoner(case.params["reasoner"], CONFIG), case.batch
+    said, latent = [], []
+    for row, index in enumerate(np.asarray(batch.index) % len(PROBLEMS)):
+        problem = PROBLEMS[index]
+        asked = f"Question: {problem.question} Let's think step by step:(Thinking speed: {speed})"
+        prompt = TEMPLATE.tokenizer(asked, add_special_tokens=False)["input_ids"]
+        assert real_tokens(batch.prompts, row).tolist() == prompt
+        steps = [[IDS[word] for word in (*step.split(), "\n")] for step in problem.steps]
+        flat = [token for step in steps for token in step]
+        chunks = steps if name == "regular" else [flat[at : at + speed] for at in range(0, len(flat), speed)]
+        vectors = [slow.embed(chunk).sum(axis=0) / (len(chunk) ** 0.5 + 1e-5) for chunk in chunks]
+        if name == "regular":
+            vectors = [_projected(case.params, vector) for vector in vectors]
+        mark, answer = IDS["###"], [IDS["Answer:"], IDS[problem.answer], TEMPLATE.eos_id]
+        fed = np.concatenate([slow.embed([mark]), vectors, slow.embed([mark, *answer[:-1]])])
+        hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]
+        targets = np.asarray(batch.targets)[row, : len(hidden)].tolist()
+        assert targets[0] == targets[1 + len(chunks)] == mark
+        assert all(label in chunk for label, chunk in zip(targets[1:], chunks, strict=False))
+        assert targets[2 + len(chunks) :] == answer
+        log_probs = special.log_softmax(slow.logits(hidden), axis=-1)
+        said += [-log_probs[at, target] for at, target in enumerate(targets)]
+        keys = noise.draw_keys(noise.row_keys(key, batch.index)[row : row + 1], jnp.arange(len(chunks) + 1))[0]
+        for at in range(len(chunks) + 1):  # the mark that begins, and each chunk but that the last predicts the mark
+            mean, std = _law(case.params, hidden[1 + at])
+            aim = fed[1 + at] / SCALE
+            if loss == "nll":
+                latent.append(-stats.norm.logpdf(aim, mean, std).mean())
+            else:
+                n = np.asarray(jax.random.normal(keys[at], mean.shape), np.float64)
+                latent.append(np.square(mean + std * n - aim).mean())
+    return np.mean(said), np.mean(latent)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("colar", {}), ("colar", {"latent_loss": "nll"}), ("regular", {})], ids=["mse", "nll", "regular"]
+)
+def test_losses_are_the_slow_loop_s(name, own):
+    case, key = _case(name, latent_weight=WEIGHT, **own), jax.random.key(5)
+    asked = TEMPLATE.tokenizer.decode(real_tokens(case.batch.prompts, 0))
+    speed = int(asked.rpartition("speed: ")[2][0])
+    assert speed == (1 if name == "regular" else 3)
+    total, sums = compiled(case.recipe.loss_of(POLICY))(case.params, case.batch, key)
+    said, latent = _slow_loss(case, name, speed, key, own.get("latent_loss", "mse"))
+    means = {name: float(total / count) for name, (total, count) in sums.items()}
+    assert means["said"] == pytest.approx(said, rel=1e-3)
+    assert means["latent"] == pytest.approx(latent, rel=1e-3)
+    assert float(total) / ROWS == pytest.approx(said + WEIGHT * latent, rel=1e-3)
+
+
+def test_at_speed_one_inputs_are_embeddings():
+    """And a head that predicts s E / s without deviation has no loss: the targets are the rows of E over s."""
+    case = _case("colar", most_speed=1)
+    settings = imitate_config().colar
+    inputs = settings.vectors(POLICY, case.params, case.batch)
+    table = np.asarray(case.params["reasoner"]["backbone"]["wte"])
+    used = np.asarray(case.batch.sizes) > 0
+    np.testing.assert_allclose(np.asarray(inputs)[used], table[np.asarray(case.batch.ids)[..., 0][used]], rtol=2e-5)
+    words = _case("colar", phase=0, step=0)  # the CoT model's text is the same
+    np.testing.assert_array_equal(words.batch.ids[..., 0] != 0, words.batch.sizes > 0)
+    assert words.batch.predicted is None
+
+
+def test_speeds_and_labels_are_drawn():
+    recipe = _recipe("colar")
+    _, phase = recipe.phases(ENCODED, 8)
+    slots, seen, labels = recipe.slots(ENCODED, phase), set(), set()
+    for step in range(2, 42):
+        batch = recipe.batch(ENCODED, phase, step, 1, ROWS, (24,), slots)
+        asked = {TEMPLATE.tokenizer.decode(real_tokens(batch.prompts, row))[-2] for row in range(ROWS)}
+        assert len(asked) == 1
+        seen |= asked
+        places = [np.flatnonzero(ids == label)[0] for ids, label, chunk in zip(
+            batch.ids.reshape(-1, 5), batch.targets[:, :-1].reshape(-1), batch.chunks.reshape(-1), strict=True)
+            if chunk and label in ids] if asked == {"5"} else []  # fmt: skip
+        labels |= set(places)
+    assert seen == set("12345")
+    assert len(labels) > 1
+
+
+def test_only_what_is_said_trains_the_projector():
+    """The head's aim is a constant; the cross-entropy reaches the projector through the inputs."""
+
+    def grads(weight):
+        case = _case("regular", latent_weight=weight)
+        loss = case.recipe.loss_of(POLICY)
+        return compiled(jax.grad(lambda p, b, k: loss(p, b, k)[0]))(case.params, case.batch, jax.random.key(0))
+
+    without, heavy = grads(0.0), grads(1.0)
+    moved = jax.tree.leaves(jax.tree.map(lambda x: np.abs(x).max(), without[PROJECTOR]))
+    assert min(moved) >= 0 < max(moved)
+    assert np.abs(heavy["reasoner"]["head"]["mean"]["kernel"]).max() > 0
+    assert np.abs(without["reasoner"]["head"]["mean"]["kernel"]).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "words"),
+    [
+        ("colar", Coconut().template(arithmetic_tokenizer(20)), "config.reasoner: only CoLaR's is asked at a speed"),
+        ("regular", at_speed(TEMPLATE, 2), "config.prompt.speed: the recipe regular asks at speed 1 always; set it to"),
+    ],
+)
+def test_what_can_t_be_trained(name, template, words):
+    with pytest.raises(UserError, match=words):
+        _recipe(name).phases(encode_problems(template, PROBLEMS), 8)
