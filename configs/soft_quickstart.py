@@ -12,7 +12,7 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import objective_variant, tried
+from slpo_jax.run.presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE, objective_variant, tried
 
 SOFT_TOKENS, WORDS = 4, 24
 RATES = (3e-5, 1e-4, 3e-4)
@@ -26,6 +26,8 @@ METHODS = {
     "hrpo": ("hybrid", {}, 0.0, "grpo", {"kl_weight": 0.005, "reduction": "sequence_mean"}),
     "slpo": ("soft", {"temperature": 1.0}, 0.1, "slpo", {"passes": 2, "scored_latents": 2, "advantage": "grpo"}),
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
+    "latent_grpo": ("gumbel_top_k", {}, 0.0, "grpo", LATENT_GRPO),
+    "soft_grpo": ("gumbel_top_k", SOFT_GRPO, 0.0, "grpo", SOFT_GRPO_OBJECTIVE),
 }
 CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 3e-4, "hrpo": 3e-5, "slpo": 3e-5, "pathwise": 3e-4}
 
@@ -64,6 +66,7 @@ def get_config(argument: str = "lepo"):
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=400, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    config.rl.dynamic_batches = 4 if method == "latent_grpo" else 0
     rates = {tried(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
     if kind:
         for name, rate in rates.items():

@@ -153,6 +153,11 @@ def smollm2(config: ConfigDict, folder: str) -> None:
     config.checkpoint_every = 100
 
 
+LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "tempered": True, "detach_inputs": True}
+"""Latent-GRPO's settings of the objective grpo."""
+SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
+"""SofT-GRPO's of the thinker gumbel_top_k, whose defaults are Latent-GRPO's."""
+SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "kl_weight": 0.001, "detach_inputs": True}
 # By method: the thinker, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
 # rate published for Llama-3.2-3B. Settings of thinkers are the papers' by default.
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
@@ -167,6 +172,7 @@ SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float
     ),
     "slpo": ("soft", None, 0.1, "slpo", {"passes": 2, "scored_latents": 8, "advantage": "grpo"}, 1e-6),
     "pathwise": ("gumbel", None, 0.0, "pathwise", {"estimator": "reward", "advantage": "grpo"}, 1e-6),
+    "soft_grpo": ("gumbel_top_k", None, 0.0, "grpo", SOFT_GRPO_OBJECTIVE, 1e-6),
 }  # fmt: skip
 
 
@@ -191,6 +197,9 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     config.stages = ("rl", "evaluate") if kind else ("evaluate",)
     sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
     config.rl.update(group=8, capacities=((1.0, 0.5), (1.0, 1.0)), **sampled)
+    if method == "soft_grpo":
+        config.thinker.gumbel_top_k.update(SOFT_GRPO)
+        config.rl.top_k = 5
     if kind:
         objective_variant(config, method, kind, learning_rate=rate, **settings)
         config.rl.objectives = (method,)
@@ -217,6 +226,6 @@ def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     }.items():  # fmt: skip
         config.data.eval[name] = source
     # An epoch of some 14,000 problems.
-    config.rl.update(batch_size=32, micro_batches=8, steps=440)
+    config.rl.update(batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440)
     config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)
     config.evaluate.update(batch_size=256)

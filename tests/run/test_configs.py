@@ -197,13 +197,14 @@ def test_methods_of_the_paper_s_second_half(name):
     rates = {
         method: config.objective[method].learning_rate for method, config in found.items() if "rl" in config.stages
     }
-    assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6}
+    assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6,
+                     "soft_grpo": 1e-6}  # fmt: skip
     kl = {
         method: config.objective[method].get("kl_weight", 0.0)
         for method, config in found.items()
         if "rl" in config.stages
     }
-    assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005}
+    assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005, "soft_grpo": 0.001}
     # One rollout a device and gradient accumulation: a mean within each rollout, then over rollouts.
     token_level = {name: config.objective[name] for name, config in found.items() if name in ("grpo", "lepo", "hrpo")}
     assert {name: node.reduction for name, node in token_level.items()} == dict.fromkeys(token_level, "sequence_mean")
