@@ -1,6 +1,7 @@
 """The paper's tables 3 and 4 on Llama-3.2-3B-Instruct: `--config=configs/soft_llama3b.py:METHOD`.
 
-METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`run/presets.py`).
+METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`run/presets.py`); or latent_sft, the
+paper's table 2, on GSM8K-Aug's files in `data`.
 Its published settings are in docs/methods.md.
 Model and data are hub ids, from its cache where there is no network; local directories of the same layout do as well
 (`--config.init=DIR`, `--config.data.train=DIR`).

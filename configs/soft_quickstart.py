@@ -5,16 +5,24 @@ steps, and is right less often then: what reinforcement learning has to find out
 
 `--config=configs/soft_quickstart.py:METHOD` trains it from nothing on these solutions, and then with METHOD, four
 soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
-`cot`: no reinforcement learning). Every method has the same start, batches and rollouts; with `METHOD,tune` it is
+`cot`: no reinforcement learning). `latent_sft` is imitation of another kind, whose thoughts end by themselves, without
+reinforcement learning. Every other method has the same start, batches and rollouts; with `METHOD,tune` it is
 trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
 (`launch/reproduce.py table4_rates`).
 """
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import LATENT_GRPO, SOFT_GRPO, SOFT_GRPO_OBJECTIVE, objective_variant, tried
+from slpo_jax.run.presets import (
+    LATENT_GRPO,
+    LATENT_SFT_MIXTURE,
+    SOFT_GRPO,
+    SOFT_GRPO_OBJECTIVE,
+    objective_variant,
+    tried,
+)
 
-SOFT_TOKENS, WORDS = 4, 24
+SOFT_TOKENS, WORDS, CHUNKS = 4, 24, 12
 RATES = (3e-5, 1e-4, 3e-4)
 GATES = 20  # times the model's rate, as HRPO trains its gates
 # By name: the thinker and its settings, the noise of dropout, the objective and its settings.
@@ -28,8 +36,17 @@ METHODS = {
     "pathwise": ("gumbel", {}, 0.0, "pathwise", {"estimator": "reward"}),
     "latent_grpo": ("gumbel_top_k", {}, 0.0, "grpo", LATENT_GRPO),
     "soft_grpo": ("gumbel_top_k", SOFT_GRPO, 0.0, "grpo", SOFT_GRPO_OBJECTIVE),
+    "latent_sft": ("soft", LATENT_SFT_MIXTURE, 0.0, "", {}),
 }
 CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 3e-4, "hrpo": 3e-5, "slpo": 3e-5, "pathwise": 3e-4}
+
+
+def _latent_sft(config):
+    config.max_latents = CHUNKS
+    config.prompt.update(format="{question}\n<think>", closing="</think>")
+    config.max_answer_tokens = 4
+    config.data.synthetic.written_share = 1.0
+    config.imitate.update(recipe="latent_sft", cot_steps=1500, stage_steps=400, final_steps=1500)
 
 
 def get_config(argument: str = "lepo"):
@@ -74,6 +91,8 @@ def get_config(argument: str = "lepo"):
             if method == "hrpo":
                 config.objective[name].thinker_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
+    if method == "latent_sft":
+        _latent_sft(config)
     config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=200, temperature=1.0)
     config.evaluate.dropout = 0.0  # of every method, so that all are compared under one law
     config.log_every = 20

@@ -186,18 +186,22 @@ def own_latents(config: Config) -> int:
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 
-def make_thinker(config: Config, token: Callable[[str], int]) -> Any:
+def make_thinker(config: Config, token: Callable[[str], int], closing_ids: tuple[int, ...] = ()) -> Any:
     """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
 
     Args:
         token: the id of a text that is one token.
+        closing_ids: of `config.prompt.closing`, () without.
     Raises:
         UserError: a text that should be one token is not.
     """
     settings: Any = config.thinker.chosen
+    if closing_ids and hasattr(settings, "halt_id"):
+        return dataclasses.replace(settings, halt_id=closing_ids[0])
     if not getattr(settings, "end_text", ""):
         return settings
     try:
         return dataclasses.replace(settings, end_id=token(settings.end_text))
     except UserError as error:
-        raise UserError(f"config.thinker.{config.thinker.name}.end_text: {error}") from None
+        key = f"config.thinker.{config.thinker.name}.end_text"
+        raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

@@ -188,6 +188,7 @@ class Backbone(nn.Module):
         owner_BL: jax.Array | None = None,
         last: int = 0,
         packing: Packing | None = None,
+        sees_BLL: jax.Array | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Run L positions of B rows.
 
@@ -208,11 +209,12 @@ class Backbone(nn.Module):
                 positions and noise are then those of the packed slots, [1, S]; `valid_BL` and all that is returned are
                 the sequences'.
                 Only attention works on slots. Needs `last`; without a prefix and owners.
+            sees_BLL: bool, without a cache: which of the slots up to its own a query sees; None: all.
         Returns:
             hidden states [B, L, D] (or [B, last, D]) after the final norm, and the own slots' `KVCache`.
         """
         hidden_BLD, own, _ = self._run(
-            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last, packing
+            inputs_BLD, positions_BL, valid_BL, None, prefix, cache, start, dropout, owner_BL, last, packing, sees_BLL
         )
         return hidden_BLD, own
 
@@ -240,16 +242,18 @@ class Backbone(nn.Module):
 
     def _run(
         self, inputs_BLD, positions_BL, valid_BL, at_B, prefix, cache, start, dropout,
-        owner_BL=None, last=0, packing=None,
+        owner_BL=None, last=0, packing=None, sees_BLL=None,
     ):  # fmt: skip
         """Hidden states, own slots, and the levels at `at_B` as a list of [B, D], empty if that is None."""
         assert packing is None or (last and cache is None and prefix is None and owner_BL is None)
+        assert sees_BLL is None or (packing is None and cache is None)
         c, before, valid_BS = self.config, () if prefix is None else (prefix,), valid_BL
         x_BLD, rotation = self.enter(inputs_BLD.astype(c.dtype), jnp.maximum(positions_BL, 0))
         if cache is not None:
             valid_BS = jax.lax.dynamic_update_slice_in_dim(cache.valid, valid_BL, start, axis=1)
         if self.is_initializing() or not c.scan_layers:
             mask_BLS = own_mask(valid_BS, valid_BL.shape[1], 0 if cache is None else start, owner_BL)
+            mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
             context = Context(mask_BLS, before, cache, start, dropout, rotation, packing)
             x_BLD, own, levels = self._one_by_one(x_BLD, context, at_B, last)
         else:
@@ -257,6 +261,7 @@ class Backbone(nn.Module):
                 written_BS = cache.valid & (jnp.arange(cache.slots) < start)[None]
                 before = (*before, dataclasses.replace(cache, valid=written_BS))
             mask_BLS = own_mask(valid_BL, valid_BL.shape[1], 0, owner_BL)
+            mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
             context = Context(mask_BLS, before, None, 0, dropout, rotation, packing)
             x_BLD, own, levels = self._in_loop(x_BLD, context, at_B, last)
             if cache is not None:  # once for all layers, in place

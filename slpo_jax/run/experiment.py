@@ -264,8 +264,10 @@ def assemble(
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.kind.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    thinker = make_thinker(config, template.token)(reasoner.in_tree(), gate.in_tree())
-    prompt_slots = fitting_slots(config, model.n_positions)
+    thinker = make_thinker(config, template.token, template.closing_ids if config.prompt.closing else ())(
+        reasoner.in_tree(), gate.in_tree()
+    )
+    prompt_slots = fitting_slots(config, model.n_positions - max(len(template.closing_ids) - 1, 0))
     reward = Reward(
         config.reward, template.answer_style, template.token_bytes, template.eos_ids, template.stop, model.vocab_size
     )
@@ -288,7 +290,7 @@ def assemble(
         origin=origin,
         prompt_slots=prompt_slots,
         parts=_parts(config, key, reasoner, gate, thinker),
-        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="packed" if template.closing_ids else "rows"),
+        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.start_id is None else "packed"),
         reward=reward,
     )
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -72,7 +73,8 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
     # A constant schedule that is not begun anew goes through all phases.
     whole = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
     steps = [whole or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
-    return recipe, plan, [experiment.optimizer_config(IMITATE, count) for count in steps]
+    own = [{} if phase.learning_rate is None else {"learning_rate": phase.learning_rate} for phase in plan]
+    return recipe, plan, [experiment.optimizer_config(IMITATE, n, **rate) for n, rate in zip(steps, own, strict=True)]
 
 
 def check(experiment: Experiment, stage: str) -> None:
@@ -102,19 +104,22 @@ def train(experiment: Experiment, stage: str) -> None:
         if taken := own.keys() & params.keys():
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
         params, trained = params | own, (*trained, *own)
-    state = init_state(params, trained, optimizers[0], experiment.key, experiment.layout)
+    folder = UNFINISHED if recipe.ends_apart else stage
+    now = _phase_at(experiment, folder, plan).trains or trained
+    state = init_state(params, now, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
     if stage == CONTROL:
         before = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
         state, _ = before.restore(state, newest=True)
         before.close()
-    run, state, _ = open_stage(experiment, stage, state, until, UNFINISHED if recipe.ends_apart else stage)
+    run, state, _ = open_stage(experiment, stage, state, until, folder)
     plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
     for phase, optimizer, schedule in zip(plan, optimizers, map(make_schedule, optimizer_configs), strict=True):
         if int(state.step) >= phase.end:
             continue
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
-        how = (optimizer, trained, experiment.layout, IMITATE, config.micro_batches)
+        now = phase.trains or trained
+        how = (optimizer, now, experiment.layout, IMITATE, config.micro_batches)
         step_fn = make_train_step(recipe.loss_of(policy), *how, schedule=schedule)
         slots = recipe.slots(problems, phase, config.suffix_slots)
 
@@ -122,9 +127,12 @@ def train(experiment: Experiment, stage: str) -> None:
             made = recipe.batch(problems, phase, step, seed, config.batch_size, experiment.prompt_slots, slots)
             return shard_rows(made, experiment.mesh)
 
+        if int(state.step) == phase.start and phase.copies:
+            begun = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
+            state = dataclasses.replace(state, params=state.params | begun)
         for start, end in phase.stretches:
-            if int(state.step) == start and config.reset_optimizer:
-                fresh = init_optimizer(optimizer, {name: state.params[name] for name in trained}, experiment.layout)
+            if int(state.step) == start and (config.reset_optimizer or phase.trains):
+                fresh = init_optimizer(optimizer, {name: state.params[name] for name in now}, experiment.layout)
                 state = dataclasses.replace(state, opt_state=fresh)
             state = run.advance(state, step_fn, batch, end)
     if recipe.ends_apart:
@@ -132,6 +140,16 @@ def train(experiment: Experiment, stage: str) -> None:
         _save_finished(experiment, recipe, state)
     else:
         close_stage(experiment, stage, run, state)
+
+
+def _phase_at(experiment: Experiment, folder: str, plan: list[Phase]) -> Phase:
+    """The phase that the stage's newest checkpoint was made in, or is at the end of; without one the first."""
+    if not any(phase.trains for phase in plan):
+        return plan[0]
+    checkpoints = StageCheckpoints(experiment.workdir.stage(folder).path)
+    step = checkpoints.latest_step or 0
+    checkpoints.close()
+    return next((phase for phase in plan if step <= phase.end), plan[-1])
 
 
 def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState) -> None:

@@ -206,12 +206,53 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     config.evaluate.update(samples=32, seeds=1, temperature=1.0 if config.max_latents else 0.6, top_k=30, top_p=0.95)
 
 
+# As Latent-SFT mixes (Deng et al., 2025).
+LATENT_SFT_MIXTURE = {"temperature": 1.0, "top_k": 10, "top_p": 1.0, "min_p": 0.0, "most": 0}
+_LATENT_SFT_PROMPT = (
+    "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within "
+    "\\boxed{}.\n{question}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>"
+)
+
+
+def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
+    """Latent-SFT's published training on GSM8K-Aug as COCONUT's train.txt, and its evaluation.
+
+    Args:
+        model: hub id of a Llama 3 instruct model, or of what was trained so.
+        folder: see `gsm8k_files`.
+    """
+    epoch = -(-GSM8K_AUG // 512)
+    config.reasoner, config.init, config.gate.enabled = "text_llama", model, False
+    config.model.update(remat=True, scan_layers=True)
+    config.prompt.update(format=_LATENT_SFT_PROMPT, closing="</think>", answers="boxed")
+    config.thinker.name = "soft"
+    config.thinker.soft.update(LATENT_SFT_MIXTURE)
+    config.max_latents, config.min_latents, config.max_answer_tokens = 128, 1, 128
+    config.dropout.rate = 0.0
+    config.prompt_slots = (128, 256, 512)
+    gsm8k_files(config, folder, "train.txt")
+    config.stages = ("imitate", "evaluate")
+    config.imitate.update(
+        recipe="latent_sft", batch_size=512, micro_batches=32, cot_steps=0, stage_steps=10 * epoch,
+        final_steps=70 * epoch, suffix_slots=(128, 192, 256),
+    )  # fmt: skip
+    config.imitate.latent_sft.final_learning_rate = 3e-4
+    config.imitate.lora.update(rank=64, alpha=128.0)
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=1e-4, schedule="cosine", warmup_steps=epoch // 2, weight_decay=0.01
+    )
+    config.evaluate.update(batch_size=256, samples=5, seeds=1, temperature=0.6, top_p=0.95)
+
+
 def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     """A method on Llama-3.2's instruct models: DAPO-Math to train on, the paper's four sets, answers in boxes.
 
     Args:
         model: hub id.
     """
+    if method == "latent_sft":
+        latent_sft(config, model, "data")
+        return
     soft_method(config, method)
     config.init = model
     config.model.update(remat=True, scan_layers=True)

@@ -53,7 +53,7 @@ def _ending(solver: Solver, solution: Solution) -> str:
         return "in words alone" if not solver.setup.origin.kind.has_latents else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
-        end = getattr(solver.setup.config.thinker.chosen, "end_text", "")
+        end = getattr(solver.setup.config.thinker.chosen, "end_text", "") or solver.setup.config.prompt.closing
         ends = [repr(end)] * bool(end) + ["an end token"] * (thinker.says is not None)
         return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":

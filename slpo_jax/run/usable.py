@@ -67,6 +67,11 @@ def _check_thought(config: Config, kind: Kind) -> None:
             f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             f"latents; use {IN_WORDS}, or another thinker"
         )
+    if config.prompt.closing and (thinker.writes or end):
+        raise UserError(
+            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and config.thinker.{name} "
+            "writes them, or has an end_text of its own; leave one of them out"
+        )
     if thinker.writes and not config.max_latents:
         raise UserError(
             f"config.max_latents: 0, but config.thinker.name={name} writes in its thought alone; give at least 1, or "

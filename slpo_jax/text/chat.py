@@ -23,6 +23,9 @@ TEXT_STYLES: dict[str, AnswerStyle] = {
 }
 
 
+QUESTION = "{question}"
+
+
 @dataclass(frozen=True)
 class PromptConfig:
     r"""The section `config.prompt`: what a question is asked with, by a text reasoner or CoLaR; how answers are read.
@@ -31,6 +34,10 @@ class PromptConfig:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.
         chat: whether in the tokenizer's chat template: where it has one ("auto"), or "never".
+        format: in the place of these three: the whole prompt, with {question} in it and all special tokens that it
+            needs, such as the text that opens a thought.
+        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. Thinkers in soft tokens
+            end before the step at which the first of them is the likeliest.
         answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
             number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX; "texts": any text
             behind the mark, also of reasoners that have a way of their own to ask.
@@ -42,12 +49,18 @@ class PromptConfig:
     system: str = ""
     instruction: str = ""
     chat: Literal["auto", "never"] = "auto"
+    format: str = ""
+    closing: str = ""
     answers: Literal["auto", "last_number", "boxed", "texts"] = "auto"
     stop: tuple[str, ...] = ()
     speed: int = setting(2, least=1, most=MOST_SPEED)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.format and self.format.count(QUESTION) != 1:
+            raise FieldError(self, "format", f"write {QUESTION} once, where the question stands")
+        if self.format and (self.system or self.instruction):
+            raise FieldError(self, "format", "it is the whole prompt; put system and instruction into it")
         if not all(self.stop):
             raise FieldError(self, "stop", "an empty text would end every completion before it begins; take it out")
 
@@ -70,27 +83,33 @@ def text_template(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig) ->
     style = TEXT_STYLES[prompt.answers]
     before, after = (r"\boxed{", "}") if style == "boxed" else (f"{TEXT_ANSWER} ", "")
     add_words(tokenizer, f"{before} {after}", apart=style != "boxed")
-    chat = prompt.chat == "auto" and tokenizer.chat_template is not None
+    add_words(tokenizer, f"{prompt.format.replace(QUESTION, '')} {prompt.closing}")
+    chat = not prompt.format and prompt.chat == "auto" and tokenizer.chat_template is not None
     if chat:
         _check_chat(tokenizer, prompt)
+    ask = _formatted if prompt.format else _chat if chat else _asked
     return Template(
         answer_style=style,
         start_id=None,
-        closing_ids=(),
+        closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]) if prompt.closing else (),
         latent_id=None,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
         tokenizer=tokenizer,
-        question_text=functools.partial(_chat if chat else _asked, tokenizer, prompt),
+        question_text=functools.partial(ask, tokenizer, prompt),
         step_text=lambda step, first: step + "\n",
         answer_text=lambda answer: f"{before}{answer}{after}",
-        bare=chat,
+        bare=chat or bool(prompt.format),
         stop=prompt.stop,
     )
 
 
 def _asked(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
     return "".join(line(part) for part in (prompt.system, question, prompt.instruction) if part)
+
+
+def _formatted(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:
+    return prompt.format.replace(QUESTION, question)
 
 
 def _chat(tokenizer: "PreTrainedTokenizerFast", prompt: PromptConfig, question: str) -> str:

@@ -346,3 +346,35 @@ def test_the_exact_objective_takes_those_with_a_likelihood(name):
             objective.check("config.objective.exact", policy, 4)
     else:
         objective.check("config.objective.exact", policy, 4)
+
+
+@pytest.mark.parametrize("thinker", ["soft", "gumbel"])
+def test_a_thought_that_halts_is_greedy_decoding(thinker):
+    """Of one token a mixture, up to the first of the closing text, which is then fed whole, as it is at the limit."""
+    slow, steps = SlowReasoner(both_params()["reasoner"]), 6
+
+    def greedy(tokens, most, end=()):
+        """The likeliest tokens after these, until one of `end`, and that."""
+        said = []
+        while len(said) < most:
+            token = int(slow.logits(slow.hidden(slow.embed([*tokens, *said]))[-1:])[0].argmax())
+            if token in end:
+                return said, token
+            said.append(token)
+        return said, None
+
+    prompts = [real_tokens(PROMPTS, row).tolist() for row in range(3)]
+    closing = (greedy(prompts[0], 3)[0][-1], 4, 9)
+    config = _config(steps, closing_ids=closing, temperature=0.0)
+    policy = policy_of(config, REASONER, thinker, halt_id=closing[0], **HARD)
+    made = compiled(sample, policy)(both_params(), PROMPTS, keys_of(3), jnp.full(3, steps))
+    lengths = []
+    for row, prompt in enumerate(prompts):
+        thought, _ = greedy(prompt, steps, closing[:1])
+        lengths.append(len(thought))
+        answer, end = greedy([*prompt, *thought, *closing], config.answer_slots, (EOS,))
+        answer = [*answer, EOS] if end else answer
+        assert np.asarray(made.tokens[row]).tolist() == answer + [PAD] * (config.answer_slots - len(answer))
+    assert np.asarray(made.lengths).tolist() == lengths
+    assert lengths[0] < 3
+    assert max(lengths) == steps

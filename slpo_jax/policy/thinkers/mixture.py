@@ -25,6 +25,8 @@ class Kept(ThinkerSettings):
         cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
         cold_steps: the last of so many certain steps in a row is `end_text` instead.
         end_id: of `end_text`. No key of the section.
+        halt_id: the first of `config.prompt.closing`, if it is there; before the step at which that is the likeliest,
+            the thought has ended. No key of the section.
     """
 
     temperature: float = setting(0.6, above=0)
@@ -36,6 +38,7 @@ class Kept(ThinkerSettings):
     cold_entropy: float = setting(0.0, least=0, note="0 is no cold stop")
     cold_steps: int = setting(256, least=1)
     end_id: int | None = setting(None, least=0, in_config=False)
+    halt_id: int | None = setting(None, least=0, in_config=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

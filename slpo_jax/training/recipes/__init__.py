@@ -8,6 +8,7 @@ from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.icot import Internalization
+from slpo_jax.training.recipes.latent_sft import LatentSft
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
 from slpo_jax.training.recipes.regular import StepPerLatent
 from slpo_jax.training.recipes.simcot import SimCot
@@ -19,6 +20,7 @@ RECIPES: dict[str, Any] = {
     "simcot": SimCot,
     "colar": Compression,
     "regular": StepPerLatent,
+    "latent_sft": LatentSft,
 }
 """By name the settings of a recipe (`config.imitate.NAME`), which make it: (`ImitateSettings`, default) -> `Recipe`."""
 

@@ -29,7 +29,8 @@ class ImitateSettings:
         max_latent_stage: the last stage in which steps are replaced one by one. CODI has no stages, but as many latents
             as COCONUT's last.
         cot_steps: optimizer steps of CoT-SFT; for CODI, of the teacher alone.
-        stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT.
+        stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT. For Latent-SFT, of the encoder, of the
+            reasoner after it, and of both.
         final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
         final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
             steps to T.
@@ -73,6 +74,9 @@ class Phase:
         dropped: leading steps of a problem that are not written; None drops all.
         latents: number of latents, or None to draw it for each example between its number of steps and T.
         latent_slots: T of this phase's layout.
+        trains: parts that it changes; () is all that the recipe trains.
+        learning_rate: of its own; None is the optimizer's.
+        copies: (part, another) each: it begins with that part as a copy of the other.
         rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
     """
 
@@ -83,6 +87,9 @@ class Phase:
     latents: int | None
     latent_slots: int
     rise: int = 0
+    trains: tuple[str, ...] = ()
+    learning_rate: float | None = None
+    copies: tuple[tuple[str, str], ...] = ()
 
     @property
     def stretches(self) -> list[tuple[int, int]]:

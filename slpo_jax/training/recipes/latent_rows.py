@@ -1,0 +1,102 @@
+"""Texts with latents among their tokens, as Latent-SFT lays them out: positions, who sees whom, and targets."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.text.batches import SuffixBatch
+from slpo_jax.text.templates import Ids
+
+
+@struct.dataclass
+class Slots:
+    """B texts, right-padded, with latents among their tokens; all int [B, L].
+
+    Attributes:
+        tokens: their ids; anything at a latent.
+        positions: -1 where there is nothing.
+        latents: n at the n-th latent, from 1; else 0.
+        spans: n at a token that goes on from the n-th latent; else 0.
+    """
+
+    tokens: Any
+    positions: Any
+    latents: Any
+    spans: Any
+
+
+class Row(NamedTuple):
+    """Of one text the lists that `Slots` has, and how many tokens come before what is learned."""
+
+    tokens: Ids
+    positions: list[int]
+    latents: list[int]
+    spans: list[int]
+    given: int
+
+
+def laid_out(prompt: Ids, spans: Sequence[Ids], rest: Ids) -> Row:
+    """A prompt, latents with a span of tokens after each, and the rest.
+
+    Latents take consecutive positions after the prompt, as the rest does after them; a span goes on from its latent.
+    """
+    first = len(prompt)
+    tokens, positions, latents, owners = [*prompt], [*range(first)], [0] * first, [0] * first
+    for n, span in enumerate(spans, 1):
+        at = first + n - 1
+        tokens += [0, *span]
+        positions += range(at, at + 1 + len(span))
+        latents += [n, *[0] * len(span)]
+        owners += [0, *[n] * len(span)]
+    begin = first + len(spans)
+    return Row(
+        [*tokens, *rest],
+        [*positions, *range(begin, begin + len(rest))],
+        [*latents, *[0] * len(rest)],
+        [*owners, *[0] * len(rest)],
+        first,
+    )
+
+
+def seen_by(text: Slots) -> jax.Array:
+    """bool [B, L, L]: a span's token sees its own span and the latent before it alone; others see no span."""
+    query, key = text.spans[:, :, None], text.spans[:, None]
+    return (query == key) | ((query > 0) & (query == text.latents[:, None]))
+
+
+def seen_by_encoder(read: Slots) -> jax.Array:
+    """bool [B, L, L]: none sees another's compress token."""
+    itself = jnp.eye(read.latents.shape[1], dtype=bool)[None]
+    return (read.latents[:, None] == 0) | itself
+
+
+def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Array:
+    """[B, N, D]: what is `before` slots before each latent; anything where a row has fewer than `most`."""
+    numbers_N = jnp.arange(1, most + 1)
+    at_BN = jnp.argmax(slots.latents[:, None] == numbers_N[None, :, None], axis=-1) - before
+    return jnp.take_along_axis(x_BLD, jnp.maximum(at_BN, 0)[..., None], axis=1)
+
+
+def read_whole(row: Row) -> Row:
+    """With a last token, which `padded` leaves out."""
+    return Row([*row.tokens, 0], [*row.positions, 0], [*row.latents, 0], [*row.spans, 0], row.given)
+
+
+def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
+    """B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
+    tokens, positions, latents, spans = (np.zeros((len(rows), slots + 1), np.int32) for _ in range(4))
+    positions -= 1
+    weights = np.zeros((len(rows), slots), np.float32)
+    for b, row in enumerate(rows):
+        used = len(row.tokens)
+        for array, values in zip((tokens, positions, latents, spans), row[:4], strict=True):
+            array[b, :used] = values
+        learned = np.arange(1, used) >= row.given
+        weights[b, : used - 1] = learned & (latents[b, 1:used] == 0)
+        positions[b, used - 1] = -1  # the last is not fed
+    text = Slots(tokens[:, :-1], positions[:, :-1], latents[:, :-1], spans[:, :-1])
+    return text, SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)

@@ -1,0 +1,303 @@
+"""Latent-SFT (Deng et al., 2025): latents are mixtures of token embeddings, each for a chunk of the written steps.
+
+First an encoder, begun as a copy of the reasoner, reads the question and the steps with a token of its own after every
+chunk, whose hidden state says a mixture; and the reasoner learns to write, of each mixture, the chunk that comes next,
+and of all of them the answer. These mixtures are then the labels of the reasoner's own predictions.
+
+Apart from the published program: the labels are not kept in a file, but made anew at each step by the encoder, which is
+no longer trained then; the reasoner's adapter goes through all phases; there is no dropout of the adapters' inputs; and
+the last step counts, not the best one.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.checked import check_fields, setting
+from slpo_jax.errors import UserError
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.thinkers.mixture import mixture
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers
+from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.latent_rows import (
+    Row,
+    Slots,
+    at_latents,
+    laid_out,
+    padded,
+    read_whole,
+    seen_by,
+    seen_by_encoder,
+)
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+
+ENCODER, ENCODER_ADAPTER, COMPRESS = "encoder", "encoder_adapter", "compress"
+LEAST = 1e-10  # is added to a probability before its logarithm is taken
+MOST_DRAWS = 100  # of noise, until no latent is the closing token
+
+
+@struct.dataclass
+class LatentBatch:
+    """One step's rows.
+
+    Attributes:
+        index: int [B], what randomness is drawn by.
+        text: what the reasoner reads.
+        rows: `SuffixBatch` [B, L], the text's targets.
+        read: what the encoder reads; None where there are no latents.
+        divergence: float32 [B, N], weights of the divergences at the latents, which make of a sum over them what the
+            loss adds to the cross-entropies' sum; None where there are no latents.
+        labelled: whether the encoder's mixtures are labels, in the last phase.
+    """
+
+    index: Any
+    text: Slots
+    rows: SuffixBatch
+    read: Slots | None = None
+    divergence: Any = None
+    labelled: bool = struct.field(pytree_node=False, default=False)
+
+
+class Sizes(NamedTuple):
+    """Slots of a phase's texts, in buckets, and of what the encoder reads; and the most latents of a row."""
+
+    text: tuple[int, ...]
+    read: int
+    latents: int
+
+
+def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.Array, closing: int, scale: float):
+    """softmax(log q + clamped Gumbel noise), all drawn again while the likeliest token of a latent is `closing`.
+
+    Args:
+        key: of one row.
+        there_N: bool, which latents there are.
+        scale: of the noise, before it is clamped.
+    """
+
+    def draw(number):
+        gumbel_NM = scale * jax.random.gumbel(jax.random.fold_in(key, number), q_NM.shape)
+        return jax.nn.softmax(jnp.log(q_NM + LEAST) + jnp.clip(gumbel_NM, -1.5, 3.0), axis=-1)
+
+    def closes(state):
+        number, drawn_NM = state
+        likeliest_N = jnp.take_along_axis(ids_NM, drawn_NM.argmax(axis=-1)[:, None], axis=-1)[:, 0]
+        return (number < MOST_DRAWS) & jnp.any((likeliest_N == closing) & there_N)
+
+    return jax.lax.while_loop(closes, lambda state: (state[0] + 1, draw(state[0])), (1, draw(0)))[1]
+
+
+def divergence(q_BNM: jax.Array, ids_BNM: jax.Array, logits_BNV: jax.Array) -> jax.Array:
+    """float32 [B, N]: KL(q || softmax(logits)), q of the tokens `ids_BNM`, all others being 0."""
+    log_p_BNM = jnp.take_along_axis(jax.nn.log_softmax(logits_BNV, axis=-1), ids_BNM, axis=-1)
+    return jnp.sum(q_BNM * (jnp.log(jnp.maximum(q_BNM, 1e-12)) - log_p_BNM), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentSft:
+    """The section `config.imitate.latent_sft`.
+
+    Attributes:
+        ratio: tokens of the steps that one latent stands for.
+        top_k: tokens of a mixture; the latent policy `soft` has to mix as many.
+        noise: scale of the Gumbel noise on labels in the last phase; 0 is none.
+        divergence_weight: of the labels' divergence, beside the cross-entropy of the closing text and the answer.
+        final_learning_rate: in the last phase; None is the optimizer's.
+    """
+
+    ratio: int = setting(2, least=1)
+    top_k: int = setting(10, least=1)
+    noise: float = setting(1.0, least=0)
+    divergence_weight: float = setting(1.0, least=0)
+    final_learning_rate: float | None = setting(None, above=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
+        """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
+        adapters = settings.lora.rank > 0
+        scale = settings.lora.alpha / settings.lora.rank if adapters else 0.0
+        own = (ADAPTER if adapters else REASONER,)
+        begun = ((ENCODER, REASONER), *([(ENCODER_ADAPTER, ADAPTER)] if adapters else []))
+        encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
+
+        def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+            _check(problems)
+            plan: list[tuple[str, int, tuple[str, ...]]] = [("cot", settings.cot_steps, own)]
+            parts = {"encoder": encoders, "reasoner": own, "union": own + encoders}
+            plan += [(name, settings.stage_steps, trains) for name, trains in parts.items()]
+            plan.append(("final", settings.final_steps, own))
+            out, start = list[Phase](), 0
+            for name, steps, trains in plan:
+                if steps:
+                    copies = begun if out and out[-1].name == "cot" else ()
+                    rate = self.final_learning_rate if name == "final" else None
+                    slots = start, start + steps, None, None, max_latents
+                    phase = Phase(name, *slots, trains=trains, learning_rate=rate, copies=copies)
+                    out, start = [*out, phase], phase.end
+            return out
+
+        def init(key: jax.Array, policy: Policy, params: Params) -> Params:
+            copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
+            table_VD = policy.reasoner.embed(params, jnp.arange(policy.reasoner.config.vocab_size))
+            made = {ENCODER: copy, COMPRESS: {"embedding": table_VD.astype(jnp.float32).mean(axis=0)}}
+            if adapters:
+                made[ENCODER_ADAPTER] = lora.adapter(key, params, settings.lora.rank)
+            return made
+
+        def encoder(params: Params) -> Params:
+            if not adapters:
+                return params[ENCODER]
+            whole = lora.without_adapter({REASONER: params[ENCODER], ADAPTER: params[ENCODER_ADAPTER]}, scale)
+            return whole[REASONER]
+
+        return dataclasses.replace(
+            default,
+            name="latent_sft",
+            phases=phases,
+            fewest_steps=lambda plan: 1,
+            usable=curriculum.usable,
+            positions=lambda problems, phase: [
+                max(max(text.positions), len(read.tokens) - 1) + 1 for text, read in self._rows_of(problems, phase)
+            ],
+            slots=self.sizes,
+            batch=self.batch,
+            loss=lambda policy, params, batch, key: self.loss(policy, params, encoder(params), batch, key),
+            init=init,
+        )
+
+    def rows(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
+        """What the reasoner reads of a problem in a phase, eos included, and what the encoder does."""
+        prompt, template = problems.prompts[index], problems.template
+        written = [token for step in problems.steps[index] for token in step]
+        rest = [*template.closing_ids, *problems.answers[index], template.eos_id]
+        if phase == "cot":
+            return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [])
+        chunks = [written[at : at + self.ratio] for at in range(0, len(written), self.ratio)]
+        spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
+        tokens, latents = [*prompt], [0] * len(prompt)
+        for n, chunk in enumerate(chunks, 1):
+            tokens += [*chunk, 0]
+            latents += [*[0] * len(chunk), n]
+        read = Row(tokens, [*range(len(tokens))], latents, [0] * len(tokens), len(tokens))
+        return laid_out(prompt, spans, rest), read
+
+    def _rows_of(self, problems: EncodedProblems, phase: Phase) -> list[tuple[Row, Row]]:
+        return [self.rows(problems, phase.name, index) for index in range(len(problems))]
+
+    def sizes(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Sizes:
+        """Slots of a phase's batches; `buckets` are of the reasoner's texts."""
+        rows = self._rows_of(problems, phase)
+        text = curriculum.buckets_up_to(max(len(row.tokens) for row, _ in rows) - 1, buckets)
+        read = curriculum.buckets_up_to(max(len(row.tokens) for _, row in rows), ())[-1]
+        return Sizes(text, read, max(max(row.latents) for _, row in rows))
+
+    def batch(
+        self,
+        problems: EncodedProblems,
+        phase: Phase,
+        step: int,
+        seed: int,
+        batch_size: int,
+        prompt_slots: Sequence[int],
+        slots: Sizes,
+    ) -> LatentBatch:
+        """The batch of one step, in the smallest bucket that holds it; a pure function of its arguments."""
+        indices = batch_indices(seed, step, len(problems), batch_size)
+        texts, read = zip(*(self.rows(problems, phase.name, index) for index in indices), strict=True)
+        longest = max(len(row.tokens) for row in texts) - 1
+        text, rows = padded(texts, next(size for size in slots.text if size >= longest))
+        index = draw_numbers(indices, len(problems))
+        if not slots.latents:
+            return LatentBatch(index, text, rows)
+        counts_B = np.array([max(row.latents) for row in texts])
+        there_BN = np.arange(slots.latents)[None] < counts_B[:, None]
+        each_B = self.divergence_weight * rows.weights.sum() / (batch_size * np.maximum(counts_B, 1))
+        weights_BN, whole = (there_BN * each_B[:, None]).astype(np.float32), [read_whole(row) for row in read]
+        return LatentBatch(index, text, rows, padded(whole, slots.read)[0], weights_BN, phase.name == "final")
+
+    def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
+        """Probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
+        reasoner, read = policy.reasoner, batch.read
+        assert read is not None
+        own = {**params, REASONER: encoder}
+        inputs_BLD = reasoner.embed(own, read.tokens)
+        compress_D = params[COMPRESS]["embedding"].astype(inputs_BLD.dtype)
+        rate = 0.0 if batch.labelled else policy.config.dropout_rate
+        slots_L = jnp.arange(read.tokens.shape[1])
+        hidden_BLD, _ = reasoner.forward(
+            reasoner.in_loop(own),
+            jnp.where(read.latents[..., None] > 0, compress_D[None, None], inputs_BLD),
+            read.positions,
+            read.positions >= 0,
+            dropout=noise.answer_dropout(keys_B, slots_L, rate, "all"),
+            sees_BLL=seen_by_encoder(read),
+        )
+        table_VD = jax.lax.stop_gradient(reasoner.embed(own, jnp.arange(reasoner.config.vocab_size)))
+        hidden_BND = at_latents(hidden_BLD, read, 0, batch.divergence.shape[1])
+        logits_BNV = jnp.einsum("bnd,vd->bnv", hidden_BND, table_VD, preferred_element_type=jnp.float32)
+        kept_BNM, ids_BNM = jax.lax.top_k(logits_BNV, min(self.top_k, table_VD.shape[0]))
+        return jax.nn.softmax(kept_BNM, axis=-1), ids_BNM
+
+    def loss(self, policy: Policy, params, encoder: Params, batch: LatentBatch, key):
+        """The sum of the cross-entropies, and in the last phase of the divergences from the labels.
+
+        Args:
+            policy: as in `Recipe.loss`.
+            encoder: its parameters, as the reasoner's.
+        """
+        reasoner, text, count = policy.reasoner, batch.text, batch.rows.weights.sum()
+        own, keys_B = reasoner.in_loop(params), noise.row_keys(key, batch.index)
+        inputs_BLD, labels = reasoner.embed(params, text.tokens), None
+        if batch.read is not None:
+            others_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))
+            q_BNM, ids_BNM = self.mixtures(policy, params, encoder, batch, others_B)
+            if batch.labelled:
+                q_BNM = labels = jax.lax.stop_gradient(self._perturbed(policy, q_BNM, ids_BNM, batch, others_B))
+            mixed_BND = mixture(reasoner, detached(params, REASONER), ids_BNM, q_BNM)
+            which_BL1 = jnp.maximum(text.latents - 1, 0)[..., None]
+            latents_BLD = jnp.take_along_axis(mixed_BND, which_BL1, axis=1)
+            inputs_BLD = jnp.where(text.latents[..., None] > 0, latents_BLD, inputs_BLD)
+        slots_L = jnp.arange(text.tokens.shape[1])
+        hidden_BLD, _ = reasoner.forward(
+            own, inputs_BLD, text.positions, text.positions >= 0,
+            dropout=noise.answer_dropout(keys_B, slots_L, policy.config.dropout_rate, "all"), sees_BLL=seen_by(text),
+        )  # fmt: skip
+        total, right_B = curriculum.cross_entropy(reasoner, own, hidden_BLD, batch.rows)
+        metrics = {"loss": (total, count), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+        if labels is None:
+            return total, metrics, None
+        before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])
+        away = jnp.sum(batch.divergence * divergence(labels, ids_BNM, reasoner.logits(own, before_BND)))
+        return total + away, {**metrics, "loss": (total + away, count), "divergence": (away, count)}, None
+
+    def _perturbed(self, policy: Policy, q_BNM, ids_BNM, batch: LatentBatch, keys_B) -> jax.Array:
+        if not self.noise:
+            return q_BNM
+        closing, there_BN = policy.config.closing_ids[0], batch.divergence > 0
+
+        def one(key, q_NM, ids_NM, there_N):
+            return perturbed(key, q_NM, ids_NM, there_N, closing, self.noise)
+
+        return jax.vmap(one)(keys_B, q_BNM, ids_BNM, there_BN)
+
+
+def _check(problems: EncodedProblems) -> None:
+    if problems.template.start_id is not None:
+        raise UserError(
+            "config.imitate.recipe: latent_sft trains a language model to think in soft tokens, and this reasoner has "
+            "latents of its own; use config.reasoner=text_llama or text_gpt2, or another recipe"
+        )
+    if not problems.template.closing_ids:
+        raise UserError(
+            "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. </think>"
+        )
