@@ -182,5 +182,7 @@ def test_phases_train_their_parts(case):
 @pytest.mark.parametrize("template", [Text().template, Coconut().template])
 def test_reasoners_that_it_can_t_train_are_refused(case, template):
     problems = encode_problems(template(arithmetic_tokenizer(20)), PROBLEMS)
-    with pytest.raises(UserError, match=r"config\.(prompt\.closing: empty|imitate\.recipe: latent_sft trains)"):
+    with pytest.raises(
+        UserError, match=r"config\.(prompt\.closing: latent_sft's thoughts|imitate\.recipe: latent_sft trains)"
+    ):
         recipe_of(case.settings, "curriculum").phases(problems, 8)

@@ -1,0 +1,90 @@
+"""A plain Llama as Latent-SFT publishes its checkpoints, with the shipped config, against a loop in transformers."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+from tiny import compiled
+
+from slpo_jax.config import read_config
+from slpo_jax.policy import noise
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import sample
+from slpo_jax.run.experiment import assemble
+from slpo_jax.text.batches import pad_prompts
+
+torch = pytest.importorskip("torch")
+STEPS, ANSWER = 6, 5
+HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+ASKED = "\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n"
+
+
+def _folder(folder: Path):
+    texts = published.tokenizer("llama")
+    texts.add_special_tokens({"additional_special_tokens": HEADERS})
+    model = published.random_model("llama", len(texts), max_position_embeddings=512)
+    return model, texts, folder
+
+
+def _likeliest(model, inputs):
+    with torch.no_grad():
+        return model(inputs_embeds=inputs[None]).logits[0, -1]
+
+
+def _think(model, prompt, closing):
+    """The inputs after prompt and thought, by soft tokens of the ten likeliest, and the tokens that were likeliest."""
+    table, said = model.get_input_embeddings().weight.detach(), []
+    inputs = table[prompt]
+    while len(said) < STEPS:
+        logits, ids = _likeliest(model, inputs).topk(10)
+        said.append(int(ids[0]))
+        if said[-1] == closing:
+            return inputs, said[:-1]
+        inputs = torch.cat([inputs, (logits.softmax(-1) @ table[ids])[None]])
+    return inputs, said
+
+
+def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path):
+    """Prompt without bos, mixtures of ten, the end at the first token of </think>, all of which are fed."""
+    model, texts, folder = _folder(tmp_path)
+    ids = lambda text: texts(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    header, end, eot = HEADERS
+    prompts = [
+        ids(f"{header}user{end}{ASKED}{question}{eot}{header}assistant{end}\n\n<think>")
+        for question in published.QUESTIONS
+    ]
+    closing, table = ids("</think>"), model.get_input_embeddings().weight
+    assert len(closing) > 1
+    with torch.no_grad():  # the first thought ends before its third step
+        table[closing[0]] = 1.05 * table[_think(model, prompts[0], None)[1][2]]
+    model.save_pretrained(folder)
+    texts.save_pretrained(folder)
+
+    spec = importlib.util.spec_from_file_location("c", Path(__file__).parents[2] / "configs/soft_llama1b.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config("latent_sft")
+    assert config.init == "meta-llama/Llama-3.2-1B-Instruct"
+    config.update(init=str(folder), max_latents=STEPS, max_answer_tokens=ANSWER, stages=("evaluate",))
+    config.model.dtype = "float32"
+    setup = assemble(read_config(config))
+    assert setup.template.prompts(published.QUESTIONS) == prompts
+    padded = Prompts(*map(jnp.asarray, pad_prompts(prompts, (256,), range(len(prompts)))))
+    keys = noise.row_keys(jax.random.key(0), jnp.arange(len(prompts)))
+    policy = setup.policy.without_noise().having(stopping="length")
+    made = compiled(sample, policy)(setup.initial_params(), padded, keys, jnp.full(len(prompts), STEPS))
+    lengths = []
+    for row, prompt in enumerate(prompts):
+        inputs, said = _think(model, prompt, closing[0])
+        lengths.append(len(said))
+        inputs, answer = torch.cat([inputs, table[closing].detach()]), []
+        while len(answer) < ANSWER and texts.eos_token_id not in answer:
+            answer.append(int(_likeliest(model, inputs).argmax()))
+            inputs = torch.cat([inputs, table[answer[-1:]].detach()])
+        assert np.asarray(made.tokens[row])[: len(answer)].tolist() == answer
+    assert np.asarray(made.lengths).tolist() == lengths
+    assert lengths[0] < 3
