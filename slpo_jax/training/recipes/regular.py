@@ -28,6 +28,7 @@ from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe
 
 PROJECTOR = "step_projector"
 
+
 @dataclasses.dataclass(frozen=True)
 class StepPerLatent:
     """The section `config.imitate.regular`.
