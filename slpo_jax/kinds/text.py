@@ -12,7 +12,7 @@ class Text(Kind):
 
     name, title = "text", "language model, in words or soft tokens,"
     has_latents, has_gate, latents = False, False, 0
-    prompt_keys = ("system", "instruction", "chat", "answers", "stop")
+    prompt_keys = ("system", "instruction", "chat", "format", "closing", "answers", "stop")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
         return text_template(tokenizer, prompt)
