@@ -4,12 +4,16 @@ Two objectives go on from the same start: the paper's, and the one that aims at 
 
 `configs/arithmetic.py` is the same with imitation run to convergence and several seeds: what this shows in minutes is
 one run of a reasoner that more imitation would still improve, and its report says so in the control's row.
+
+`--config=configs/quickstart.py:colar` trains CoLaR instead, `:regular` ReGuLaR with a text encoder (docs/methods.md).
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.errors import UserError
+from slpo_jax.run.presets import colar_thought
 
 
-def get_config():
+def get_config(method: str = ""):
     config = default_config()
     config.tokenizer = "synthetic:30"
     config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
@@ -39,4 +43,19 @@ def get_config():
     config.evaluate.update(batch_size=1024, prompt_multiple=24)
     config.log_every = 20
     config.checkpoint_every = 500
+    if method:
+        _colar(config, method)
     return config
+
+
+def _colar(config, method: str) -> None:
+    """CoLaR, or ReGuLaR with a text encoder, and its own reinforcement learning: `quickstart:METHOD`."""
+    if method not in ("colar", "regular"):
+        raise UserError(f"configs/quickstart.py:{method}: no such method; give one of colar, regular")
+    colar_thought(config, latents=12)
+    config.reasoner = "colar_gpt2"
+    config.model.update(n_positions=80, scale=0.2)  # near the standard deviation of its embeddings, once trained
+    config.update(prompt_slots=(40,), max_answer_tokens=4)
+    config.prompt.speed = 2 if method == "colar" else 1
+    config.imitate.recipe = method
+    config.objective.grpo.learning_rate = 3e-5

@@ -56,6 +56,8 @@ SCALARS = {
     "teacher": "CODI's loss of the teacher, which writes its steps.",
     "distil": "CODI's distance of the student's hidden states from the teacher's.",
     "explained": "SIM-CoT's loss of the steps that its latents are to explain.",
+    "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
+    "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     "valid_share": "Share of thoughts that are right at one candidate length at least.",
     "right_share": "Share of candidate lengths with a right answer.",
     "expected_length": "Mean number of latents under the gate's distribution.",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
+from slpo_jax.errors import UserError
 from slpo_jax.models.parts import ADAPTER, REASONER
 
 Tree = dict[str, Any]
@@ -20,17 +21,19 @@ class LoraConfig:
         rank: of the updates; above 0 adapters of the blocks' kernels, and a projector, are trained instead of the whole
             reasoner, and merged in the stage's checkpoint.
         alpha: the updates' scale times the rank.
+        kernels: names of those in each block, such as q_proj (Llama) or c_attn (GPT-2); () is all.
     """
 
     rank: int = setting(0, least=0, note="0 trains all parameters")
     alpha: float = setting(32.0, above=0)
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-def init(key: jax.Array, tree: Tree, rank: int) -> Tree:
-    """Adapters of every Dense kernel in a tree; they change nothing yet.
+def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
+    """Adapters of Dense kernels in a tree; they change nothing yet.
 
     As peft begins: A is uniform within +-1/sqrt(in), B zero.
 
@@ -38,6 +41,7 @@ def init(key: jax.Array, tree: Tree, rank: int) -> Tree:
         key: of the whole tree; each kernel's is folded in by its place.
         tree: parameters, kernels [in, out] under the name "kernel".
         rank: r, the inner width of the update.
+        kernels: names of their modules; () is all.
     Returns:
         float32 {"A": [in, r], "B": [r, out]} in the place of each module that has a kernel.
     """
@@ -47,11 +51,13 @@ def init(key: jax.Array, tree: Tree, rank: int) -> Tree:
             continue
         here = jax.random.fold_in(key, number)
         if "kernel" in part:
+            if kernels and name not in kernels:
+                continue
             rows, columns = part["kernel"].shape
             bound = rows**-0.5
             a = jax.random.uniform(here, (rows, rank), jnp.float32, -bound, bound)
             adapters[name] = {"A": a, "B": jnp.zeros((rank, columns), jnp.float32)}
-        elif below := init(here, part, rank):
+        elif below := init(here, part, rank, kernels):
             adapters[name] = below
     return adapters
 
@@ -72,15 +78,26 @@ def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
     return merged
 
 
-def adapter(key: jax.Array, params: Tree, rank: int) -> Tree:
+def adapter(key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
     """The part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
     Args:
         params: all parts.
+        rank, kernels: see `LoraConfig`.
+    Raises:
+        UserError: a kernel that the blocks don't have.
     """
+    names = {name for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"]) for name in _keys(path)}
+    for name in kernels:
+        if name not in names:
+            raise UserError(f"config.imitate.lora.kernels: {name!r} is no part of this model; leave it out")
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
-    return {"lora": init(key, params[REASONER]["backbone"], rank), **copies}
+    return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
+
+
+def _keys(path) -> list[str]:
+    return [entry.key for entry in path]
 
 
 def without_adapter(params: Tree, scale: float) -> Tree:

@@ -114,6 +114,38 @@ def codi_imitation(config: ConfigDict, epochs: int, learning_rate: float) -> Non
     )  # fmt: skip
 
 
+def colar_imitation(config: ConfigDict, recipe: str) -> None:
+    """CoLaR's published training (Tan et al., 2025), or ReGuLaR's, of which 8 epochs are the CoT model's.
+
+    Args:
+        recipe: "colar" or "regular".
+    """
+    batch, epochs = {"colar": (256, 50), "regular": (128, 100)}[recipe]
+    epoch = -(-GSM8K_AUG // batch)
+    config.imitate.update(
+        recipe=recipe, batch_size=batch, cot_steps=8 * epoch, final_steps=epochs * epoch, suffix_slots=(32, 64, 96, 128)
+    )
+    config.imitate.lora.update(rank=128, alpha=32.0, kernels=("q_proj", "v_proj"))
+    config.imitate.optimizer.update(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=None)
+    config.prompt.speed = 2 if recipe == "colar" else 1
+
+
+def colar_thought(config: ConfigDict, latents: int) -> None:
+    """CoLaR's thought, which a drawn token ends, without a gate, and its reinforcement learning after imitation.
+
+    Args:
+        latents: at most.
+    """
+    config.gate.enabled = False
+    config.thinker.name = "colar"
+    config.stages = ("imitate", "rl", "evaluate")
+    config.update(max_latents=latents, min_latents=1)
+    config.dropout.rate = 0.0
+    config.imitate.control = False
+    config.rl.update(objectives=("grpo",), temperature=1.0)
+    config.objective.grpo.reduction = "sum"
+
+
 def _short_training(config: ConfigDict) -> None:
     """Six latents, and after imitation steps for an hour of two CPU cores."""
     config.max_latents = 6

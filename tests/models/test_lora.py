@@ -8,6 +8,7 @@ import tiny
 from tiny import compiled, load_hf
 from tiny_llama import LLAMA, load_hf_llama, random_tree
 
+from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import lora
@@ -136,3 +137,15 @@ def test_adapter_of_a_reasoner_has_its_projector_whole():
     kernel, pair = (tree["layers_1"]["mlp"]["up_proj"] for tree in (params["backbone"], changed["lora"]))
     expected = np.asarray(kernel["kernel"]) + 0.5 * np.asarray(pair["A"]) @ np.asarray(pair["B"])
     np.testing.assert_allclose(merged["backbone"]["layers_1"]["mlp"]["up_proj"]["kernel"], expected, rtol=1e-5)
+
+
+def test_adapters_of_the_kernels_that_are_named(case):
+    """As those of all kernels begin; the others have none."""
+    _, params, *_ = case
+    names, tree = ("q_proj", "c_attn", "v_proj"), {REASONER: params}
+    names = tuple(name for name in names if f"'{name}'" in str(jax.tree.structure(params)))
+    every, some = (_flat(lora.adapter(jax.random.key(7), tree, RANK, each)["lora"]) for each in ((), names))
+    assert some.keys() == {path for path in every if path.split(".")[-2] in names}
+    assert all(np.array_equal(leaf, every[path]) for path, leaf in some.items())
+    with pytest.raises(UserError, match=r"config\.imitate\.lora\.kernels: 'q_prog' is no part of this model"):
+        lora.adapter(jax.random.key(7), tree, RANK, ("q_prog",))

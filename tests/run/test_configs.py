@@ -121,6 +121,20 @@ def test_published_imitation(name):
     assert {key: _at(config, key) for key in IMITATE[name]} == IMITATE[name]
 
 
+@pytest.mark.parametrize(("recipe", "batch", "epochs", "speed"), [("colar", 256, 50, 2), ("regular", 128, 100, 1)])
+def test_colar_s_published_training(recipe, batch, epochs, speed):
+    config = _load(next(path for path in FILES if path.stem == "colar_llama1b"), recipe)
+    check(config)
+    imitate = config.imitate
+    assert (imitate.recipe, imitate.batch_size, config.prompt.speed) == (recipe, batch, speed)
+    assert imitate.final_steps == epochs * -(-385_620 // batch)
+    lora, adamw = imitate.lora, imitate.optimizer
+    assert (lora.rank, lora.alpha, lora.kernels) == (128, 32.0, ("q_proj", "v_proj"))
+    assert (adamw.name, adamw.learning_rate, adamw.weight_decay, adamw.clip_norm) == ("adamw", 1e-4, 0.01, None)
+    assert (config.rl.batch_size, config.rl.group, config.objective.grpo.minibatches) == (512, 8, 512)
+    assert (config.rl.optimizer.learning_rate, config.objective.grpo.reduction) == (1e-6, "sum")
+
+
 def test_smollm2_s_are_one_run_of_two_reasoners():
     coconut, codi = (_load(path) for path in FILES if path.stem in ("coconut_smollm2", "codi_smollm2"))
     assert (coconut.reasoner, codi.reasoner) == ("coconut_llama", "codi_llama")

@@ -47,7 +47,8 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     recipe = getattr(settings, name)(settings, own)
     if not isinstance(recipe, Recipe):
         raise UserError(f"config.imitate.recipe: {name} makes {recipe!r} and no Recipe; return one, as default is")
-    return with_lora(recipe, settings.lora.rank, settings.lora.alpha) if settings.lora.rank else recipe
+    adapters = settings.lora
+    return with_lora(recipe, adapters.rank, adapters.alpha, adapters.kernels) if adapters.rank else recipe
 
 
 __all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "imitate_config", "recipe_of", "with_lora"]

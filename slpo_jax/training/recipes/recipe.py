@@ -140,18 +140,19 @@ class Recipe:
         return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
 
 
-def with_lora(recipe: Recipe, rank: int, alpha: float) -> Recipe:
+def with_lora(recipe: Recipe, rank: int, alpha: float, kernels: tuple[str, ...] = ()) -> Recipe:
     """The recipe, of the reasoner of which low-rank adapters are trained instead, and what it has beside its backbone.
 
     Args:
         rank: of the adapters.
         alpha: their scale times the rank.
+        kernels: that have adapters; () is all.
     """
     scale = alpha / rank
 
     def init(key, policy, params):
         own = recipe.init(jax.random.fold_in(key, 1), policy, params) if recipe.init else {}
-        return own | {parts.ADAPTER: lora.adapter(key, params, rank)}
+        return own | {parts.ADAPTER: lora.adapter(key, params, rank, kernels)}
 
     def loss(policy, params, batch, key):
         return recipe.loss(policy, lora.without_adapter(params, scale), batch, key)
