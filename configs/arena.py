@@ -27,6 +27,7 @@ REASONERS = {
     "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),
     "codi": ("codi", _CODI, 7),
     "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
+    "dart": ("dart", _CODI, 7),
     "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
     "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
     "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),

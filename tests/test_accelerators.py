@@ -19,7 +19,7 @@ from slpo_jax.training.recipes import RECIPES
 DTYPES = ("bfloat16", "float32")
 UNLIKELY = ("latent", "soft")  # their thoughts' likelihood is intractable
 OF_LATENTS, IN_WORDS = ("latent", "additive"), ("hybrid",)
-RECIPE_OF = {"curriculum": "coconut", "distil": "codi", "icot": "text", "simcot": "coconut"}
+RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,11 +4,12 @@ from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.kinds.colar import Colar
+from slpo_jax.kinds.dart import Dart
 from slpo_jax.kinds.kind import Kind, Unwrapped
 from slpo_jax.kinds.text import Text
 from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
 
-KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Coconut, Codi, Colar, Text)}
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Coconut, Codi, Colar, Dart, Text)}
 
 PLAIN = Coconut
 """What a language model's tensors are that a latent reasoner is said to be: it has no others."""

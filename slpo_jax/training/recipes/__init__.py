@@ -6,6 +6,7 @@ from slpo_jax.checked import choice
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
+from slpo_jax.training.recipes.dart import Dart
 from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
@@ -17,6 +18,7 @@ RECIPES: dict[str, Any] = {
     "curriculum": Curriculum,
     "distil": Distillation,
     "icot": Internalization,
+    "silent": Dart,
     "simcot": SimCot,
     "colar": Compression,
     "regular": StepPerLatent,
