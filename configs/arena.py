@@ -3,7 +3,7 @@
 `--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
 problems, in as many steps as every other, and then each objective that applies to it, from where imitation ended: a
 control without rewards, SLPO, Pass@k by replay, and its own where it has one. There is no gate: all latent reasoners
-think `LATENTS` latents, at most where they stop themselves.
+think `LATENTS` latents, but those that stop themselves.
 
 With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` and evaluates on the validation problems
 alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
@@ -11,22 +11,25 @@ alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import objective_variant, tried
+from slpo_jax.run.presets import colar_thought, objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
 STEPS, RL_STEPS = 1500, 100
 TRIED = (3e-5, 1e-4, 3e-4)
-RATES = {"reference": 1e-4, "slpo": 1e-4, "pathwise": 1e-4, "grpo": 3e-5}
+RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5}
 _COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
 _CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
 _SIMCOT = {"recipe": "simcot"}
+_COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the kind, keys of config.imitate, and tokens of an answer.
+# By name: the kind, keys of config.imitate, and tokens of an answer. CoLaR's four latents are of five tokens each.
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 3),
     "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),
     "codi": ("codi", _CODI, 7),
     "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
+    "colar": ("colar", _COLAR | {"recipe": "colar", "max_latent_stage": 4}, 4),
+    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": LATENTS}, 4),
     "dart": ("dart", _CODI, 7),
     "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
     "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
@@ -35,6 +38,7 @@ REASONERS = {
 OBJECTIVES = {
     "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
     "slpo": ("slpo", {"latent_reduction": "mean"}),
+    "exact": ("exact", {}),
     "pathwise": ("pathwise", {}),
     "grpo": ("grpo", {"temperature": 1.0, "reduction": "sequence_mean"}),
 }
@@ -53,7 +57,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
     config.gate.enabled = False
     config.min_latents = 1
-    config.max_latents = LATENTS if imitate["c_thought"] else 0
+    config.max_latents = imitate["c_thought"] * imitate["max_latent_stage"]
     config.prompt_slots = (24,)
     config.max_answer_tokens = answer_tokens
     config.data.train = "synthetic:train"
@@ -73,20 +77,29 @@ def get_config(cell: str = "coconut_gpt2"):
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
+    if kind == "colar":
+        colar_thought(config, config.max_latents)
+        config.model.update(n_positions=80, scale=0.2)  # as the quick start's
+        config.update(prompt_slots=(40,))
+        config.prompt.speed = 5 if name == "colar" else 1
+        config.rl.temperature = 0.0  # of all objectives but GRPO
     config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, watched=0)
     config.log_every = 20
     config.checkpoint_every = 10_000
 
-    if not config.max_latents:
-        config.dropout.rate = 0.0  # GRPO's ratios are of one policy
-        config.evaluate.dropout = 0.1  # as the others'
-    objectives = ("reference", "slpo", "pathwise") if config.max_latents else ("grpo",)
-    config.imitate.control = not config.max_latents and not tune  # in words there is no other control
+    objectives = ("reference", "slpo", "pathwise")
+    if kind == "colar":
+        objectives = ("reference", "exact", "pathwise", "grpo")  # the likelihood that SLPO estimates is known
+    elif not config.max_latents:
+        objectives = ("grpo",)
+        config.imitate.control = not tune  # in words there is no other control
+    if "grpo" in objectives:  # whose ratios are of one policy; Pass@k is under dropout as of all
+        config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
+    config.rl.objectives = ()
     for objective in objectives:
-        kind, settings = OBJECTIVES[objective]
+        base, settings = OBJECTIVES[objective]
         for rate in TRIED if tune else (RATES[objective],):
             named = tried(objective, rate) if tune else objective
-            objective_variant(config, named, kind, learning_rate=rate, **settings)
+            objective_variant(config, named, base, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
-    config.rl.objectives = config.rl.objectives[1:]
     return config
