@@ -5,8 +5,8 @@ steps, and is right less often then: what reinforcement learning has to find out
 
 `--config=configs/soft_quickstart.py:METHOD` trains it from nothing on these solutions, and then with METHOD, four
 soft tokens before the words (`grpo`: words alone; `hrpo`: every word up to the answer's mark is a soft token as well;
-`cot`: no reinforcement learning). `latent_sft` is imitation of another kind, whose thoughts end by themselves, without
-reinforcement learning. Every other method has the same start, batches and rollouts; with `METHOD,tune` it is
+`cot`: no reinforcement learning). `latent_sft` is imitation of another kind, whose thoughts end by themselves, and
+`latent_grpo` goes on from it. Every other method has the same start, batches and rollouts; with `METHOD,tune` it is
 trained at every rate of `RATES` and evaluated on the validation problems alone: `CHOSEN` comes from there
 (`launch/reproduce.py table4_rates`).
 """
@@ -38,6 +38,7 @@ METHODS = {
     "soft_grpo": ("gumbel_top_k", SOFT_GRPO, 0.0, "grpo", SOFT_GRPO_OBJECTIVE),
     "latent_sft": ("soft", LATENT_SFT_MIXTURE, 0.0, "", {}),
 }
+AFTER_LATENT_SFT = ("latent_sft", "latent_grpo")
 CHOSEN = {"grpo": 1e-4, "soft_tokens": 1e-4, "lepo": 3e-4, "hrpo": 3e-5, "slpo": 3e-5, "pathwise": 3e-4}
 
 
@@ -83,7 +84,6 @@ def get_config(argument: str = "lepo"):
     config.stages = ("imitate", "rl", "evaluate") if kind else ("imitate", "evaluate")
     config.rl.update(batch_size=16, steps=400, temperature=1.0, capacities=((1.0, 0.75), (1.0, 1.0)))
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    config.rl.dynamic_batches = 4 if method == "latent_grpo" else 0
     rates = {tried(method, rate): rate for rate in RATES} if tune else {method: CHOSEN.get(method, 1e-4)}
     if kind:
         for name, rate in rates.items():
@@ -91,8 +91,10 @@ def get_config(argument: str = "lepo"):
             if method == "hrpo":
                 config.objective[name].thinker_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
-    if method == "latent_sft":
+    if method in AFTER_LATENT_SFT:
         _latent_sft(config)
+    if method == "latent_grpo":
+        config.rl.update(dynamic_batches=4, temperature=0.6)
     config.evaluate.update(batch_size=512, prompt_multiple=24, samples=32, seeds=1, limit=200, temperature=1.0)
     config.evaluate.dropout = 0.0  # of every method, so that all are compared under one law
     config.log_every = 20

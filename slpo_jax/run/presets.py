@@ -276,14 +276,32 @@ def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
     config.evaluate.update(batch_size=256, samples=5, seeds=1, temperature=0.6, top_p=0.95)
 
 
+def latent_grpo(config: ConfigDict, model: str, folder: str) -> None:
+    """Latent-GRPO's published training, 10 epochs of GSM8K-Aug, and the evaluation of `latent_sft`.
+
+    Args:
+        model: hub id or directory of what Latent-SFT has trained; other models collapse.
+        folder: see `gsm8k_files`.
+    """
+    latent_sft(config, model, folder)
+    config.thinker.name = "gumbel_top_k"
+    config.stages = ("rl", "evaluate")
+    objective_variant(config, "latent_grpo", "grpo", learning_rate=1e-6, **LATENT_GRPO)
+    config.rl.update(
+        objectives=("latent_grpo",), batch_size=64, micro_batches=2, steps=10 * GSM8K_AUG // 64, temperature=0.6,
+        top_k=30, top_p=0.95, dynamic_batches=50, capacities=((0.25, 0.5), (1.0, 1.0)),
+    )  # fmt: skip
+    config.rl.optimizer.update(name="adamw", weight_decay=0.01, warmup_steps=0)
+
+
 def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     """A method on Llama-3.2's instruct models: DAPO-Math to train on, the paper's four sets, answers in boxes.
 
     Args:
         model: hub id.
     """
-    if method == "latent_sft":
-        latent_sft(config, model, "data")
+    if method in (own := {"latent_sft": latent_sft, "latent_grpo": latent_grpo}):
+        own[method](config, model, "data")
         return
     soft_method(config, method)
     config.init = model

@@ -48,8 +48,18 @@ def _think(model, prompt, closing):
     return inputs, said
 
 
-def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path):
-    """Prompt without bos, mixtures of ten, the end at the first token of </think>, all of which are fed."""
+@pytest.mark.parametrize(
+    ("method", "start"),
+    [
+        ("latent_sft", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("latent_grpo", "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10"),
+    ],
+)
+def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path, method, start):
+    """Prompt without bos, mixtures of ten, the end at the first token of </think>, all of which are fed.
+
+    Latent-GRPO's are evaluated without its noise.
+    """
     model, texts, folder = _folder(tmp_path)
     ids = lambda text: texts(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     header, end, eot = HEADERS
@@ -67,8 +77,8 @@ def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path)
     spec = importlib.util.spec_from_file_location("c", Path(__file__).parents[2] / "configs/soft_llama1b.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = module.get_config("latent_sft")
-    assert config.init == "meta-llama/Llama-3.2-1B-Instruct"
+    config = module.get_config(method)
+    assert config.init == start
     config.update(init=str(folder), max_latents=STEPS, max_answer_tokens=ANSWER, stages=("evaluate",))
     config.model.dtype = "float32"
     setup = assemble(read_config(config))
