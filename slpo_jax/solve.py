@@ -4,7 +4,8 @@ Prints the answer, the number of latents, and for each latent the gate's stop pr
 tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
 COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
 it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the thinker's own, and lets them vote.
-"-" for the question reads it from standard input. Nothing is written.
+--explain says each latent in words, with the second model of SIM-CoT where that was kept. "-" for the question reads it
+from standard input. Nothing is written.
 """
 
 import json
@@ -35,7 +36,8 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
     }
     facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
     facts["untrained_thinker"] = solver.drawn_thinker
-    latents = [{"stop_probability": each.stop_probability, "nearest": each.nearest} for each in solution.latents]
+    shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
+    latents = [{name: getattr(each, name) for name in shown} for each in solution.latents]
     said = {"question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut}
     return facts | said | {"latents": latents, "latent_steps": len(latents), "vote": voted}
 
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> None:
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     with asked.in_its_flags():
-        reasoner = asked.load_asked()
+        reasoner = asked.load_asked(explain=values.explain)
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:
         print(json.dumps(as_json(reasoner, solution, values.seed), ensure_ascii=False))
@@ -60,6 +62,7 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
     asked.define_flags(samples=0)
+    flags.DEFINE_bool("explain", False, "Say each latent in words, where the second model of SIM-CoT was kept.")
     flags.adopt_module_key_flags(asked)
     run_command(main, goes_on=False)
 

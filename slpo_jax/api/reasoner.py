@@ -195,6 +195,7 @@ def load(
     thinker: str = "",
     instruction: str = "",
     answers: str = "",
+    explain: bool = False,
 ) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
 
@@ -210,6 +211,7 @@ def load(
         lora_alpha: scale of LoRA adapters times their rank.
         thinker: the law of a thought's steps, such as soft; "" is the run's.
         instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+        explain: solutions have each latent in words, by the second model of SIM-CoT, which must have been kept.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
@@ -217,5 +219,6 @@ def load(
     solver = load_solver(
         _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
         tokenizer=tokenizer, lora_alpha=lora_alpha, thinker=thinker, instruction=instruction, answers=answers,
+        explain=explain,
     )  # fmt: skip
     return TrainedReasoner(solver)

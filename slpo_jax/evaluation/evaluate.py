@@ -17,6 +17,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
+from slpo_jax.policy.explain import Reads, explain, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
@@ -34,7 +35,8 @@ class Completions:
         values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
             thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
             latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is watched, `watch`'s
-            stop, [N, T], nearest_probability and nearest_token, [N, T, K].
+            stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words,
+            those (`policy.explain`).
     """
 
     values: dict[str, np.ndarray]
@@ -73,11 +75,18 @@ class Evaluator:
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, Stopping, bool, bool], Callable] = {}
+        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None], Callable] = {}
 
-    def program(self, noisy: bool, stopping: Stopping, keep_latents: bool, watched: bool = False) -> Callable:
+    def program(
+        self,
+        noisy: bool,
+        stopping: Stopping,
+        keep_latents: bool,
+        watched: bool = False,
+        reads: Reads | None = None,
+    ) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents, watched)
+        mode = (noisy, stopping, keep_latents, watched, reads)
         if mode in self._programs:
             return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
@@ -91,6 +100,8 @@ class Evaluator:
             if watched:
                 seen = watch(policy, params, prompts, out.actions, out.lengths)
                 values |= dict(zip(("stop", "nearest_probability", "nearest_token"), seen, strict=True))
+            if reads:
+                values["words"] = explain(policy, params, policy.thinker.feed(params, out.actions), reads)
             if noisy:
                 values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values
@@ -141,7 +152,8 @@ class Evaluator:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
-        program = self.program(seed is not None, stopping, keep_latents, watched)
+        reads = reads_of(params) if watched else None
+        program = self.program(seed is not None, stopping, keep_latents, watched, reads)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
@@ -265,13 +277,25 @@ def record_rows(
         }
 
 
-def thought_rows(reward: Reward, texts: Sequence[str], seen: Completions, gated: bool) -> Iterator[dict[str, Any]]:
+def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:
+    """What the thought says that ends with the latent of this step, counted from 0; None where none does."""
+    thought, rest = divmod(step + 1, reads[0])
+    if rest:
+        return None
+    reading = reward.read(words_SL[thought - 1])
+    return reading.text.strip() + (" ..." if reading.cut else "")
+
+
+def thought_rows(
+    reward: Reward, texts: Sequence[str], seen: Completions, gated: bool, reads: Reads | None = None
+) -> Iterator[dict[str, Any]]:
     """What `SET.thoughts.json` says of rollouts that were watched, one a problem.
 
     Args:
         texts: of each token.
         seen: the deterministic rollouts of a set's first problems, watched.
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
+        reads: how thoughts were said in words, if they were.
     """
     values = seen.values
     for index, steps in enumerate(seen.latent_steps):
@@ -279,5 +303,7 @@ def thought_rows(reward: Reward, texts: Sequence[str], seen: Completions, gated:
         for t in range(steps):
             nearest = zip(values["nearest_token"][index, t], values["nearest_probability"][index, t], strict=True)
             stop = round(float(values["stop"][index, t]), 4) if gated else None
-            latents.append({"stop": stop, "nearest": [[texts[token], round(float(p), 4)] for token, p in nearest]})
+            words = {"words": in_words(reward, values["words"][index], t, reads)} if reads else {}
+            near = [[texts[token], round(float(p), 4)] for token, p in nearest]
+            latents.append({"stop": stop, "nearest": near, **words})
         yield {"text": reward.read(seen.tokens[index]).text, "latents": latents}

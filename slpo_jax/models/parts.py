@@ -12,7 +12,9 @@ import jax
 Params = dict[str, Any]
 Init = Callable[[jax.Array], Any]
 
-REASONER, GATE, THINKER, ADAPTER = "reasoner", "gate", "thinker", "adapter"
+REASONER, GATE, THINKER, ADAPTER, EXPLAINER = "reasoner", "gate", "thinker", "adapter", "explainer"
+CARRIED = (EXPLAINER,)
+"""Parts that no stage has to have: those of its start it leaves as they were."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,11 @@ def lacking(found: Mapping[str, Any], rest: Params) -> Params:
         for name, part in rest.items()
         if name not in found or part.keys() - found[name].keys()
     }
+
+
+def carried(found: Mapping[str, Any]) -> Params:
+    """What of these parts is carried along."""
+    return {name: found[name] for name in CARRIED if name in found}
 
 
 def merged(found: Mapping[str, Any], rest: Params) -> Params:

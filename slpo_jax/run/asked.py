@@ -47,9 +47,11 @@ def define_flags(samples: int) -> None:
     flags.DEFINE_bool("json", False, "Print one JSON object instead.")
 
 
-def load_asked() -> "TrainedReasoner":
+def load_asked(explain: bool = False) -> "TrainedReasoner":
     """The reasoner that the flags name.
 
+    Args:
+        explain: see `slpo_jax.load`.
     Raises:
         UserError: there is none, or it can't be used so.
     """
@@ -60,7 +62,7 @@ def load_asked() -> "TrainedReasoner":
 
     names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "thinker")
     asked = {name: getattr(values, name) for name in (*names, "instruction")}
-    return load(values.checkpoint, answers=values.answers or "", **asked)
+    return load(values.checkpoint, answers=values.answers or "", explain=explain, **asked)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from slpo_jax.io.files import digest
 from slpo_jax.io.progress import begin
 from slpo_jax.io.workdir import SetFiles
 from slpo_jax.origin.settings import made_like
+from slpo_jax.policy.explain import reads_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
 from slpo_jax.run.rows import rows, shown_settings, trained_with
@@ -192,4 +193,5 @@ def _watch_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, w
     )
     if hosts.is_first():
         texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)
-        write_thoughts(files.thoughts, what, thought_rows(experiment.reward, texts, seen, row.gated))
+        rows_seen = thought_rows(experiment.reward, texts, seen, row.gated, reads_of(params))
+        write_thoughts(files.thoughts, what, rows_seen)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -137,9 +138,13 @@ class Setup:
             return 0
         return reference_width([problem.answer for problem in self.train.problems], self.reward.style)
 
-    def abstract_params(self) -> dict[str, Any]:
-        """Shapes, types and sharding of the parameters."""
-        shapes = jax.eval_shape(self._random_params)
+    def abstract_params(self, stored: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """Shapes, types and sharding of the parameters.
+
+        Args:
+            stored: those of a checkpoint, of which parts that are carried along are among them.
+        """
+        shapes = jax.eval_shape(self._random_params) | parts.carried(stored)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
@@ -166,7 +171,7 @@ class Setup:
         found: dict[str, Any] = {}
         stored = self.stored_params(draws_thinker)
         if self.origin.orbax is not None:
-            shapes = self.abstract_params()
+            shapes = self.abstract_params(stored)
             found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
         elif self.origin.read is not None:
             found = self.origin.read()

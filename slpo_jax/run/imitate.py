@@ -1,6 +1,7 @@
 """Imitation of written solutions."""
 
 import dataclasses
+from collections.abc import Set
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
+from slpo_jax.models import parts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.run.usable import check_answers
@@ -98,10 +100,10 @@ def train(experiment: Experiment, stage: str) -> None:
     config, seed = experiment.config.imitate, experiment.config.seed
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params = experiment.initial_params()
-    trained = () if recipe.alone else experiment.trained_by(IMITATE, params)
+    trained, own = () if recipe.alone else experiment.trained_by(IMITATE, params), {}
     if recipe.init:
         own = recipe.init(jax.random.fold_in(experiment.key, 1 << 29), experiment.policy, params)
-        if taken := own.keys() & params.keys():
+        if taken := (own.keys() & params.keys()) - {*parts.CARRIED}:
             raise UserError(f"config.imitate.recipe: {recipe.name} makes the part {min(taken)} anew; rename its own")
         params, trained = params | own, (*trained, *own)
     folder = UNFINISHED if recipe.ends_apart else stage
@@ -137,7 +139,7 @@ def train(experiment: Experiment, stage: str) -> None:
             state = run.advance(state, step_fn, batch, end)
     if recipe.ends_apart:
         run.finish(state)
-        _save_finished(experiment, recipe, state)
+        _save_finished(experiment, recipe, state, own.keys() - {*recipe.keeps})
     else:
         close_stage(experiment, stage, run, state)
 
@@ -152,12 +154,11 @@ def _phase_at(experiment: Experiment, folder: str, plan: list[Phase]) -> Phase:
     return next((phase for phase in plan if step <= phase.end), plan[-1])
 
 
-def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState) -> None:
+def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState, dropped: Set[str]) -> None:
     """The end of a recipe with parts of its own: parameters as every other stage leaves them."""
-    known = experiment.abstract_params().keys()
 
     def finish(params):
-        return {name: part for name, part in recipe.finish(params).items() if name in known}
+        return {name: part for name, part in recipe.finish(params).items() if name not in dropped}
 
     finished = dataclasses.replace(state, params=jax.jit(finish)(state.params), opt_state=())
     checkpoints = StageCheckpoints(experiment.workdir.stage(IMITATE).path)

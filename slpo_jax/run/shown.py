@@ -29,6 +29,8 @@ def describe(solver: Solver, solution: Solution) -> str:
     for step, (latent, row) in enumerate(zip(solution.latents, cells, strict=True), 1):
         stop = "" if latent.stop_probability is None else f"{latent.stop_probability:.2f}  "
         lines.append(f"{step:6}  {stop}" + "  ".join(f"{token:<{width}} {_rounded(p):<5}" for token, p in row).rstrip())
+        if latent.words is not None:
+            lines.append(f"        says  {' / '.join(latent.words.splitlines()) or 'nothing'}")
     return "\n".join(lines)
 
 

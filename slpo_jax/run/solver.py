@@ -12,11 +12,14 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import in_words
 from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
+from slpo_jax.policy.explain import Reads, reads_of
+from slpo_jax.policy.explain import explain as explained
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
@@ -46,6 +49,7 @@ class Solver:
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
         drawn_thinker: the checkpoint lacks the thinker's own parameters; they are what training would begin with.
+        reads: how its second model says thoughts in words; None where that is not asked for.
     """
 
     setup: Setup
@@ -53,6 +57,7 @@ class Solver:
     stopping: Stopping
     rule: float | int
     drawn_thinker: bool = False
+    reads: Reads | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +68,13 @@ class Latent:
         stop_probability: rho_t of the gate, None without a trained one.
         nearest: (token's text, probability) of the hidden state that made it, most probable first.
         vector: h_t as it was fed, float32 [D].
+        words: what the thought says that ends here, where that was asked for; None within one of several latents.
     """
 
     stop_probability: float | None
     nearest: list[tuple[str, float]]
     vector: np.ndarray = dataclasses.field(repr=False, compare=False)
+    words: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +130,7 @@ def load_solver(
     thinker: str = "",
     instruction: str = "",
     answers: str = "",
+    explain: bool = False,
 ) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
@@ -156,11 +164,28 @@ def load_solver(
         rule = threshold
     if thinker and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --thinker={thinker} nothing to think; give e.g. --latents=4")
+    if explain:
+        config = changed(config, {"imitate.simcot.keep": True})
     setup = assemble(config, identity=identity)
     params = setup.initial_params(draws_thinker=bool(thinker))
     _say_others(identity, asked)
     lacking = THINKER in params and THINKER not in setup.stored_params(draws_thinker=True)
-    return Solver(setup, params, stopping, rule, lacking)
+    return Solver(setup, params, stopping, rule, lacking, _reads(checkpoint, params) if explain else None)
+
+
+def _reads(checkpoint: str, params: Any) -> Reads:
+    """How a checkpoint's second model reads.
+
+    Raises:
+        UserError: it has none.
+    """
+    found = reads_of(params)
+    if found is None:
+        raise UserError(
+            f"--explain: {checkpoint} has no second model that says its thoughts in words, or it was dropped after "
+            "training; imitate with config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out"
+        )
+    return found
 
 
 def _say_others(identity: Identity, values: dict[str, tuple[Any, Any]]) -> None:
@@ -209,8 +234,8 @@ def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solu
     """A batch's solutions."""
     setup, policy = solver.setup, solver.setup.policy
     out = _roll_out(solver, prompts, np.zeros(len(questions), np.int32), 0, noisy=False)
-    seen = _watch(policy, solver.params, prompts, out.actions, out.lengths)
-    stop_BT, probability_BTK, token_BTK, latents_BTD = map(np.asarray, seen)
+    seen = _watch(policy, solver.reads, solver.params, prompts, out.actions, out.lengths)
+    stop_BT, probability_BTK, token_BTK, latents_BTD, *words_BSL = map(np.asarray, seen)
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     solutions = []
     for row, (tokens, length) in enumerate(zip(np.asarray(out.completions), np.asarray(out.lengths), strict=True)):
@@ -218,7 +243,8 @@ def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solu
         for t in range(int(length)):
             pairs = zip(token_BTK[row, t].tolist(), probability_BTK[row, t].tolist(), strict=True)
             stop = float(stop_BT[row, t]) if setup.config.gate.enabled else None
-            latents.append(Latent(stop, [(texts[token], p) for token, p in pairs], latents_BTD[row, t]))
+            words = in_words(setup.reward, words_BSL[0][row], t, solver.reads) if solver.reads else None
+            latents.append(Latent(stop, [(texts[token], p) for token, p in pairs], latents_BTD[row, t], words))
         reading = setup.reward.read(tokens)
         solutions.append(Solution(questions[row], reading.answer, reading.text, latents, reading.cut))
     return solutions
@@ -279,8 +305,9 @@ def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> 
     return sample(policy, params, prompts, keys_N, rule_N)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _watch(policy: Policy, params, prompts: Prompts, actions, lengths_B):
-    """What `watch` sees of a batch, and its latents, float32 [B, T, D]."""
-    latents_BTD = policy.thinker.feed(params, actions).astype(jnp.float32)
-    return *watch(policy, params, prompts, actions, lengths_B), latents_BTD
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _watch(policy: Policy, reads: Reads | None, params, prompts: Prompts, actions, lengths_B):
+    """What `watch` sees of a batch, its latents, float32 [B, T, D], and what they say, if that was asked for."""
+    fed_BTD = policy.thinker.feed(params, actions)
+    said = [explained(policy, params, fed_BTD, reads)] if reads else []
+    return *watch(policy, params, prompts, actions, lengths_B), fed_BTD.astype(jnp.float32), *said

@@ -6,7 +6,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
-from slpo_jax.io.orbax import load_params
+from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.training.batches import make_batch
@@ -19,7 +19,8 @@ Params = dict[str, Any]
 
 def stage_params(experiment: Experiment, stage: str) -> Params:
     """The parameters that a finished stage left."""
-    return load_params(experiment.workdir.stage(stage).path, experiment.abstract_params())
+    path = experiment.workdir.stage(stage).path
+    return load_params(path, experiment.abstract_params(stored_params(path)))
 
 
 def starting_params(experiment: Experiment, stage: str) -> Params:

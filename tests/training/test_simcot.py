@@ -23,17 +23,24 @@ from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.simcot import EXPLAINER
 
-STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+LONG = ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3", "3 + 1 = 4", "4 + 4 = 8", "8 - 2 = 6")
+STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), LONG[:3], LONG)
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
 LATENTS, WEIGHT = 4, 0.7
 # Of each problem: what its thoughts say, by hand. COCONUT's have two latents each, CODI's one, and there is one more.
 SAID = {
     "curriculum": [
-        ["2 + 3 = 5 \n", "### 5"],
-        ["4 - 1 = 3 \n", "3 + 2 = 5 \n"],
-        ["1 + 1 = 2 \n", "2 + 5 = 7 \n 7 - 4 = 3 \n"],
+        ["2 + 3 = 5", "### 5"],
+        ["4 - 1 = 3", "3 + 2 = 5"],
+        ["1 + 1 = 2", "2 + 5 = 7 \n 7 - 4 = 3"],
+        ["1 + 1 = 2", " \n ".join(LONG[1:])],
     ],
-    "distil": [["2 + 3 = 5"], ["4 - 1 = 3", " 3 + 2 = 5"], ["1 + 1 = 2", " 2 + 5 = 7", " 7 - 4 = 3"]],
+    "distil": [
+        ["2 + 3 = 5"],
+        ["4 - 1 = 3", " 3 + 2 = 5"],
+        ["1 + 1 = 2", " 2 + 5 = 7", " 7 - 4 = 3"],
+        ["1 + 1 = 2", " 2 + 5 = 7", " 7 - 4 = 3", " 3 + 1 = 4", " 4 + 4 = 8 8 - 2 = 6"],
+    ],
 }
 
 
@@ -101,6 +108,19 @@ def test_explanations_are_the_slow_loop_s(case):
     assert float(total) == pytest.approx(float(base) + WEIGHT * explained, rel=1e-5)
 
 
+@pytest.mark.parametrize("case", ["curriculum"], indirect=True)  # CODI has no stages
+def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
+    """Up to the last stage, in which the last thought says what is still written too; the slots hold it all."""
+    settings = dataclasses.replace(case.settings, recipe="simcot", stage_steps=2)
+    recipe, said = recipe_of(settings, case.name), []
+    for phase in recipe.phases(case.problems, LATENTS)[:2]:
+        batch = recipe.batch(case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase))
+        row = [index % len(PROBLEMS) for index in batch.own.index].index(3)
+        texts = zip(batch.texts.targets[row], batch.texts.weights[row], strict=True)
+        said.append([case.template.tokenizer.decode(text[weight > 0][:-1]) for text, weight in texts])
+    assert said == [[LONG[0]], SAID["curriculum"][3]]
+
+
 @pytest.mark.slow
 def test_without_weight_it_is_the_recipe_s_own(case):
     """Loss and gradient; with weight, the gradient of the explanations reaches the reasoner through the latents."""
@@ -115,8 +135,7 @@ def test_without_weight_it_is_the_recipe_s_own(case):
     weightless = dataclasses.replace(case.settings, recipe="simcot", simcot=type(case.settings.simcot)(weight=0.0))
     own = gradient(recipe_of(case.settings, case.name), case.batch.own)
     ours = gradient(recipe_of(weightless, case.name), case.batch)
-    for mine, other in zip(*map(jax.tree.leaves, (ours, own)), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, ours, own)
     _, weighted = gradient(case.recipe, case.batch)
     assert all(np.any(x) for x in jax.tree.leaves(weighted[EXPLAINER]))
     assert np.abs(weighted["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]

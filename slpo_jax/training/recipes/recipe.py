@@ -116,6 +116,7 @@ class Recipe:
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
+        keeps: what of that is not dropped, of `parts.CARRIED`.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Recipe:
     init: Callable[[jax.Array, Policy, Params], Params] | None = None
     alone: bool = False
     finish: Callable[[Params], Params] = dict
+    keeps: tuple[str, ...] = ()
 
     @property
     def ends_apart(self) -> bool:

@@ -2,7 +2,7 @@
 
 It is begun as a copy of the reasoner's backbone, is fed the thought's latents and the step's words in the reasoner's
 own embeddings, and its cross-entropy is added to the recipe's loss; the gradient reaches the latents. After training it
-is dropped.
+is dropped, or kept beside the reasoner, to say thoughts in words (`policy.explain`).
 
 Apart from the published program: a number of latents that differs by row explains as many thoughts as a row has; and
 the steps are ours, whole, where that looks for spans between "<<" and ">>".
@@ -19,15 +19,13 @@ from flax import struct
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import REASONER, Params, reads
-from slpo_jax.models.reasoner import LatentReasoner, as_functions, backbone
+from slpo_jax.models.parts import EXPLAINER, REASONER, Params, reads
 from slpo_jax.policy import noise
+from slpo_jax.policy.explain import READS, second_model
 from slpo_jax.policy.policy import Policy
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
 from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
-
-EXPLAINER = "explainer"
 
 
 @struct.dataclass
@@ -60,14 +58,19 @@ class _Thoughts:
         latents: in one thought.
         after: whether the last latent's hidden state makes one more, that is not fed (CODI's).
         first: the position of a thought's first latent in the second model.
+        lines: whether steps are said as they are, with line breaks between those that one thought says; else as the
+            recipe writes them.
         spare: what a thought beyond the steps says: the answer, or nothing.
+        last: the stage from which the last thought says all steps that are left, those that are written too.
         mean: of the loss, see `SimCot`.
     """
 
     latents: int
     after: bool
     first: int
+    lines: bool
     spare: Literal["answer", ""]
+    last: int
     mean: Literal["rows", "tokens"]
 
 
@@ -79,10 +82,12 @@ class SimCot:
         weight: of the explanations, beside the loss of the reasoner's own recipe.
         mean: "rows": of the sums over a text's tokens, over rows and thoughts (published on COCONUT); "tokens": of each
             thought's tokens, then over thoughts (on CODI); "" is what was published.
+        keep: the second model stays in the stage's checkpoint, and in later ones as it is, to show thoughts in words.
     """
 
     weight: float = setting(1.0, least=0)
     mean: Literal["", "rows", "tokens"] = ""
+    keep: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,7 +104,9 @@ class SimCot:
         def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> ExplainedSlots:
             count = phase.latent_slots // thoughts.latents
             counts = [count] if phase.latents is not None else range(count + 1)  # fewer thoughts say longer texts
-            texts = (text for n in counts for i in range(len(problems)) for text in _texts(thoughts, problems, i, n))
+            every = range(len(problems) if count else 0)
+            steps = _steps(thoughts, problems, every)
+            texts = (text for n in counts for row in _texts(thoughts, problems, phase, every, steps, n) for text in row)
             longest = max(map(len, texts), default=0)
             return ExplainedSlots(default.slots(problems, phase, buckets), _with_last(thoughts, count), longest)
 
@@ -108,49 +115,78 @@ class SimCot:
             if not slots.thoughts:
                 return ExplainedBatch(own)
             latents_B, total = _latents_of(own)
+            indices = batch_indices(seed, step, len(problems), batch_size)
+            steps, counts = _steps(thoughts, problems, indices), latents_B // thoughts.latents
             rows = [
-                _texts(thoughts, problems, index, latents // thoughts.latents)
-                for index, latents in zip(
-                    batch_indices(seed, step, len(problems), batch_size), latents_B.tolist(), strict=True
-                )
+                _texts(thoughts, problems, phase, [index], [said], int(count))[0]
+                for index, said, count in zip(indices, steps, counts, strict=True)
             ]
             return ExplainedBatch(own, _padded(rows, slots, thoughts.mean, total, problems.template.pad_id))
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             own, metrics, thought = default.loss(policy, params, batch.own, key)
-            if batch.texts is None:
+            if batch.texts is None or not self.weight:
                 return own, metrics, thought
             explained = _explained(policy, params, batch, thoughts, thought, key)
             total, (_, count) = own + self.weight * explained, metrics["loss"]
             return total, {**metrics, "loss": (total, count), "explained": (explained, count)}, thought
 
-        return dataclasses.replace(default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init)
+        def kept(params):
+            reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
+            return params | {EXPLAINER: params[EXPLAINER] | {READS: reading}}
+
+        recipe = dataclasses.replace(default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init)
+        return dataclasses.replace(recipe, finish=kept, keeps=(EXPLAINER,)) if self.keep else recipe
 
 
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
     if not settings.c_thought:
         raise UserError("config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe")
     if default.name != "distil":
-        return _Thoughts(settings.c_thought, after=False, first=1, spare="answer", mean="rows")
+        return _Thoughts(
+            settings.c_thought, after=False, first=1, lines=True, spare="answer", last=settings.max_latent_stage,
+            mean="rows",
+        )  # fmt: skip
     if settings.final_latents != "published":
         raise UserError(
             "config.imitate.final_latents: simcot on CODI explains the last hidden state too, where all rows have it: "
             "set it to published"
         )
-    return _Thoughts(1, after=True, first=0, spare="", mean="tokens")
+    return _Thoughts(1, after=True, first=0, lines=False, spare="", last=0, mean="tokens")
 
 
 def _with_last(thoughts: _Thoughts, count: int) -> int:
     return count + 1 if count and thoughts.after else count
 
 
-def _texts(thoughts: _Thoughts, problems: EncodedProblems, index: int, count: int) -> list[Ids]:
-    """What each thought of a problem says, eos included; the last says all steps that are left."""
-    count, steps = _with_last(thoughts, count), problems.steps[index]
-    if count and len(steps) > count:
-        steps = [*steps[: count - 1], [token for step in steps[count - 1 :] for token in step]]
-    spare = [problems.answers[index]] * (count - len(steps)) if thoughts.spare else []
-    return [[*text, problems.template.eos_id] for text in (*steps[:count], *spare)]
+def _steps(thoughts: _Thoughts, problems: EncodedProblems, indices: Sequence[int] | np.ndarray) -> list[list[Ids]]:
+    """Ids of the steps of each of these problems, as a thought says them."""
+    if not thoughts.lines:
+        return [problems.steps[index] for index in indices]
+    bare = dataclasses.replace(problems.template, step_text=lambda step, first: step)
+    return bare.step_ids([problems.problems[index].steps for index in indices])
+
+
+def _texts(
+    thoughts: _Thoughts,
+    problems: EncodedProblems,
+    phase: Phase,
+    indices: Sequence[int],
+    steps: list[list[Ids]],
+    count: int,
+) -> list[list[Ids]]:
+    """What each thought of these problems says, eos included, where there are `count` before CODI's last."""
+    template, count = problems.template, _with_last(thoughts, count)
+    line = template.tokenizer("\n", add_special_tokens=False)["input_ids"] if thoughts.lines else []
+    joins = count and (phase.dropped is None or phase.dropped >= thoughts.last)
+    rows = []
+    for index, said in zip(indices, steps, strict=True):
+        texts = said[:count]
+        if joins and len(said) > count:
+            texts[-1] = [token for step in said[count - 1 :] for token in (*step, *line)][: -len(line) or None]
+        spare = [problems.answers[index]] * (count - len(said)) if thoughts.spare else []
+        rows.append([[*text, template.eos_id] for text in (*texts, *spare)])
+    return rows
 
 
 def _latents_of(own: Any) -> tuple[np.ndarray, float]:
@@ -191,7 +227,7 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    model = as_functions(LatentReasoner(backbone(policy.reasoner.config)))
+    model = second_model(policy.reasoner.config, params)
     hidden_NLD, _ = reads(EXPLAINER, model.forward)(
         params,
         inputs_NLD,

@@ -1,0 +1,92 @@
+"""Thoughts in words: what the second model of SIM-CoT (Wei et al., 2025) says of latents, where it was kept."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.models.attention import KVCache
+from slpo_jax.models.parts import EXPLAINER
+from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone
+from slpo_jax.policy.policy import Policy
+from slpo_jax.rewards.ending import is_end
+
+READS = "reads"
+"""In a kept model's part, int [2]: the latents of one thought, and the position of the first of them."""
+MOST = 64  # tokens of a thought's text
+
+Reads = tuple[int, int]
+"""`READS`, known to a program that is compiled."""
+
+
+@struct.dataclass
+class _Words:
+    """The loop's state before a token is fed."""
+
+    slot: jax.Array
+    token_R: jax.Array
+    ended_R: jax.Array
+    tokens_RL: jax.Array
+    cache: KVCache
+
+
+def second_model(config: BackboneConfig, params: Any) -> Reasoner:
+    """The functions of the second model; its vocabulary need not be the reasoner's.
+
+    Args:
+        config: the reasoner's shapes.
+        params: all parts.
+    """
+    tree = params[EXPLAINER]["backbone"]
+    rows = next(tree[name].shape[0] for name in ("wte", "embed_tokens") if name in tree)
+    return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows))))
+
+
+def reads_of(params: Any) -> Reads | None:
+    """How a kept model reads; None where none was kept."""
+    if READS not in params.get(EXPLAINER, {}):
+        return None
+    latents, first = np.asarray(params[EXPLAINER][READS]).tolist()
+    return latents, first
+
+
+def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
+    """What the second model writes of each thought, its likeliest token at every place.
+
+    Args:
+        params: all parts.
+        latents_NTD: as they were fed.
+        reads: of these parameters.
+    Returns:
+        int32 [N, S, L], of S = T // `latents` thoughts, texts up to and including eos, then pad; those of a thought
+        after the last latent mean nothing.
+    """
+    (count, first), (rows, steps, width) = reads, latents_NTD.shape
+    thoughts, config = steps // count, policy.config
+    model, own = second_model(policy.reasoner.config, params), params[EXPLAINER]
+    slots = min(MOST, model.config.n_positions - first - count)
+    z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
+
+    def read(inputs_RLD, start, cache):
+        places_L = start + jnp.arange(inputs_RLD.shape[1])
+        valid_RL = jnp.ones(inputs_RLD.shape[:2], bool)
+        positions_RL = jnp.broadcast_to(first + places_L, valid_RL.shape)
+        hidden_RLD, cache = model.forward(own, inputs_RLD, positions_RL, valid_RL, cache=cache, start=start)
+        return jnp.argmax(model.logits(own, hidden_RLD[:, -1:])[:, 0], axis=-1).astype(jnp.int32), cache
+
+    def body(state: _Words) -> _Words:
+        token_R = jnp.where(state.ended_R, config.pad_id, state.token_R)
+        tokens_RL = jax.lax.dynamic_update_slice_in_dim(state.tokens_RL, token_R[:, None], state.slot, axis=1)
+        ended_R = state.ended_R | is_end(token_R, config.eos_ids)
+        word_R1D = policy.reasoner.embed(params, token_R[:, None]).astype(z_RCD.dtype)
+        token_R, cache = read(word_R1D, count + state.slot, state.cache)
+        return _Words(state.slot + 1, token_R, ended_R, tokens_RL, cache)
+
+    token_R, cache = read(z_RCD, 0, model.empty_cache(rows * thoughts, count + slots))
+    tokens_RL = jnp.full((rows * thoughts, slots), config.pad_id, jnp.int32)
+    state = _Words(jnp.int32(0), token_R, jnp.zeros(rows * thoughts, bool), tokens_RL, cache)
+    state = jax.lax.while_loop(lambda state: (state.slot < slots) & ~state.ended_R.all(), body, state)
+    return state.tokens_RL.reshape(rows, thoughts, slots)
