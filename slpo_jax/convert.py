@@ -22,6 +22,8 @@ _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
 _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
 
+_EXPLAIN = flags.DEFINE_bool("explain", False, "Keep SIM-CoT's second model, with which solve --explain says thoughts.")
+
 # What the config's keys are called here.
 _NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha")} | {"init": "SRC"}
 
@@ -38,13 +40,13 @@ def main(argv: list[str]) -> None:
 
     try:
         if action == "export":
-            export_checkpoint(Path(source).expanduser(), Path(target).expanduser())
+            export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), _EXPLAIN.value)
         else:
             check_free(Path(target).expanduser())
             identity = identify(source, _BASE.value, _LORA_ALPHA.value)
             reasoner = _REASONER.value or guess_reasoner(identity, _TOKENIZER.value)
             config = Config(tokenizer=_TOKENIZER.value, reasoner=reasoner)
-            import_checkpoint(identity, Path(target).expanduser(), config)
+            import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
     except UserError as error:
         raise UserError(in_flags(str(error), _NAMES)) from error
     print(f"{action}ed: {target}")

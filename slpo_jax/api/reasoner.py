@@ -17,6 +17,7 @@ from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import check_free
 from slpo_jax.origin.exchange import write_export
 from slpo_jax.origin.open import Origin
+from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.experiment import Setup
@@ -129,11 +130,12 @@ class TrainedReasoner:
         earns = (reward or CORRECT) if reward is None or isinstance(reward, str) else repr(reward)  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
-    def export(self, folder: str | os.PathLike[str]) -> Path:
+    def export(self, folder: str | os.PathLike[str], explain: bool = False) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
         Args:
             folder: must not exist, or be empty; it appears whole or not at all.
+            explain: with the second model of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows.
         """
@@ -143,7 +145,7 @@ class TrainedReasoner:
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(origin.template, tokenizer=copy.deepcopy(origin.template.tokenizer))
         description = dataclasses.replace(origin.description, settings=used_with(config, solver.rule))
-        params = jax.device_get(solver.params)
+        params = jax.device_get(with_second(solver.params, explain, self.source))
         write_export(target, Path(self.source), params, Origin(description, template), config, *how)
         return target
 

@@ -14,7 +14,7 @@ Init = Callable[[jax.Array], Any]
 
 REASONER, GATE, THINKER, ADAPTER, EXPLAINER = "reasoner", "gate", "thinker", "adapter", "explainer"
 CARRIED = (EXPLAINER,)
-"""Parts that no stage has to have: those of its start it leaves as they were."""
+"""Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,6 +162,11 @@ def as_functions(module: LatentReasoner) -> Reasoner:
     )
 
 
+def vocabulary_rows(tree: Params) -> int:
+    """Of a backbone's parameters."""
+    return next(tree[name].shape[0] for name in ("wte", "embed_tokens") if name in tree)
+
+
 def backbone(config: BackboneConfig) -> Backbone:
     """The backbone that the config's class stands for."""
     return {GPT2Config: GPT2, LlamaConfig: Llama}[type(config)](config)

@@ -17,11 +17,13 @@ from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER
 from slpo_jax.kinds import KINDS, PLAIN
-from slpo_jax.models.parts import GATE, REASONER, THINKER
+from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
+from slpo_jax.origin import second_model
 from slpo_jax.origin.card import model_card, short
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.opening import SIDE_FILE
+from slpo_jax.origin.second_model import with_second, write_second
 from slpo_jax.origin.settings import config_of, made_with, stopping_of
 from slpo_jax.origin.thinking import have_asked, thinking_files, thinks
 from slpo_jax.policy.policy import Stopping
@@ -29,12 +31,13 @@ from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
 
-def import_checkpoint(identity: Identity, target: Path, config: Config) -> Origin:
+def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Origin:
     """Convert a foreign checkpoint into one of ours.
 
     Args:
         target: must not exist, or be empty.
         config: its reasoner and tokenizer are used.
+        explain: SIM-CoT's second model too.
     Returns:
         what the checkpoint is.
     Raises:
@@ -46,7 +49,7 @@ def import_checkpoint(identity: Identity, target: Path, config: Config) -> Origi
     origin = open_origin(dataclasses.replace(config, init=source, gate=gate), identity)
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    params = origin.read()
+    params = with_second(origin.read(explain), explain, source)
     if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
         what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
@@ -58,12 +61,13 @@ def import_checkpoint(identity: Identity, target: Path, config: Config) -> Origi
     return origin
 
 
-def export_checkpoint(source: Path, target: Path) -> None:
+def export_checkpoint(source: Path, target: Path, explain: bool = False) -> None:
     """Convert one of our checkpoints into a Hugging Face directory.
 
     Args:
         source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
         target: must not exist, or be empty.
+        explain: SIM-CoT's second model too, which must have been kept.
     Raises:
         UserError: no checkpoint there, or the target is in use.
     """
@@ -77,7 +81,8 @@ def export_checkpoint(source: Path, target: Path) -> None:
     assert identity.tokenizer is not None
     description = dataclasses.replace(description, settings=made_with(identity))
     template = description.kind.template(identity.tokenizer(), prompt=PromptConfig(chat="never"))
-    params: dict[str, Any] = jax.tree.map(np.asarray, load_params(source, stored_params(source)))
+    loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
+    params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     config = config_of(identity)
     write_export(target, source, params, Origin(description, template), config, *stopping_of(config, identity))
 
@@ -112,7 +117,7 @@ def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts:
 
     Args:
         folder: must not exist, or be empty; it appears whole or not at all.
-        params: the reasoner's part and the gate's, if there is one.
+        params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
         origin: what they are of.
         texts: of further files, by their places in the folder.
     Raises:
@@ -129,6 +134,8 @@ def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts:
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, made / SIDE_FILE)
+            if EXPLAINER in params:
+                save_file(write_second(params, description.model), made / second_model.FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():

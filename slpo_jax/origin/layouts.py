@@ -10,6 +10,7 @@ from slpo_jax.interop.tensors import Stored
 from slpo_jax.interop.weights import EMBEDDING, strip_all
 from slpo_jax.kinds import KINDS, Kind, Unwrapped
 from slpo_jax.origin.gates import take_gate
+from slpo_jax.origin.second_model import Second, take_second
 
 
 class Layout(NamedTuple):
@@ -20,12 +21,14 @@ class Layout(NamedTuple):
         backbone: its name, by the tensors'.
         tensors: the language model's, adapters merged, and the kind's own.
         gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
+        second: SIM-CoT's second model, if it is there and can be read.
     """
 
     kind: type[Kind] | None
     backbone: str
     tensors: Unwrapped
     gate: dict[str, Stored]
+    second: Second | None = None
 
 
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
@@ -50,7 +53,8 @@ def recognise(
     Raises:
         UserError: no language model in it, adapters without their scale, or half an adapter.
     """
-    tensors, gate = take_gate(strip_all(dict(stored), "module."), source)
+    tensors, second = take_second(strip_all(dict(stored), "module."), source)
+    tensors, gate = take_gate(tensors, source)
     kind, unwrapped = None, Unwrapped(tensors, {})
     for each in KINDS.values():
         if found := each.unwrap(tensors, source):
@@ -71,7 +75,7 @@ def recognise(
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(kind, backbone, unwrapped._replace(model=tensors), gate)
+            return Layout(kind, backbone, unwrapped._replace(model=tensors), gate, second)
     raise _unknown(stored, source)
 
 

@@ -20,17 +20,21 @@ from slpo_jax.interop.weights import (
 )
 from slpo_jax.kinds import REASONERS, Kind, kind_of
 from slpo_jax.models.llama import LlamaConfig
-from slpo_jax.models.parts import GATE, REASONER
+from slpo_jax.models.parts import EXPLAINER, GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig, activation_type, is_loop
 from slpo_jax.origin.description import Description, end_tokens, write_description
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.opening import Opened, fitting
+from slpo_jax.origin.second_model import read_second
 from slpo_jax.text.templates import Template
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+_SPARE = 2  # rows that SIM-CoT's checkpoints of CODI may have after its tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +44,15 @@ class Origin:
     Attributes:
         description: its kind and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
-        read: the imported parts of the parameters; None where they are random.
+        read: gives the imported parts of the parameters, with True SIM-CoT's second model too if there is one; None
+            where they are random.
         orbax: the checkpoint of ours to start from, or None.
         lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
     """
 
     description: Description
     template: Template
-    read: Callable[[], dict[str, Any]] | None = None
+    read: Callable[..., dict[str, Any]] | None = None
     orbax: Path | None = None
     lacks: str = ""
 
@@ -151,14 +156,15 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     if not config.tokenizer and opened.tokenizer is None:
         raise UserError(f"config.base: {source} comes without a tokenizer; give the base model's directory or hub id")
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
+    spare = 0
     if not opened.has_own_model:
-        _check_vocabulary(kind, opened, stored.vocab_size, tokenizer)
+        spare = _check_vocabulary(kind, opened, stored.vocab_size, tokenizer)
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
     with fitting("" if config.tokenizer else opened.tokenizer_base):
         lacks = _lacks(kind, opened, stored.n_embd, tokenizer)
     made = _made(kind, opened, dataclasses.replace(config.model, n_embd=stored.n_embd), bool(lacks))
     with fitting("" if config.tokenizer else opened.tokenizer_base):
-        first_id = opened.embedding.shape[0] - (0 if lacks else len(kind.tokens))
+        first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(kind.tokens))
         template = made.template(tokenizer, first_id if kind.after_vocabulary else None, config.prompt)
     if not kind.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
@@ -177,10 +183,12 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     if not kind.has_latents:
         description = dataclasses.replace(description, eos_ids=template.eos_ids)
 
-    def read() -> dict[str, Any]:
+    def read(explain: bool = False) -> dict[str, Any]:
         tree = grow(read_tree(weights, layout.tensors.model, source), rows, template.tokenizer)
         reasoner = {"backbone": tree} | read_tree(heads, layout.tensors.head, source)
-        return {REASONER: reasoner} | ({GATE: read_tree(gates, opened.layout.gate, source)} if gates else {})
+        found = {REASONER: reasoner} | ({GATE: read_tree(gates, opened.layout.gate, source)} if gates else {})
+        second = layout.second if explain else None
+        return found | ({EXPLAINER: read_second(second, stored, layout.backbone, source)} if second else {})
 
     return Origin(description, template, read, lacks=lacks)
 
@@ -206,15 +214,17 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
     return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)))
 
 
-def _check_vocabulary(kind: type[Kind], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> None:
-    """A file without a config has the base's rows, or those of the kind's tokens too."""
+def _check_vocabulary(kind: type[Kind], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> int:
+    """A file without a config has the base's rows, or those of the kind's tokens too; how many come after these."""
     embedding, more = opened.embedding, len(kind.tokens)
     rows, sizes = embedding.shape[0], {base} if kind.after_vocabulary else {base, len(tokenizer)}
-    if rows not in sizes | {size + more for size in sizes}:
+    spare = _SPARE if kind.after_vocabulary and rows == base + more + _SPARE else 0
+    if rows - spare not in sizes | {size + more for size in sizes}:
         raise UserError(
             f"{opened.source}: tensor {embedding.name} has {rows} rows, config.base {base} (+ {more} for the "
             "reasoner's tokens); give the base model that it was trained from"
         )
+    return spare
 
 
 def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:

@@ -25,6 +25,7 @@ from slpo_jax.interop.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.origin import description as descriptions
+from slpo_jax.origin import second_model
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.layouts import Layout, are_adapters, recognise
 from slpo_jax.text.tokenizer import load_tokenizer
@@ -145,7 +146,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         )
     # An original state dict goes with its base model, even where a config of the training lies beside it.
     original = layout.tensors.original
-    own = folder is not None and (folder / descriptions.MODEL_FILE).is_file() and not (original and base)
+    own = folder is not None and _has_config(folder, original) and not (original and base)
     model_folder = folder if own and folder else _base(base, path)
     with_tokenizer = _tokenizer_folder(folder, model_folder, base)
     described = read_description(folder) if folder else None
@@ -192,7 +193,9 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
     check_tree(described.kind.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
-    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head))
+    beside = folder / second_model.FILE
+    second = second_model.of_export(open_tensors(beside), str(beside)) if beside.is_file() else None
+    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head), second=second)
 
 
 def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
@@ -261,6 +264,12 @@ def fitting(base: str) -> Iterator[None]:
         if not base:
             raise
         raise UserError(f"config.base: {base} doesn't fit: {error}") from error
+
+
+def _has_config(folder: Path, original: bool) -> bool:
+    """Whether it has a config.json; SIM-CoT's folders, in the layout of original programs, have an empty one."""
+    path = folder / descriptions.MODEL_FILE
+    return path.is_file() and not (original and not path.stat().st_size)
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -10,7 +10,14 @@ from flax import struct
 
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.parts import EXPLAINER
-from slpo_jax.models.reasoner import BackboneConfig, LatentReasoner, Reasoner, as_functions, backbone
+from slpo_jax.models.reasoner import (
+    BackboneConfig,
+    LatentReasoner,
+    Reasoner,
+    as_functions,
+    backbone,
+    vocabulary_rows,
+)
 from slpo_jax.policy.policy import Policy
 from slpo_jax.rewards.ending import is_end
 
@@ -40,8 +47,7 @@ def second_model(config: BackboneConfig, params: Any) -> Reasoner:
         config: the reasoner's shapes.
         params: all parts.
     """
-    tree = params[EXPLAINER]["backbone"]
-    rows = next(tree[name].shape[0] for name in ("wte", "embed_tokens") if name in tree)
+    rows = vocabulary_rows(params[EXPLAINER]["backbone"])
     return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows))))
 
 

@@ -162,11 +162,12 @@ class Setup:
             check_thinker(self.config, stored, self.abstract_params(), draws_thinker)
         return stored
 
-    def initial_params(self, draws_thinker: bool = False) -> dict[str, Any]:
+    def initial_params(self, draws_thinker: bool = False, explain: bool = False) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
 
         Args:
             draws_thinker: parameters of the thinker's own that it lacks need not be trained afterwards.
+            explain: also SIM-CoT's second model of a foreign checkpoint, if there is one; ours always have theirs.
         """
         found: dict[str, Any] = {}
         stored = self.stored_params(draws_thinker)
@@ -174,7 +175,7 @@ class Setup:
             shapes = self.abstract_params(stored)
             found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
         elif self.origin.read is not None:
-            found = self.origin.read()
+            found = self.origin.read(explain)
 
         missing = jax.jit(lambda: parts.lacking(found, self._random_params()))()
         return replicate(parts.merged(found, missing), self.mesh)

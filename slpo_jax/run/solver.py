@@ -16,6 +16,7 @@ from slpo_jax.evaluation.evaluate import in_words
 from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
+from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of
@@ -164,28 +165,12 @@ def load_solver(
         rule = threshold
     if thinker and not config.max_latents:
         raise UserError(f"--latents: 0 leaves --thinker={thinker} nothing to think; give e.g. --latents=4")
-    if explain:
-        config = changed(config, {"imitate.simcot.keep": True})
     setup = assemble(config, identity=identity)
-    params = setup.initial_params(draws_thinker=bool(thinker))
+    params = setup.initial_params(draws_thinker=bool(thinker), explain=explain)
     _say_others(identity, asked)
     lacking = THINKER in params and THINKER not in setup.stored_params(draws_thinker=True)
-    return Solver(setup, params, stopping, rule, lacking, _reads(checkpoint, params) if explain else None)
-
-
-def _reads(checkpoint: str, params: Any) -> Reads:
-    """How a checkpoint's second model reads.
-
-    Raises:
-        UserError: it has none.
-    """
-    found = reads_of(params)
-    if found is None:
-        raise UserError(
-            f"--explain: {checkpoint} has no second model that says its thoughts in words, or it was dropped after "
-            "training; imitate with config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out"
-        )
-    return found
+    reads = reads_of(with_second(params, explain, checkpoint))
+    return Solver(setup, params, stopping, rule, lacking, reads)
 
 
 def _say_others(identity: Identity, values: dict[str, tuple[Any, Any]]) -> None:

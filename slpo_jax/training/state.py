@@ -200,7 +200,7 @@ def make_train_step(
     def train_step(state: TrainState, batch) -> tuple[TrainState, dict[str, Any]]:
         key = noise.stream_key(state.key, stream, state.step)
         part = {name: state.params[name] for name in trained}
-        frozen = {name: value for name, value in state.params.items() if name not in trained}
+        frozen = {name: value for name, value in state.params.items() if name not in (*trained, *CARRIED)}
         take = update if updates == 1 else several
         part, opt_state, metrics, finite = take(part, state.opt_state, frozen, batch, key)
         skipped = jnp.where(finite, state.skipped * jnp.array([1, 0]), state.skipped + 1)
