@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from slpo_jax.errors import UserError, first_line
 
-TEXTS = ("*.json", "merges.txt", "*.jinja")  # config and tokenizer
+TEXTS = ("*.json", "merges.txt", "*.jinja", "README.md")  # config, tokenizer and card
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

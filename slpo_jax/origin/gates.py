@@ -1,12 +1,17 @@
 """A stopping gate in somebody else's checkpoint, under a name that nobody has agreed on."""
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from absl import logging
 
+from slpo_jax.evaluation.rows import is_rule
 from slpo_jax.interop.tensors import Stored
 
 _WORD = re.compile(r"(?<![a-z])(gate|stop|halt)")
+_IN_A_CARD = re.compile(r"\bgate[\s_-]*thr\w*\s*[=:]\s*[\"']?(\d*\.\d+|[01](?![\d.]))", re.IGNORECASE)
 _IN_A_BLOCK = re.compile(r"(^|\.)(h|layers)\.\d+\.")  # Llama's MLPs have a gate_proj
 
 
@@ -41,6 +46,33 @@ def take_gate(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored
     parts = ("weight", "bias")
     gate = {f"{ours}.{part}": tensors[f"{theirs}.{part}"] for ours, theirs in names.items() for part in parts}
     return {name: tensor for name, tensor in tensors.items() if name not in found}, gate
+
+
+def said_threshold(config: Mapping[str, Any], folder: Path) -> float | None:
+    """The threshold that a published gate's config.json or card names; None where they don't, or not one alone.
+
+    Nobody has agreed on a key: one with threshold in its name, or that ends in _thr. A line says what is taken or not.
+
+    Args:
+        config: its config.json.
+        folder: where that and README.md are.
+    """
+    found = {f"config.json: {key}={value}": value for key, value in config.items() if _names_threshold(key)}
+    card = folder / "README.md"
+    texts = _IN_A_CARD.finditer(card.read_text("utf-8", "replace")) if card.is_file() else ()
+    found |= {f"{card.name}: {' '.join(each[0].split())}": float(each[1]) for each in texts}
+    values, where = [*found.values()], ", ".join(found)
+    if values and all(value == values[0] and is_rule("threshold", value) for value in values):
+        logging.warning("%s: %s is taken as its gate's threshold; --threshold is another", folder, where)
+        return float(values[0])
+    if values:
+        remedy = "set config.evaluate.thresholds=(..,), or solve's --threshold"
+        logging.warning("%s: %s is no one threshold of a gate, so none is taken; %s", folder, where, remedy)
+    return None
+
+
+def _names_threshold(key: str) -> bool:
+    return "threshold" in key or key.endswith("_thr")
 
 
 def _shape(tensors: dict[str, Stored], module: str) -> tuple[int, ...]:

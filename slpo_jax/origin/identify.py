@@ -69,6 +69,11 @@ class Identity:
         return self.description.gate_trained
 
     @property
+    def gate_published(self) -> bool:
+        """Whether that is somebody else's."""
+        return self.description is None and self.gate_trained
+
+    @property
     def stage(self) -> StageFolder | None:
         """The folder of one of our checkpoints."""
         return None if self.orbax is None else StageFolder.of(self.orbax)

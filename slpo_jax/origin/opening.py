@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import logging
-
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import (
     CONFIG,
@@ -27,6 +25,7 @@ from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.origin import description as descriptions
 from slpo_jax.origin import second_model
 from slpo_jax.origin.description import Description, read_description
+from slpo_jax.origin.gates import said_threshold
 from slpo_jax.origin.layouts import Layout, are_adapters, recognise
 from slpo_jax.text.tokenizer import load_tokenizer
 
@@ -54,6 +53,7 @@ class Opened:
         generation: its generation_config.json, empty without one.
         model_base: `config.base` where the shapes are from there, "" for the checkpoint's own.
         tokenizer_base: the same of the tokenizer.
+        threshold: of a published gate, where its files say one.
     """
 
     source: str
@@ -66,6 +66,7 @@ class Opened:
     generation: dict[str, Any] = dataclasses.field(default_factory=dict)
     model_base: str = ""
     tokenizer_base: str = ""
+    threshold: float | None = None
 
     @property
     def gate_hidden(self) -> int | None:
@@ -153,8 +154,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     layout = _with_side_file(folder or path.parent, layout, described)
     source = model_folder / descriptions.MODEL_FILE
     model = read_json(source, descriptions.REMEDY)
-    if described is None and layout.gate:
-        _say_threshold(model, source)
+    published = described is None and bool(layout.gate)
     return Opened(
         source=str(path),
         layout=layout,
@@ -166,6 +166,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
         model_base="" if own else base,
         tokenizer_base="" if with_tokenizer == folder else base,
+        threshold=said_threshold(model, folder or path.parent) if published else None,
     )
 
 
@@ -204,14 +205,6 @@ def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Pat
     if found is None and base:
         return next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
     return found
-
-
-def _say_threshold(model: dict[str, Any], source: Path) -> None:
-    """Nobody has agreed on a name for a published gate's threshold: what looks like it is said, and not taken."""
-    for key, value in model.items():
-        if "threshold" in key or key.endswith("_thr"):
-            remedy = f"set config.evaluate.thresholds=({value},), or solve's --threshold={value}"
-            logging.warning("%s: says %s=%s, which is not taken by itself; %s", source, key, value, remedy)
 
 
 def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:

@@ -22,6 +22,7 @@ from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.sections import changed, values
 
+_GATED_LATENTS = 12  # at most, of a published gate; as in the paper
 RULE = "rule"  # beside the settings: the threshold, or without a gate the number of latents
 
 
@@ -43,8 +44,9 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
     kind, latents = kind_of(own["reasoner"]), made.max_latents
     if not of_a_run:
-        latents = kind.latents
+        latents = _GATED_LATENTS if identity.gate_published and kind.has_gate else kind.latents
         own |= kind.published_settings(identity.opened.layout.tensors) if identity.opened else {}
+    if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
     own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)
@@ -68,6 +70,8 @@ def _rule(config: Config, identity: Identity) -> float | int | None:
     """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
     gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
     rule = read_rule(stage, "threshold" if gated else "length") if stage else None
+    if rule is None and gated and identity.gate_published and identity.opened:
+        return identity.opened.threshold
     if rule is None and said.get("gate.enabled") == gated:
         rule = said.get(RULE)
     if rule is not None or gated:
@@ -84,9 +88,11 @@ def made_with(identity: Identity) -> dict[str, Any]:
     Raises:
         UserError: a setting of its run can't be used.
     """
-    if not (_run_files(identity) or _said(identity)):
+    if not (_run_files(identity) or _said(identity) or identity.gate_published):
         return {}
     config = config_of(identity)
+    if identity.gate_published:
+        return {"gate.enabled": True, "max_latents": config.max_latents, RULE: _rule(config, identity)}
     return used_with(config, _rule(config, identity))
 
 

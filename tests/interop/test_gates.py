@@ -1,17 +1,19 @@
 """A stopping gate beside a language model's tensors, under somebody else's names; files by numpy alone."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
+import slpo_jax
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.origin.exchange import import_checkpoint
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.open import open_origin
-from slpo_jax.origin.settings import config_of, stopping_of
+from slpo_jax.origin.settings import config_of, made_with, stopping_of
 
 RNG = np.random.default_rng(3)
 LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
@@ -41,10 +43,62 @@ def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     name = name.replace("__", ".")
     lines = [record.getMessage() for record in caplog.records]
     assert f"{tmp_path / 'x'}: {name}.bias, {name}.weight are taken as the stopping gate" in lines[0]
-    assert "config.json: says gate_threshold=0.6" in lines[1]
-    assert "--threshold=0.6" in lines[1]
+    assert "config.json: gate_threshold=0.6 is taken as its gate's threshold; --threshold is another" in lines[1]
     assert "config.json: its own code (auto_map) is not run; the model is taken as a plain gpt2" in lines[2]
     assert len(lines) == 3
+
+
+CARD = "---\nlicense: mit\n---\n# COCONUT+SLPO (GPT-2); "
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "threshold", "line"),
+    [
+        ({}, "gate thr=0.6", 0.6, "README.md: gate thr=0.6 is taken as"),
+        ({"stop_thr": 0.6}, "Gate threshold: 0.6.", 0.6, "config.json: stop_thr=0.6, README.md: Gate threshold: 0.6"),
+        ({"stop_threshold": 0.7}, "gate thr=0.6", None, "stop_threshold=0.7, README.md: gate thr=0.6 is no one"),
+        ({}, "gate thr=0.6; with CODI gate thr=0.7", None, "gate thr=0.6, README.md: gate thr=0.7 is no one threshold"),
+        ({"gate_threshold": "high"}, "", None, "config.json: gate_threshold=high is no one threshold"),
+        ({}, "a gate, and 0.6 of it", None, ""),
+    ],
+)
+def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, threshold, line):
+    tiny_folder(tmp_path, **_named(gate=LINEAR))
+    config = json.loads((tmp_path / "config.json").read_text()) | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "README.md").write_text(CARD + card)
+    identity = identify(str(tmp_path))
+    said = [record.getMessage() for record in caplog.records][1:]
+    assert line in " ".join(said)
+    assert len(said) == bool(line)
+    made = {"gate.enabled": True, "max_latents": 12, "rule": threshold}
+    assert made_with(identity) == made
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5 if threshold is None else threshold)
+    import_checkpoint(identity, tmp_path / "imported", Config(reasoner="coconut_gpt2"))
+    assert {key: made_with(identify(str(tmp_path / "imported")))[key] for key in made} == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "gate"), [("coconut", {"gate": LINEAR}), ("codi", {"stop_head__0": HIDDEN, "stop_head__2": OUT})]
+)
+def test_it_thinks_as_our_own_export_of_it(tmp_path, kind, gate):
+    projector = {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)} if kind == "codi" else {}
+    more = {f"projector.{name}.weight": draw(RNG, *shape) for name, shape in projector.items()}
+    more |= {f"projector.{name}.bias": draw(RNG, shape[0]) for name, shape in projector.items()}
+    tiny_folder(tmp_path / "published", **_named(**gate), **more)
+    records = [{"question": f"Tom has {n} pens .", "answer": "3"} for n in range(4)]
+    questions = [record["question"] for record in records]
+    whole = slpo_jax.load(tmp_path / "published", threshold=1.0).solve(questions[0])
+    second = sorted(latent.stop_probability for latent in whole.latents)[-2]
+    (tmp_path / "published" / "README.md").write_text(f"{CARD}gate thr={math.floor(1e4 * second) / 1e4:.4f}")
+    published = slpo_jax.load(tmp_path / "published")
+    ours = slpo_jax.load(published.export(tmp_path / "export"))
+    thoughts = [each.solve(questions) for each in (published, ours)]
+    assert thoughts[0] == thoughts[1]
+    assert len(thoughts[0][0].latents) < len(whole.latents) == 12
+    one, other = (each.evaluate(records, samples=3).records for each in (published, ours))
+    assert one == other
 
 
 def test_a_published_gate_of_two_layers(tmp_path, caplog):
