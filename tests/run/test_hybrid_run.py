@@ -97,11 +97,15 @@ def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid
         HYBRID | {"imitate.lora.rank": 2},
         {"imitate.recipe": "simcot"},
         {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
+        {"imitate.recipe": "simcot", "imitate.simcot.keep": True},
     ],
-    ids=["lora, hybrid", "simcot", "simcot, lora"],
+    ids=["lora, hybrid", "simcot", "simcot, lora", "simcot, kept"],
 )
 def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_path, monkeypatch):
-    """Killed before they are finished, too: all other parts are there, and the reasoner is trained."""
+    """Killed before they are finished, too: all other parts are there, and the reasoner is trained.
+
+    What is kept is carried along as it is.
+    """
     changes = changes | {"imitate.control": False, "imitate.cot_steps": 0, "imitate.final_steps": 2,
                          "stages": ("imitate", "rl"), "rl.objectives": ("grpo",)}  # fmt: skip
 
@@ -115,8 +119,14 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")
     first, left = experiment.initial_params(), starting_params(experiment, "grpo")
-    assert jax.tree.structure(left) == jax.tree.structure(first)
-    for name in left.keys() - {"reasoner"}:
+    kept = {EXPLAINER} if changes.get("imitate.simcot.keep") else set()
+    assert left.keys() == first.keys() | kept
+    assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
+    if kept:
+        assert reads_of(left) == (1, 1)
+        train(experiment, "rl")
+        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[EXPLAINER], left[EXPLAINER])
+    for name in left.keys() - {"reasoner", *kept}:
         jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
                   != first["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"])  # fmt: skip
