@@ -11,7 +11,9 @@ from slpo_jax.config import objective_of, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
+from slpo_jax.models.parts import EXPLAINER
 from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
 from slpo_jax.rewards.verifier import encode_references
@@ -20,7 +22,7 @@ from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
 from slpo_jax.run.shown import describe
-from slpo_jax.run.stage import starting_params
+from slpo_jax.run.stage import stage_params, starting_params
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state
@@ -97,7 +99,7 @@ def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid
         HYBRID | {"imitate.lora.rank": 2},
         {"imitate.recipe": "simcot"},
         {"imitate.recipe": "simcot", "imitate.lora.rank": 2},
-        {"imitate.recipe": "simcot", "imitate.simcot.keep": True},
+        {"imitate.recipe": "simcot", "imitate.simcot.keep": True, "dropout.rate": 0.0, "rl.steps": 1},
     ],
     ids=["lora, hybrid", "simcot", "simcot, lora", "simcot, kept"],
 )
