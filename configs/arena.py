@@ -11,18 +11,20 @@ alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import colar_thought, objective_variant, tried
+from slpo_jax.run.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
 STEPS, RL_STEPS = 1500, 100
 TRIED = (3e-5, 1e-4, 3e-4)
-RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5}
+RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
 _COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
 _CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
 _SIMCOT = {"recipe": "simcot"}
 _COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
+_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the kind, keys of config.imitate, and tokens of an answer. CoLaR's four latents are of five tokens each.
+# By name: the kind, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of five
+# tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 3),
     "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),
@@ -31,6 +33,8 @@ REASONERS = {
     "colar": ("colar", _COLAR | {"recipe": "colar", "max_latent_stage": 4}, 4),
     "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": LATENTS}, 4),
     "dart": ("dart", _CODI, 7),
+    "latent_sft": ("text", _LATENT_SFT, 4),
+    "latent_grpo": ("text", _LATENT_SFT, 4),
     "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
     "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
     "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),
@@ -41,6 +45,7 @@ OBJECTIVES = {
     "exact": ("exact", {}),
     "pathwise": ("pathwise", {}),
     "grpo": ("grpo", {"temperature": 1.0, "reduction": "sequence_mean"}),
+    "latent_grpo": ("grpo", LATENT_GRPO | {"temperature": 0.6}),
 }
 
 
@@ -69,7 +74,8 @@ def get_config(cell: str = "coconut_gpt2"):
         config.data.eval.large = "synthetic:large"
         config.data.eval.template = "synthetic:template"
 
-    before = imitate["cot_steps"] + imitate["max_latent_stage"] * imitate.get("stage_steps", 0)
+    stages = 3 if kind == "text" else imitate["max_latent_stage"]
+    before = imitate["cot_steps"] + stages * imitate.get("stage_steps", 0)
     config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.imitate.distil.distil_factor = 1.0
@@ -83,17 +89,21 @@ def get_config(cell: str = "coconut_gpt2"):
         config.update(prompt_slots=(40,))
         config.prompt.speed = 5 if name == "colar" else 1
         config.rl.temperature = 0.0  # of all objectives but GRPO
+    if kind == "text":
+        _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
     config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, watched=0)
     config.log_every = 20
     config.checkpoint_every = 10_000
 
-    objectives = ("reference", "slpo", "pathwise")
-    if kind == "colar":
+    objectives: tuple[str, ...] = ("reference", "slpo", "pathwise")
+    if name == "latent_grpo":
+        objectives = ("reference", "latent_grpo")
+    elif kind == "colar":
         objectives = ("reference", "exact", "pathwise", "grpo")  # the likelihood that SLPO estimates is known
     elif not config.max_latents:
         objectives = ("grpo",)
         config.imitate.control = not tune  # in words there is no other control
-    if "grpo" in objectives:  # whose ratios are of one policy; Pass@k is under dropout as of all
+    if {"grpo", "latent_grpo"} & {*objectives}:  # whose ratios are of one policy; Pass@k is under dropout as of all
         config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
     config.rl.objectives = ()
     for objective in objectives:
@@ -103,3 +113,13 @@ def get_config(cell: str = "coconut_gpt2"):
             objective_variant(config, named, base, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
     return config
+
+
+def _mixtures(config, thinker: str) -> None:
+    """Latent-SFT's prompt, and mixtures of tokens as latents."""
+    config.max_latents = 4
+    config.model.n_positions = 80
+    config.prompt.update(format="{question}\n<think>", closing="</think>")
+    config.thinker.name = thinker
+    config.thinker.soft.update(LATENT_SFT_MIXTURE)
+    config.imitate.latent_sft.ratio = 5

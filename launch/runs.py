@@ -67,24 +67,15 @@ NAMES = {
     "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
     "dart": "DART-like", "colar": "CoLaR", "regular": "ReGuLaR with text", "exact": "exact likelihood",
+    "latent_sft": "Latent-SFT", "latent_grpo": "Latent-GRPO",
     "cot": "chain of thought", "grpo": "GRPO", "grpo_latent": "GRPO with latent inference",
     "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
     "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
     **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
 }  # fmt: skip
 _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
-_CONTENDERS = (
-    "no_thought",
-    "icot",
-    "cot_sft",
-    "coconut",
-    "simcot_coconut",
-    "codi",
-    "simcot_codi",
-    "dart",
-    "colar",
-    "regular",
-)
+_CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",
+               "regular", "latent_sft", "latent_grpo")  # fmt: skip
 NAMES |= {
     f"{name}_{on}": f"{NAMES[name].replace(' on ', ', ')} on {title}"
     for name in _CONTENDERS for on, title in _BACKBONES.items()
@@ -197,7 +188,7 @@ _LATENT_GRPO = {"stages": ("evaluate",), "init": "{after}/checkpoints/grpo"}
 
 _ARENA = "configs/arena.py"
 _CONTROLS = ("imitate", "imitate_control", "reference")
-_TRAINED = ("reference", "slpo", "exact", "pathwise", "grpo")
+_TRAINED = ("reference", "slpo", "exact", "pathwise", "grpo", "latent_grpo")
 _ARENA_RATES = (3e-5, 1e-4, 3e-4)
 
 TABLES = {

@@ -190,7 +190,8 @@ def test_the_arena_s_cells_take_as_many_steps():
             config = module.get_config(f"{name}_{backbone}")
             check(config)
             imitate = config.imitate
-            stages = imitate.stage_steps * imitate.max_latent_stage if name != "icot" and imitate.cot_steps else 0
+            count = 3 if imitate.recipe == "latent_sft" else imitate.max_latent_stage
+            stages = imitate.stage_steps * count if name != "icot" and imitate.cot_steps else 0
             assert imitate.cot_steps + stages + imitate.final_steps == module.STEPS
             assert {config.objective[each].learning_rate for each in config.rl.objectives} <= set(module.RATES.values())
             assert set(module.get_config(f"{name}_{backbone},tune").data.eval) == {"valid"}
