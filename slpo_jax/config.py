@@ -171,7 +171,7 @@ def objective_of(config: Config, name: str) -> Objective:
 def ends_at(config: Config) -> str:
     """The text that a thought ends where it comes; "" where there is none."""
     found: str = getattr(config.thinker.chosen, "end_text", "")
-    return found
+    return found or config.prompt.closing
 
 
 def own_latents(config: Config) -> int:
@@ -179,10 +179,11 @@ def own_latents(config: Config) -> int:
 
     Where a thought ends at a text, it is the most that there may be.
     """
-    if not kind_of(config.reasoner).has_latents:
-        return 0
-    if ends_at(config):
+    has_latents = kind_of(config.reasoner).has_latents
+    if config.prompt.closing or (has_latents and ends_at(config)):
         return config.max_latents
+    if not has_latents:
+        return 0
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 

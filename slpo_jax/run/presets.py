@@ -265,8 +265,8 @@ def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
     gsm8k_files(config, folder, "train.txt")
     config.stages = ("imitate", "evaluate")
     config.imitate.update(
-        recipe="latent_sft", batch_size=512, micro_batches=32, cot_steps=0, stage_steps=10 * epoch,
-        final_steps=70 * epoch, suffix_slots=(128, 192, 256),
+        recipe="latent_sft", batch_size=512, micro_batches=32, c_thought=0, max_latent_stage=0, cot_steps=0,
+        stage_steps=10 * epoch, final_steps=70 * epoch, suffix_slots=(128, 192, 256),
     )  # fmt: skip
     config.imitate.latent_sft.final_learning_rate = 3e-4
     config.imitate.lora.update(rank=64, alpha=128.0)

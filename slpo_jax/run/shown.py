@@ -1,5 +1,6 @@
 """A solution and a vote for a terminal of 100 columns."""
 
+from slpo_jax.config import ends_at
 from slpo_jax.run.solver import Solution, Solver, Vote
 
 
@@ -55,7 +56,7 @@ def _ending(solver: Solver, solution: Solution) -> str:
         return "in words alone" if not solver.setup.origin.kind.has_latents else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
-        end = getattr(solver.setup.config.thinker.chosen, "end_text", "") or solver.setup.config.prompt.closing
+        end = ends_at(solver.setup.config)
         ends = [repr(end)] * bool(end) + ["an end token"] * (thinker.says is not None)
         return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":

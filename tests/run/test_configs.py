@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from slpo_jax.checks import check
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, own_latents, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.kinds import REASONERS
-from slpo_jax.run.presets import SOFT_METHODS
+from slpo_jax.run.presets import GSM8K_AUG, SOFT_METHODS
 from slpo_jax.sections import fill
 from slpo_jax.training.optimizer import OptimizerConfig
 
@@ -241,6 +241,7 @@ def test_methods_of_soft_tokens_start_alike():
     for name, config in configs.items():
         check(config)
         if name in module.AFTER_LATENT_SFT:
+            assert own_latents(read_config(config)) == config.max_latents == module.CHUNKS
             continue
         assert config.imitate == configs["lepo"].imitate
         assert config.rl.optimizer == configs["lepo"].rl.optimizer
@@ -256,3 +257,16 @@ def test_methods_of_soft_tokens_start_alike():
             assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
     with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):
         module.get_config("luck")
+
+
+def test_latent_sft_s_published_settings():
+    (path,) = (path for path in FILES if path.stem == "soft_llama1b")
+    config = _load(path, "latent_sft")
+    check(config)
+    imitate, epoch = config.imitate, -(-GSM8K_AUG // 512)
+    assert (imitate.recipe, imitate.latent_sft.ratio, imitate.latent_sft.top_k) == ("latent_sft", 2, 10)
+    assert (imitate.lora.rank, imitate.lora.alpha) == (64, 128.0)
+    assert (imitate.stage_steps, imitate.final_steps) == (10 * epoch, 70 * epoch)
+    assert (imitate.optimizer.learning_rate, imitate.latent_sft.final_learning_rate) == (1e-4, 3e-4)
+    assert (config.evaluate.temperature, config.evaluate.top_p, config.max_latents) == (0.6, 0.95, 128)
+    assert (config.thinker.soft.temperature, config.thinker.soft.top_k, config.thinker.soft.top_p) == (1.0, 10, 1.0)
