@@ -14,6 +14,10 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.usable import check_prompts
 
 ONE_STAGE = "--config.stages=('imitate',)"
+SOFT = [
+    ONE_STAGE, "--config.reasoner=text_gpt2", "--config.gate.enabled=False", "--config.imitate.c_thought=0",
+    "--config.thinker.name=soft", "--config.imitate.control=False",
+]  # fmt: skip
 FEW_STEPS = [
     "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
     "--config.evaluate.samples=0",
@@ -126,6 +130,27 @@ FLAGS = {
     "a prompt for a reasoner that has its own": (
         ["--config.prompt.instruction=Go"],
         "config.prompt.instruction: coconut_gpt2",
+        "text_llama",
+    ),
+    "a prompt without its question": (["--config.prompt.format=Go"], "config.prompt.format: 'Go'", "{question} once"),
+    "a prompt of two sorts": (
+        ["--config.prompt.format={question}", "--config.prompt.system=Go"],
+        "config.prompt.format: '{question}'",
+        "put system and instruction into it",
+    ),
+    "two ends of a thought": (
+        [*SOFT, "--config.thinker.soft.end_text=now", "--config.prompt.closing=</think>"],
+        "config.prompt.closing: '</think>'",
+        "leave one of them out",
+    ),
+    "Latent-SFT without an end of thoughts": (
+        [*SOFT, "--config.imitate.recipe=latent_sft"],
+        "config.prompt.closing: latent_sft",
+        "give e.g. </think>",
+    ),
+    "Latent-SFT of latents": (
+        ["--config.imitate.recipe=latent_sft", "--config.imitate.control=False"],
+        "config.imitate.recipe: latent_sft",
         "text_llama",
     ),
     "answers of a reasoner that has its own": (
