@@ -118,6 +118,23 @@ def test_likelihood_is_scipy_s(params, rolled, laws, reduction):
         np.testing.assert_allclose(scored[row, :tau], expected, rtol=2e-4, atol=2e-4)
 
 
+def test_the_draws_that_end_it_or_not_have_a_likelihood(params, rolled, laws):
+    """That of the mark after the last latent and, where it is asked for, that of no mark after the others."""
+    out = rolled[0]
+    with_draws, without = (
+        compiled(lambda params, policy=policy: score(policy, params, PROMPTS, out, None))(params)
+        for policy in (_policy(going_on=True), _policy())
+    )
+    assert len({*np.asarray(out.lengths).tolist()}) > 2
+    for row in range(0, ROWS, 40):
+        tau, chances = int(out.lengths[row]), [p for *_, p in laws[row]]
+        expected = np.log1p(-np.array([0.0, *chances[1:tau]]))  # before the first nothing is drawn
+        found = np.asarray(with_draws.action_log_probs - without.action_log_probs)[row, :tau]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+        if tau < T:
+            assert float(without.halting_log_prob[row]) == pytest.approx(np.log(chances[tau]), rel=1e-3)
+
+
 def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
     """As LatentTTS's program with least=0, where the first latent may be left out too."""
     slow, prompts = SlowReasoner(params["reasoner"]), random_prompts((5, 4, 7, 6, 3, 5, 6, 4), 7, seed=3)

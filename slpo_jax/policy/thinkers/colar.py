@@ -27,6 +27,8 @@ class Colar(ThinkerSettings):
         reduction: of a latent's log-likelihood over D: "mean" as in CoLaR's reinforcement learning, or "sum".
         end_text: one token; "" is none: T latents.
         least: latents before it is looked for; published: 1, with LatentTTS 0.
+        going_on: the draws that don't end a thought have their likelihood as well, as the one that does; published:
+            False.
         end_id: of `end_text`. No key of the section.
     """
 
@@ -37,6 +39,7 @@ class Colar(ThinkerSettings):
     reduction: Literal["mean", "sum"] = "mean"
     end_text: str = "###"
     least: int = setting(1, least=0)
+    going_on: bool = False
     end_id: int | None = setting(None, least=0, in_config=False)
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
@@ -69,6 +72,11 @@ class Colar(ThinkerSettings):
             log_probs_BLD = norm.logpdf(action["of"] / reasoner.unit, *law(params, hidden_BLD))
             return log_probs_BLD.mean(axis=-1) if self.reduction == "mean" else log_probs_BLD.sum(axis=-1)
 
+        def log_goes_on(params, hidden_BLD):
+            logits_BLV = reasoner.logits(params, hidden_BLD)
+            others_BLV = logits_BLV.at[..., self.end_id].set(-jnp.inf)
+            return jax.nn.logsumexp(others_BLV, axis=-1) - jax.nn.logsumexp(logits_BLV, axis=-1)
+
         return Thinker(
             init=lambda key: {},
             draw=draw,
@@ -76,5 +84,7 @@ class Colar(ThinkerSettings):
             stop_logits=lambda params, action, dropout=None: gate.logits(params, action["of"], dropout),
             log_prob=log_prob if reasoner.gaussian else None,
             halts=None if self.end_id is None else lambda params, action: action["halts"],
+            halting_token=self.end_id,
+            log_goes_on=log_goes_on if self.going_on and self.end_id is not None else None,
             least=self.least,
         )

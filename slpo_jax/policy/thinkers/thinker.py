@@ -38,6 +38,8 @@ class Thinker:
         halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
             and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
         halting_token: the token whose choice it is to halt, which has that token's likelihood then; None: it has none.
+        log_goes_on: (params, hidden [B, L, D]) -> float32 [B, L], the log-probability not to halt before a step, where
+            that is drawn apart from the action; it is added to `log_prob` of the steps that could have halted. None: 0.
         least: steps that a thought has before `halts` is asked.
         says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
             None where thought is silent. A step that says eos is its thought's last, and no answer follows.
@@ -57,6 +59,7 @@ class Thinker:
     ends: Callable[[Params, Action], jax.Array] | None = None
     halts: Callable[[Params, Action], jax.Array] | None = None
     halting_token: int | None = None
+    log_goes_on: Callable[[Params, jax.Array], jax.Array] | None = None
     least: int = 0
     says: Callable[[Params, Action], jax.Array] | None = None
     after: Callable[[Params, Action, Action], Action] | None = None
