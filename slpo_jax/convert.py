@@ -8,6 +8,8 @@ export  SRC (WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what import w
         `transformers.AutoModelForCausalLM.from_pretrained` opens and, with trust_remote_code=True, thinks with: its
         README.md has the lines. `reasoner.safetensors` beside the model has the gate (`gate.*`) and CODI's projector
         (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
+
+--explain keeps SIM-CoT's second model both ways, in an export as `second_model.safetensors`.
 """
 
 from pathlib import Path

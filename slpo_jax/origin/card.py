@@ -23,13 +23,14 @@ print(tokenizer.decode(thought.sequences[0], skip_special_tokens=True), thought.
 ```"""
 
 
-def model_card(checkpoint: Path, description: Description, name: str, thinks: bool) -> str:
+def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
     """README.md of an exported checkpoint.
 
     Args:
         checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it; without a run around it, the card says so.
         name: the title.
         thinks: whether it thinks in plain PyTorch.
+        explains: whether SIM-CoT's second model goes along.
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
@@ -49,7 +50,7 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         _use(description),
         *_in_pytorch(description, name, thinks),
         "## Files",
-        _files(description, thinks),
+        _files(description, thinks, explains),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -171,7 +172,7 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return f"{100 * value:.1f}" + (f" ± {100 * error:.1f}" if error is not None else "")
 
 
-def _files(description: Description, thinks: bool) -> str:
+def _files(description: Description, thinks: bool, explains: bool) -> str:
     lines = [
         (
             "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
@@ -185,6 +186,8 @@ def _files(description: Description, thinks: bool) -> str:
     if description.gate is not None:
         state = "trained" if description.gate_trained else "random"
         lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
+    if explains:
+        lines.append("- `second_model.safetensors`: SIM-CoT's second model, which says latents in words in slpo_jax.")
     if thinks:
         lines.append(
             "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."

@@ -108,7 +108,8 @@ def write_export(
     files = thinking_files(config, origin, stopping, rule)
     if thinks(config, origin):
         have_asked(origin.template)
-    files["README.md"] = model_card(source, origin.description, target.name, thinks(config, origin))
+    how = thinks(config, origin), EXPLAINER in params
+    files["README.md"] = model_card(source, origin.description, target.name, *how)
     export_reasoner(target, params, origin, files)
 
 

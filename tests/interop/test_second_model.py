@@ -93,6 +93,7 @@ def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
     for asked in (True, False):
         export, back = tmp_path / f"export_{asked}", tmp_path / f"back_{asked}"
         export_checkpoint(simcot.imported, export, asked)
+        assert ("`second_model.safetensors`" in (export / "README.md").read_text()) == asked
         made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
         assert made.description.kind == simcot.origin.description.kind
         left = {name: part for name, part in kept.items() if asked or name != EXPLAINER}

@@ -9,6 +9,7 @@ from tiny import compiled
 
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import thought_rows
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import EXPLAINER
@@ -23,6 +24,7 @@ from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
 from slpo_jax.run.shown import describe
 from slpo_jax.run.stage import stage_params, starting_params
+from slpo_jax.text.templates import token_texts
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state
@@ -126,6 +128,12 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
     if kept:
         assert reads_of(left) == (1, 1)
+        problems, texts = experiment.test_set("made"), token_texts(experiment.template, 99)
+        seen = experiment.evaluator.run(left, problems, "length", 2, limit=3, watched=True)
+        words = [[experiment.reward.read(said).text.strip() for said in row[:2]] for row in seen.values["words"]]
+        watched = thought_rows(experiment.reward, texts, seen, gated=False, reads=reads_of(left))
+        for row, said in zip(watched, words, strict=True):
+            assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
         train(experiment, "rl")
         jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[EXPLAINER], left[EXPLAINER])
     for name in left.keys() - {"reasoner", *kept}:
