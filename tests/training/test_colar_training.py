@@ -186,3 +186,8 @@ def test_only_what_is_said_trains_the_projector():
 def test_what_can_t_be_trained(name, template, words):
     with pytest.raises(UserError, match=words):
         _recipe(name).phases(encode_problems(template, PROBLEMS), 8)
+
+
+def test_simcot_does_not_explain_its_latents():
+    with pytest.raises(UserError, match=r"latents of COCONUT's and CODI's recipes, and colar is neither"):
+        recipe_of(dataclasses.replace(imitate_config(), recipe="simcot"), "colar")

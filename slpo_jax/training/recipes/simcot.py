@@ -142,7 +142,12 @@ class SimCot:
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
     if not settings.c_thought:
         raise UserError("config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe")
-    if default.name != "distil":
+    if default.name not in ("curriculum", "distil"):
+        raise UserError(
+            f"config.imitate.recipe: simcot explains latents of COCONUT's and CODI's recipes, and {default.name} is "
+            "neither; use another"
+        )
+    if default.name == "curriculum":
         return _Thoughts(
             settings.c_thought, after=False, first=1, lines=True, spare="answer", last=settings.max_latent_stage,
             mean="rows",
