@@ -41,6 +41,8 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         report = compare_runs([job.workdir for job in jobs], root / run.name)
         for row in (row for row in run.rows or table.rows if row in report["eval"]):
             line = called(run.name) if len(table.rows) == 1 else f"{called(run.name)}: {called(row)}"
+            if table.samples:
+                return {"selectors": by_samples(report[AVERAGE][row], table.samples)}, sorted(seeds)
             means[line] = _means(report, row, table.metrics)
             by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
             for b, metrics in by_set.items():
@@ -56,6 +58,25 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     if rates := best_rates(differences[table.minus[0]] if table.minus else {}, table.metrics):
         found["rates"] = rates
     return found, sorted(seeds)
+
+
+def by_samples(figures: Mapping[str, Any], samples: Sequence[int]) -> dict[str, Any]:
+    """The table of what each selector makes of so many samples; Pass@N bounds them all.
+
+    Args:
+        figures: of a report's row, mean of the sets.
+    """
+    lines = {"greedy": "acc", "first sample": "pass@1", "majority vote": "maj@{}"}
+    for scorer in dict.fromkeys(match[1] for name in figures if (match := re.fullmatch(r"vote@\d+_(\w+?)", name))):
+        if not scorer.endswith("_se"):
+            lines |= {f"best of N by {scorer}": f"best@{{}}_{scorer}", f"vote by {scorer}": f"vote@{{}}_{scorer}"}
+    lines |= {"beam search by latent_rm": "searched", "any of N (Pass@N)": "pass@{}"}
+
+    def cell(name: str) -> dict[str, float] | None:
+        return {"value": 100 * figures[name], "se": 100 * figures[f"{name}_se"]} if name in figures else None
+
+    rows = [[line, *(cell(name.format(count)) for count in samples)] for line, name in lines.items()]
+    return {"columns": ["", *(f"N = {count}" for count in samples)], "rows": rows, "digits": 1}
 
 
 def finished(table: Table, run: Run, root: Path, limit: int | None) -> list[Job]:

@@ -48,6 +48,7 @@ class Table:
         rows: of the reports.
         minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
         metrics: of the reports.
+        samples: numbers of them, by which the selectors of each row are compared.
         folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
         beside: the group whose first row the other groups' first rows are set beside; "": none.
     """
@@ -57,6 +58,7 @@ class Table:
     minus: tuple[str, ...] = ("cold_start", "imitate_control")
     seeds: tuple[int, ...] = (0, 1, 2)
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
+    samples: tuple[int, ...] = ()
     folder: str = ""
     beside: str = ""
 
@@ -110,6 +112,16 @@ _ABLATIONS: dict[str, dict[str, Any]] = {
     "batch_quarter": {"rl.batch_size": 8},
 }
 _NO_DROPOUT = {"imitate.dropout": 0.0, "imitate.control": False}
+_JUDGED = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False, "evaluate.samples": 0}
+_SELECTED = {
+    "stages": ("latent_rm", "evaluate"), "init": "{after}/checkpoints/cold_start",
+    "latent_rm.problems": 1500, "latent_rm.completions": 16, "latent_rm.threshold": 0.8,
+    "latent_rm.batch_size": 64, "latent_rm.steps": 400,
+    "latent_rm.optimizer.learning_rate": 1e-3, "latent_rm.optimizer.warmup_steps": 40,
+    "evaluate.thresholds": (0.8,), "evaluate.limit": 500, "evaluate.samples": 64, "evaluate.seeds": 1,
+    "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),
+    "evaluate.beams": 4, "evaluate.candidates": 4,
+}  # fmt: skip
 _START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
 _TRIED = [(name, rate) for name in ("slpo", "pathwise") for rate in (3e-5, 1e-4, 3e-4)]
 
@@ -222,6 +234,14 @@ TABLES = {
         metrics=(*_AVERAGES, "latent_steps", "distinct_answers"),
     ),
     "table1_seconds": Table(_on(_REASONERS, _in_equal_seconds), ("slpo_mean", *_SECONDS), _BASELINES, folder="table1"),
+    # LatentRM and selectors without training, on the quick start's reasoner with its trained gate.
+    "selectors": Table(
+        (
+            Run("start", _QUICKSTART, _JUDGED),
+            Run("selectors", _QUICKSTART, _SELECTED, "start", alone=True),
+        ),
+        ("checkpoint",), (), samples=(4, 16, 64),
+    ),
     "table1_falling": Table(
         tuple(
             # Rates of its own were chosen when the table of the others had been seen.

@@ -71,15 +71,23 @@ def check(node: ConfigDict) -> Config:
         not (settings.cold_start.train_backbone and settings.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
-    for stage in ("cold_start", "rl"):
+    for stage in ("cold_start", "rl", "latent_rm"):
         if stage in settings.stages:
             own = getattr(settings, stage)
             changed(own.optimizer, {"total_steps": own.steps}, f"config.{stage}.optimizer")
+    need(
+        settings.max_latents or "latent_rm" not in settings.stages,
+        "max_latents: 0, and latent_rm judges latents; set it, or take the stage out of config.stages",
+    )
     sets = settings.data.eval
     need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
     need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")
     for name in settings.evaluate.scorers:
         need(name in SCORERS, f"evaluate.scorers: {name!r} is unknown; use {', '.join(SCORERS)}")
+        need(
+            settings.gate.enabled or not SCORERS[name].needs_gate,
+            f"evaluate.scorers: {name} asks the gate, and config.gate.enabled is False; leave it out",
+        )
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
     return settings

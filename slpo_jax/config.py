@@ -15,6 +15,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.imitate.lora        models/lora.py            LoraConfig
     config.cold_start          training/cold_start.py    ColdStartConfig
     config.rl                  training/rl.py            RlConfig
+    config.latent_rm           training/latent_rm.py     LatentRmConfig
     config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
     config.evaluate            evaluation/settings.py    EvaluateConfig
     config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
@@ -41,10 +42,11 @@ from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.policy.thinkers import ThinkerConfig, thinker_config
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.sections import fill, section
-from slpo_jax.stages import SECTIONS, Section
+from slpo_jax.stages import USUAL, Section
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.problems import DataConfig
 from slpo_jax.training.cold_start import ColdStartConfig
+from slpo_jax.training.latent_rm import LatentRmConfig
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
@@ -78,6 +80,7 @@ class Config:
         cold_start: the stage cold_start.
         rl: the stage rl.
         objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
+        latent_rm: the stage latent_rm, which trains a reward model of latents.
         reward: "correct" is 1 where the answer is the reference, else 0; others are registered.
         evaluate: the stage evaluate, and validation in the others.
         trackers: where these rows go as well, see docs/train.md.
@@ -90,7 +93,7 @@ class Config:
         sharding: how parameters lie on the devices.
     """
 
-    stages: tuple[Section, ...] = setting(SECTIONS, fewest=1, affects="report")
+    stages: tuple[Section, ...] = setting(USUAL, fewest=1, affects="report")
     seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
     init: str = ""
     base: str = ""
@@ -111,6 +114,7 @@ class Config:
     cold_start: ColdStartConfig = ColdStartConfig()
     rl: RlConfig = RlConfig()
     objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
+    latent_rm: LatentRmConfig = LatentRmConfig()
     reward: str = CORRECT
     evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
     trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")

@@ -71,17 +71,19 @@ def register_recipe(name: str, settings: type) -> None:
     _register(RECIPES, "recipe", name, settings, object)
 
 
-def register_scorer(name: str, scorer: Callable[..., Any]) -> None:
+def register_scorer(name: str, scorer: Any) -> None:
     """Have `config.evaluate.scorers` take a scorer under this name.
 
     Args:
-        scorer: a `slpo_jax.policy.scorers.Scorer`.
+        scorer: a `slpo_jax.policy.scorers.scorer.ScoreFn` that gives 0 or more, or a `Scorer`.
     Raises:
         UserError: the name can't be used, or it is no function.
     """
-    from slpo_jax.policy.scorers import SCORERS
+    from slpo_jax.policy.scorers import SCORERS, Scorer
 
-    _put_function(SCORERS, "scorer", name, scorer)
+    made = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
+    _check_function("scorer", name, made.score)
+    _put(SCORERS, "scorer", name, made)
 
 
 def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
@@ -109,9 +111,13 @@ def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: typ
 
 
 def _put_function(registry: MutableMapping[str, Any], what: str, name: str, function: Any) -> None:
+    _check_function(what, name, function)
+    _put(registry, what, name, function)
+
+
+def _check_function(what: str, name: str, function: Any) -> None:
     if not callable(function):
         raise UserError(f"register_{what}: {name}: {function!r} is no function; give one")
-    _put(registry, what, name, function)
 
 
 def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:

@@ -6,11 +6,13 @@ from typing import Any, Literal, get_args
 
 Config = Any  # of `config`, which builds on this module
 
-Section = Literal["imitate", "cold_start", "rl", "evaluate"]
+Section = Literal["imitate", "cold_start", "rl", "latent_rm", "evaluate"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 """What `config.stages` may hold, in this order: sections of the config. `noise.STREAMS` has a number for each."""
 
-IMITATE, COLD_START, RL, EVALUATE = SECTIONS
+IMITATE, COLD_START, RL, LATENT_RM, EVALUATE = SECTIONS
+USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
+USUAL_START = COLD_START, IMITATE
 CONTROL = "imitate_control"
 UNFINISHED = "imitate_adapter"
 """Where imitation runs whose recipe has parts of its own, until it is finished into `IMITATE`'s checkpoint."""
@@ -51,7 +53,9 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
     ]
     names = dict.fromkeys((*config.rl.objectives, *config.objective))
     wanted = config.rl.objectives if asked[RL] else ()
-    return (*own, *(_objective(config, name, name in wanted) for name in names))
+    judge = Stage(LATENT_RM, "latent_rm", _after(config.latent_rm.after), asked[LATENT_RM])
+    objectives = [_objective(config, name, name in wanted) for name in names]
+    return (*own, *objectives[: len(wanted)], judge, *objectives[len(wanted) :])
 
 
 def stage_of(config: Config, name: str) -> Stage:
@@ -67,4 +71,8 @@ def wanted(config: Config, finished: Iterable[str] = ()) -> list[Stage]:
 
 def _objective(config: Config, name: str, is_wanted: bool) -> Stage:
     own = config.objective.get(name)
-    return Stage(name, "rl", (own.after,) if own is not None and own.after else (COLD_START, IMITATE), is_wanted)
+    return Stage(name, "rl", _after("" if own is None else own.after), is_wanted)
+
+
+def _after(name: str) -> tuple[str, ...]:
+    return (name,) if name else USUAL_START

@@ -45,7 +45,7 @@ from slpo_jax.training.trackers import TRACKERS
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS, EXTEND = ROOT / "docs" / "methods.md", ROOT / "docs" / "extend.md"
-OF_A_RUN = {"checkpoints", "eval", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
+OF_A_RUN = {"checkpoints", "labels", "eval", "tensorboard", "wandb", "report.md", "runs"}  # in a workdir
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXAMPLE = re.compile(r"`(\S+\.py)`:\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|md|sh|sbatch|ipynb|yml|toml|png)(?::\w+)?")
@@ -352,7 +352,7 @@ def test_examples_of_a_scorer_and_a_reward(example):
     policy = SimpleNamespace(thinker=SimpleNamespace(stop_logits=lambda params, actions: actions))
     trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
-    np.testing.assert_allclose(SCORERS["sure_stop"](policy, None, None, trajectories), expected, rtol=1e-5)
+    np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
     assert [REWARDS["mentioned"]("q", "8", text) for text in ("so 8 it is", "18", "")] == [1.0, 0.0, 0.0]
 
 

@@ -17,6 +17,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress
 from slpo_jax.policy import noise
+from slpo_jax.policy.beam import beam_search
 from slpo_jax.policy.explain import Reads, explain, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
@@ -60,6 +61,7 @@ class Evaluator:
         prompt_slots: buckets.
         key: base key of the dropout noise.
         scorers: names in `SCORERS`, of the rollouts under noise.
+        search: beams and candidates of a search over latents.
     """
 
     def __init__(
@@ -70,12 +72,13 @@ class Evaluator:
         prompt_slots: Sequence[int],
         key: jax.Array,
         scorers: Sequence[str] = (),
+        search: tuple[int, int] = (0, 1),
     ):
-        self.scorers = tuple(scorers)
+        self.scorers, self.search = tuple(scorers), search
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None], Callable] = {}
+        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None, bool], Callable] = {}
 
     def program(
         self,
@@ -84,14 +87,18 @@ class Evaluator:
         keep_latents: bool,
         watched: bool = False,
         reads: Reads | None = None,
+        searched: bool = False,
     ) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents, watched, reads)
+        mode = (noisy, stopping, keep_latents, watched, reads, searched)
         if mode in self._programs:
             return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
+            if searched:
+                out = beam_search(policy, params, prompts, key, index_N, rule_N, *self.search)
+                return {"tokens": out.completions, "latent_steps": out.lengths}
             keys_N = noise.row_keys(key, index_N, sample_N)
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
             values = {"tokens": out.completions, "latent_steps": out.lengths}
@@ -132,6 +139,7 @@ class Evaluator:
         limit: int = 0,
         keep_latents: bool = False,
         watched: bool = False,
+        searched: bool = False,
         label: str = "",
         kept: KeptRollouts | None = None,
         name: str = "",
@@ -145,6 +153,7 @@ class Evaluator:
             seed: dropout seed; None is the deterministic pass.
             limit: only the first problems of the set; 0 is all.
             watched: also what is seen of the thoughts, of a deterministic pass.
+            searched: thoughts are searched for, one of each problem.
             label: of the progress bar.
             kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
             name: of the set, by which noise is drawn: the i-th problems of two are independent. "" is `solve`'s.
@@ -153,7 +162,7 @@ class Evaluator:
         """
         count = min(limit or len(problems), len(problems))
         reads = reads_of(params) if watched else None
-        program = self.program(seed is not None, stopping, keep_latents, watched, reads)
+        program = self.program(seed is not None, stopping, keep_latents, watched, reads, searched)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
@@ -203,7 +212,7 @@ def _scored(name: str, policy: Policy, params: Any, prompts: Prompts, out: Traje
         UserError: it fails, or says something else than a number of each.
     """
     try:
-        score_N = jnp.asarray(SCORERS[name](policy, params, prompts, out), jnp.float32)
+        score_N = jnp.asarray(SCORERS[name].score(policy, params, prompts, out), jnp.float32)
     except Exception as error:  # it may be the user's code, and can raise anything
         raise UserError(f"config.evaluate.scorers: {name}: {in_a_line(error)}; mend it") from error
     if score_N.shape != out.lengths.shape:
@@ -227,6 +236,16 @@ def _scores(values: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {"scores": {name: float(score) for name, score in found.items()}} if found else {}
 
 
+def _weighted(completions: Completions, samples: int) -> Completions:
+    """With e to the scores that are logarithms, as shares of the largest one of a problem's."""
+    values = dict(completions.values)
+    for name in values.keys() & SCORERS.keys():
+        if SCORERS[name].log:
+            score_PM = values[name].astype(np.float64).reshape(-1, samples)
+            values[name] = np.exp(score_PM - score_PM.max(axis=1, keepdims=True)).reshape(-1)
+    return Completions(values)
+
+
 def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions) -> float:
     """Share of problems (one completion each, from the first on) whose completion is right."""
     asked = problems.problems[: len(completions.tokens)]
@@ -234,14 +253,21 @@ def accuracy(reward: Reward, problems: EncodedProblems, completions: Completions
 
 
 def record_rows(
-    reward: Reward, problems: EncodedProblems, greedy: Completions, sampled: dict[int, Completions], samples: int
+    reward: Reward,
+    problems: EncodedProblems,
+    greedy: Completions,
+    sampled: dict[int, Completions],
+    samples: int,
+    searched: dict[int, Completions] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
 
     Args:
         greedy: the deterministic rollouts.
         sampled: by dropout seed, `samples` rollouts a problem.
+        searched: by dropout seed, one of each problem.
     """
+    sampled = {seed: _weighted(completions, samples) for seed, completions in sampled.items()}
     for index, (tokens, steps) in enumerate(zip(greedy.tokens, greedy.latent_steps, strict=True)):
         problem, first = problems.problems[index], reward.read(tokens)
         drawn: list[tuple[int, Reading, dict[str, Any]]] = [
@@ -249,8 +275,13 @@ def record_rows(
             for seed, completions in sampled.items()
             for row in range(index * samples, (index + 1) * samples)
         ]
-        readings = [first, *(reading for _, reading, _ in drawn)]
+        found = [(seed, reward.read(completions.tokens[index])) for seed, completions in (searched or {}).items()]
+        readings = [first, *(reading for _, reading, _ in drawn), *(reading for _, reading in found)]
         correct, *right = reward.right(readings, [problem] * len(readings))
+        chosen = [
+            {"seed": seed, "answer": reading.answer, "correct": hit}
+            for (seed, reading), hit in zip(found, right[len(drawn) :], strict=True)
+        ]
         yield {
             "index": index,
             "question": problem.question,
@@ -272,9 +303,9 @@ def record_rows(
                     "correct": hit,
                     **_scores(values),
                 }
-                for (seed, reading, values), hit in zip(drawn, right, strict=True)
+                for (seed, reading, values), hit in zip(drawn, right[: len(drawn)], strict=True)
             ],
-        }
+        } | ({"searched": chosen} if chosen else {})
 
 
 def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> str | None:

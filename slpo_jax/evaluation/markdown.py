@@ -45,7 +45,10 @@ def shown_columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str,
     if suffix:
         return columns
     maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
-    return [("acc", "Acc"), *columns, *maj, *_chosen_columns(eval_), ("latent_steps", "#L")]
+    search = (
+        [("searched", "beam search")] if any("searched" in x for sets in eval_.values() for x in sets.values()) else []
+    )
+    return [("acc", "Acc"), *columns, *maj, *_chosen_columns(eval_), *search, ("latent_steps", "#L")]
 
 
 def _chosen_columns(eval_: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -42,6 +42,7 @@ class EvalRecords:
         sample_answers: [S, N, M] object, as `answers`.
         sample_cut: [S, N, M] bool.
         sample_scores: [S, N, M] float by scorer.
+        searched_correct: [N, S] bool, of the thoughts that were searched for; S is 0 without a search.
         questions: N.
     """
 
@@ -60,6 +61,7 @@ class EvalRecords:
     sample_cut: np.ndarray
     sample_scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     questions: tuple[str, ...] = ()
+    searched_correct: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), bool))
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
@@ -141,6 +143,7 @@ def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
         sample_cut=samples("cut", bool),
         sample_scores={name: samples(name, np.float64, "scores") for name in scorers},
         questions=tuple(str(row.get("question", "")) for _, row in rows),
+        searched_correct=np.array([[each["correct"] for each in row.get("searched", ())] for _, row in rows], bool),
     )
 
 

@@ -23,6 +23,10 @@ class EvaluateConfig:
         top_p: then the likeliest of these that have this probability together; 1 is all.
         max_answer_tokens: A; None is config.max_answer_tokens.
         scorers: the report has best-of-k and score-weighted votes by each.
+        reward_model: of the scorer latent_rm: WORKDIR/checkpoints/latent_rm of another run, or one in its authors'
+            layout, a directory, file or hub id; "" is this run's.
+        beams: of a search over latents by latent_rm, see `policy.beam`; 0 is none.
+        candidates: of each beam's next latent.
         thresholds: of the gate, swept on the validation split.
         watched: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
         save_latents: also write eval/ROW/NAME.latents.npz.
@@ -42,6 +46,9 @@ class EvaluateConfig:
     top_p: float = setting(1.0, above=0, most=1, affects="rollouts")
     max_answer_tokens: int | None = setting(None, least=1, note="None is config.max_answer_tokens", affects="rollouts")
     scorers: tuple[str, ...] = ()
+    reward_model: str = ""
+    beams: int = setting(0, least=0, note="0 is none")
+    candidates: int = setting(8, least=1)
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     watched: int = setting(20, least=0, note="0 is none", affects="nothing")
     save_latents: bool = False

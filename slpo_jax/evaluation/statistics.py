@@ -16,7 +16,7 @@ from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.selection import best_of, weighted_vote
 from slpo_jax.policy.subsets import solved_share
 
-FEWEST_VOTES = 8  # of a majority
+FEWEST_VOTES = 4  # of a majority
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -107,11 +107,14 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
 
     Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k of `pass_ks(M)`, mean over seeds; maj@k
-    from 8 votes on), best@k_SCORER and vote@k_SCORER (see `selection`), pass@k_unbiased (all S*M samples pooled, k a
-    power of two below S*M), sample_latent_steps and distinct_answers (of the M samples, mean over seeds).
+    from 4 votes on), best@k_SCORER and vote@k_SCORER (see `selection`), pass@k_unbiased (all S*M samples pooled, k a
+    power of two below S*M), sample_latent_steps and distinct_answers (of the M samples, mean over seeds); with a search
+    for latents searched (mean over seeds).
     """
     correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
     out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
+    if records.searched_correct.size:
+        out["searched"] = records.searched_correct.mean(axis=1)
     if not correct.size:
         return out
     right, total = correct.sum(axis=(0, 2)), seeds * per_seed

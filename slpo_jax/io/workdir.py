@@ -9,6 +9,7 @@ WORKDIR/
             rule.json                       the threshold or number of latents that was chosen for it
     STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
+  labels/  manifest.json  NUMBER.npz        of the stage latent_rm's thoughts
   eval/
     SET.jsonl                               the last row's records
     ROW/  row.json  SET.jsonl  SET.latents.npz  SET.thoughts.json  SET.stamp
@@ -228,6 +229,11 @@ class Workdir:
     def finished_stages(self) -> list[str]:
         """The stages that were run to their end, by name."""
         return sorted(path.name for path in self.checkpoints.glob("*") if StageFolder(path).is_finished)
+
+    @property
+    def labels(self) -> Path:
+        """Folder of the labels that the stage latent_rm is trained on."""
+        return self.root / "labels"
 
     @property
     def eval(self) -> Path:

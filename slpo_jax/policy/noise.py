@@ -35,7 +35,7 @@ class DropoutConfig:
 
 
 # Of `stages.SECTIONS`. A number never changes, or runs that go on would draw other noise: a new one is the next.
-STREAMS = {"imitate": 0, "cold_start": 1, "rl": 2, "evaluate": 3}
+STREAMS = {"imitate": 0, "cold_start": 1, "rl": 2, "evaluate": 3, "latent_rm": 4}
 _LATENT, _PROMPT, _ANSWER, _STOP, _TOKEN, _GATE, _DRAW = (kind << 20 for kind in range(7))
 
 

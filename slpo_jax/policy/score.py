@@ -30,6 +30,7 @@ class Scores:
             or T is 0.
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
+        hidden: [N, A, D], of the positions that these tokens come out of.
         halting_log_prob: float32 [N], of `Thinker.halting_token` after a thought's last step; None where there is none.
     """
 
@@ -37,6 +38,7 @@ class Scores:
     action_log_probs: jax.Array | None
     token_log_probs: jax.Array
     answer_log_prob: jax.Array
+    hidden: jax.Array
     halting_log_prob: jax.Array | None = None
 
 
@@ -159,17 +161,18 @@ def score(
         hidden = jax.tree.map(lambda x: x / temperature, hidden)  # logits are linear in it
     before, last = hidden
     if not policy.config.closing_ids:
-        answered = policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
+        said, answered = before, policy.reasoner.log_probs(params, before, trajectories.tokens, spoken_NA)[0]
     else:
         closing, said_NA = policy.config.closing_slots, trajectories.tokens
         targets_NS = jnp.pad(said_NA, ((0, 0), (closing, 0))) if closing else said_NA
         packed, _ = policy.reasoner.log_probs(params, before, answers.packed(targets_NS), answers.used_BS)
         answered = over_passes(answers.unpacked)(packed)[..., closing:]
+        said = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
     if last is not None and policy.thinker.halting_token is not None:
         token_N1 = jnp.full((trajectories.keys.size, 1), policy.thinker.halting_token)
         halting = policy.reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
-    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), halting)
+    return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), said, halting)
 
 
 def _pass(

@@ -26,6 +26,7 @@ from slpo_jax.policy.explain import reads_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
 from slpo_jax.run.rows import rows, shown_settings, trained_with
+from slpo_jax.run.scoring import check_scorers, scorers_digests, scorers_params
 from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
@@ -58,6 +59,7 @@ def check_evaluation(experiment: Experiment) -> None:
     check_starts(experiment)
     check_models(experiment, experiment.workdir.finished_stages())
     check_rows(experiment, rows(experiment, planned=True), sets_to_evaluate(experiment.config))
+    check_scorers(experiment)
 
 
 def run_evaluate(experiment: Experiment) -> None:
@@ -67,9 +69,9 @@ def run_evaluate(experiment: Experiment) -> None:
     """
     names, workdir, own = sets_to_evaluate(experiment.config), experiment.workdir, rows(experiment)
     taken = check_rows(experiment, own, names)
-    load, done = _Checkpoints(experiment), dict[str, SetFiles]()
+    load, done, scoring = _Checkpoints(experiment), dict[str, SetFiles](), scorers_params(experiment)
     for row in own:
-        _evaluate_row(experiment, row, names, load, done)
+        _evaluate_row(experiment, row, names, load, done, scoring)
     if hosts.is_first():
         for name in names:
             _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
@@ -79,7 +81,12 @@ def run_evaluate(experiment: Experiment) -> None:
 
 
 def _evaluate_row(
-    experiment: Experiment, row: Row, names: tuple[str, ...], load: _Checkpoints, done: dict[str, SetFiles]
+    experiment: Experiment,
+    row: Row,
+    names: tuple[str, ...],
+    load: _Checkpoints,
+    done: dict[str, SetFiles],
+    scoring: Params,
 ) -> None:
     """Bring a row up to date.
 
@@ -89,11 +96,12 @@ def _evaluate_row(
         names: of the data sets.
         load: stage -> parameters.
         done: files by digest of what they are, of the rows before and then also of this one.
+        scoring: parameters of the scorers' own.
     """
     config, row = experiment.config.evaluate, _choose_rule(experiment, row, load)
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
     tests = {name: experiment.test_set(name) for name in names}
-    sampled = config.samples, config.used_seeds, [*config.scorers]
+    sampled = config.samples, config.used_seeds, scorers_digests(config, scoring)
     stamps = {
         name: Stamp(
             name, row.checkpoint, *problems_digest(test, config.limit), settings, *sampled, left_out=test.left_out
@@ -109,7 +117,7 @@ def _evaluate_row(
         files, what = experiment.workdir.set_files(name, row.name), stamp.evaluation
         if not hosts.decided(_is_current(files, stamp, config.save_latents)):
             if what not in done:
-                _evaluate_set(experiment, row, load(row.stage), files, KeptRollouts(files.partial, what))
+                _evaluate_set(experiment, row, load(row.stage) | scoring, files, KeptRollouts(files.partial, what))
             elif hosts.is_first():
                 _copy(done[what], files)
             if hosts.is_first():
@@ -171,10 +179,15 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     for seed in range(config.used_seeds):
         name = f"seed {seed}"
         sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", kept=kept.having(name))
+    searched = {}
+    for seed in range(config.seeds if config.beams else 0):
+        name = f"search, seed {seed}"
+        searched[seed] = evaluate(seed=seed, searched=True, label=f"{label}, {name}", kept=kept.having(name))
     if not hosts.is_first():
         return
-    note_cuts(experiment, label, [greedy, *sampled.values()])
-    write_records(files.records, record_rows(experiment.reward, problems, greedy, sampled, config.samples))
+    note_cuts(experiment, label, [greedy, *sampled.values(), *searched.values()])
+    found = record_rows(experiment.reward, problems, greedy, sampled, config.samples, searched)
+    write_records(files.records, found)
     files.latents.unlink(missing_ok=True)  # an earlier evaluation's
     if latents:
         np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)

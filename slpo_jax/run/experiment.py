@@ -33,7 +33,7 @@ from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
 from slpo_jax.sections import changed
-from slpo_jax.stages import COLD_START, IMITATE, RL
+from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand
@@ -128,7 +128,7 @@ class Setup:
     def _asked(self, key: str, count: int) -> range:
         """Which problems of a set of so many rollouts are made for; imitation says itself which it imitates."""
         if key == "config.data.train":
-            return range(count if {COLD_START, RL}.intersection(self.config.stages) else 0)
+            return range(count if {COLD_START, RL, LATENT_RM}.intersection(self.config.stages) else 0)
         return range(min(self.config.evaluate.limit or count, count))
 
     @functools.cached_property
@@ -206,7 +206,8 @@ class Setup:
         rate = self.config.dropout.rate if evaluate.dropout is None else evaluate.dropout
         policy = self.policy.having(answer_slots=answer_slots, dropout_rate=rate, **sampling)
         slots = {*self.prompt_slots, *range(evaluate.prompt_multiple, max(self.prompt_slots), evaluate.prompt_multiple)}
-        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers)
+        search = evaluate.beams, evaluate.candidates
+        return Evaluator(policy, self.mesh, evaluate.batch_size, sorted(slots), self.key, evaluate.scorers, search)
 
     def optimizer_config(self, stage: str, total_steps: int, **own: Any) -> OptimizerConfig:
         """The stage's `config.STAGE.optimizer`, checked; with `own` values instead of some of it."""

@@ -15,7 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
-from slpo_jax.run import cold_start, imitate, rl
+from slpo_jax.run import cold_start, imitate, latent_rm, rl
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_run
@@ -25,10 +25,10 @@ from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
 from slpo_jax.run.understood import understood
 from slpo_jax.sections import values
-from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL, UNFINISHED, Stage, wanted
+from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED, Stage, wanted
 from slpo_jax.text.problem import shared
 
-_HOW: dict[str, Any] = {IMITATE: imitate, COLD_START: cold_start, RL: rl}
+_HOW: dict[str, Any] = {IMITATE: imitate, COLD_START: cold_start, RL: rl, LATENT_RM: latent_rm}
 
 
 def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Experiment:

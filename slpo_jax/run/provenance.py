@@ -23,7 +23,7 @@ from slpo_jax.origin.opening import locate
 from slpo_jax.policy.thinkers import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.sections import changed, values
-from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, UNFINISHED, stage_of
+from slpo_jax.stages import CONTROL, IMITATE, LATENT_RM, RL, SECTIONS, UNFINISHED, USUAL_START, stage_of
 from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
 from slpo_jax.training.recipes import RECIPES
@@ -139,7 +139,7 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
 def starting_stage(experiment: Experiment, stage: str) -> str:
     """The stage that `stage` starts from: the last before it that is finished or about to be; "" for `config.init`.
 
-    An objective that comes after another one starts from that.
+    What is said to come after another one starts from that.
 
     Raises:
         UserError: that one is neither there nor about to be.
@@ -148,12 +148,10 @@ def starting_stage(experiment: Experiment, stage: str) -> str:
     for name in before:
         if experiment.workdir.stage(name).is_finished or stage_of(experiment.config, name).wanted:
             return name
-    objective = experiment.config.objective.get(stage)
-    if objective is not None and objective.after:
-        raise UserError(
-            f"config.objective.{stage}.after: {objective.after} is not in {experiment.workdir}; put it before "
-            f"{stage} into config.rl.objectives"
-        )
+    if stage_of(experiment.config, stage).section in (RL, LATENT_RM) and before != USUAL_START:
+        key = "config.latent_rm" if stage == LATENT_RM else f"config.objective.{stage}"
+        remedy = "run that first" if stage == LATENT_RM else f"put it before {stage} into config.rl.objectives"
+        raise UserError(f"{key}.after: {before[0]} is not in {experiment.workdir}; {remedy}")
     return ""
 
 

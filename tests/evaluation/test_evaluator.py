@@ -31,7 +31,7 @@ from slpo_jax.evaluation.schedule import classes, shard
 from slpo_jax.io.mesh import device_mesh
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.policy.scorers import SCORERS, Scorer
 
 LENGTHS = (7, 2, 9, 4, 3, 8, 2)
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold")
@@ -161,11 +161,13 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
         np.testing.assert_allclose(done.values["latents"][place], alone.actions[0], atol=1e-5)
 
 
-def test_samples_have_the_likelihood_of_their_own_answers(problems):
-    """The geometric mean over the tokens up to the end, after the prompt's own thought, in a slow loop."""
+def test_samples_are_scored_by_their_own_thoughts_and_answers(problems):
+    """Means over the tokens up to the end, and the gate's distribution of the stop, in a slow loop."""
     config = dataclasses.replace(BY_THRESHOLD, dropout_rate=0.0, temperature=1.0, stopping="length")
     mesh, params = device_mesh(jax.devices("cpu")[:1]), both_params()
-    scored = Evaluator(policy_of(config), mesh, 8, (3, 6, 9), jax.random.key(2), ("likelihood",))
+    scored = Evaluator(
+        policy_of(config), mesh, 8, (3, 6, 9), jax.random.key(2), ("likelihood", "self_certainty", "gate")
+    )
     done = scored.run(params, problems, "length", 3, seed=0, samples=2, limit=3)
     slow, found = SlowReasoner(params["reasoner"]), done.values["likelihood"]
     for row, tokens in enumerate(done.tokens.tolist()):
@@ -175,13 +177,28 @@ def test_samples_have_the_likelihood_of_their_own_answers(problems):
         log_probs = special.log_softmax(slow.logits(slow.hidden(inputs)[-used:]), axis=-1)
         mean = np.mean([log_probs[at, token] for at, token in enumerate(tokens[:used])])
         assert found[row] == pytest.approx(np.exp(mean), rel=1e-4)
+        uniform = np.mean([-log_probs[at].mean() - np.log(log_probs.shape[1]) for at in range(used)])
+        assert done.values["self_certainty"][row] == pytest.approx(uniform, rel=1e-4)
+        latents = slow.think(prompt, 3)
+        rho = special.expit(latents @ np.asarray(params["gate"]["out"]["kernel"])[:, 0])
+        stop = np.log(rho[2]) + np.log1p(-rho[:2]).sum()
+        assert done.values["gate"][row] == pytest.approx(stop, rel=1e-4)
     assert len(np.unique(done.tokens, axis=0)) > 3
     assert "likelihood" not in scored.run(params, problems, "length", 3, limit=3).values
 
 
+def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatch):
+    """So large ones neither overflow nor tie, and votes have the weights of a softmax."""
+    monkeypatch.setitem(SCORERS, "mine", Scorer(None, log=True))
+    logs = np.array([900.0, 901.0, -3.0, -1.0], np.float32)
+    found = evaluate._weighted(evaluate.Completions({"mine": logs, "tokens": logs}), samples=2).values
+    np.testing.assert_allclose(found["mine"], np.exp([-1, 0, -2, 0]))
+    np.testing.assert_array_equal(found["tokens"], logs)
+
+
 @pytest.mark.parametrize("score", [np.nan, -1.0, np.inf])
 def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
-    monkeypatch.setitem(SCORERS, "mine", None)
+    monkeypatch.setitem(SCORERS, "mine", Scorer(None))
     with pytest.raises(UserError, match=r"^config\.evaluate\.scorers: mine gives .*; return a finite number"):
         evaluate._scores({"mine": score})
     assert evaluate._scores({"tokens": 1}) == {}
@@ -197,6 +214,6 @@ def test_a_score_that_is_no_number_of_0_or_more_is_one_line(monkeypatch, score):
     ],
 )
 def test_a_scorer_that_fails_is_one_line(monkeypatch, scorer, fault):
-    monkeypatch.setitem(SCORERS, "mine", scorer)
+    monkeypatch.setitem(SCORERS, "mine", Scorer(scorer))
     with pytest.raises(UserError, match=rf"^config\.evaluate\.scorers: {fault}"):
         evaluate._scored("mine", None, {}, None, SimpleNamespace(lengths=jnp.zeros(7)))

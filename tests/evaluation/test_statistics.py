@@ -236,7 +236,7 @@ def test_summarise_majority_of_sixteen():
     out = statistics.summarise(records)
     assert out["maj@16"] == pytest.approx(0.5)
     assert out["maj@8"] == pytest.approx(1.0)
-    assert "maj@4" not in out  # too few votes
+    assert "maj@2" not in out  # too few votes
 
 
 def test_compare_rows_takes_the_better_fixed_row_by_metric():

@@ -303,14 +303,15 @@ FREE = {
     "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
-    "evaluate.save_latents", "evaluate.watched", "evaluate.rows_from", "evaluate.scorers", "trackers",
+    "evaluate.save_latents", "evaluate.watched", "evaluate.rows_from", "evaluate.scorers", "evaluate.reward_model",
+    "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "trackers",
 }  # fmt: skip
 
 
 def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     config = Config()
     found = set(evaluated_settings(config))
-    for stage in ("imitate", "cold_start", *config.objective):
+    for stage in ("imitate", "cold_start", "latent_rm", *config.objective):
         found |= flatten(settings_of(config, stage)).keys()
     others = [f"thinker.{name}" for name in THINKERS if name != config.thinker.name]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]

@@ -1,9 +1,17 @@
 """What chooses among a problem's samples. A new one is a file here, a line in `SCORERS`, and its name in a config."""
 
+from slpo_jax.policy.scorers.gate import stop_log_prob
+from slpo_jax.policy.scorers.latent_rm import PART, latent_rm
 from slpo_jax.policy.scorers.likelihood import likelihood
 from slpo_jax.policy.scorers.scorer import Scorer
+from slpo_jax.policy.scorers.self_certainty import self_certainty
 
-SCORERS: dict[str, Scorer] = {"likelihood": likelihood}
+SCORERS: dict[str, Scorer] = {
+    "likelihood": Scorer(likelihood),
+    "self_certainty": Scorer(self_certainty),
+    "gate": Scorer(stop_log_prob, log=True, needs_gate=True),
+    "latent_rm": Scorer(latent_rm, log=True, part=PART),
+}
 """By name in `config.evaluate.scorers`."""
 
 __all__ = ["SCORERS", "Scorer"]

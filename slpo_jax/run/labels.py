@@ -1,0 +1,219 @@
+"""Labels for the stage latent_rm, kept in `WORKDIR/labels`: a file for some problems each, and what all depend on.
+
+Whoever goes on after an interruption makes those that are missing, the same to the bit: noise is drawn by problem,
+thought, step and completion.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.stamps import problems_digest
+from slpo_jax.io import hosts
+from slpo_jax.io.files import as_json, flatten, read_json, write_text
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
+from slpo_jax.io.progress import Progress, begin
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import PromptedBatch, Prompts
+from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.provenance import checkpoint_digest
+from slpo_jax.run.stage import Params, stage_params
+from slpo_jax.sections import values
+from slpo_jax.stages import LATENT_RM
+from slpo_jax.text.batches import padded_chunks
+from slpo_jax.training.latent_rm import complete, draw_thoughts
+
+_OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
+_ARRAYS = ("problems", "latents", "lengths", "shares")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Of M problems that have right and wrong thoughts, n of each.
+
+    Attributes:
+        problems: int [M], places in the training set.
+        latents: float32 [M, n, T, D], as they were fed.
+        lengths: int [M, n].
+        shares: float32 [M, n, T], of completions from a thought's first t latents that are right.
+    """
+
+    problems: np.ndarray
+    latents: np.ndarray
+    lengths: np.ndarray
+    shares: np.ndarray
+
+
+def labelling(experiment: Experiment) -> tuple[Policy, float | int]:
+    """The policy of thoughts, whose T is as many as there can be, and its rule."""
+    config, settings = experiment.config, experiment.config.latent_rm
+    rate = config.dropout.rate if settings.dropout is None else settings.dropout
+    policy = experiment.policy.having(dropout_rate=rate)
+    if config.gate.enabled:
+        return policy.having(stopping="threshold"), settings.threshold
+    latents = settings.latents or config.max_latents
+    return policy.having(stopping="length", max_latents=latents), latents
+
+
+def check_labels(experiment: Experiment, before: str, params: Params | None = None) -> bool:
+    """Make sure that labels which are there already are those that would be made now.
+
+    Args:
+        before: the stage that latent_rm starts from, "" for `config.init`.
+        params: what that left, if it is at hand.
+    Returns:
+        whether there are any.
+    Raises:
+        UserError: they are of another checkpoint, of other problems, or made with other settings.
+    """
+    folder = experiment.workdir.labels
+    path = folder / "manifest.json"
+    then = read_json(path, f"delete {folder} to make the labels anew", default={})
+    anew = f"or delete {folder} to make them anew"
+    for key, value in _manifest(experiment, before, params).items() if then else ():
+        if then.get(key) == value:
+            continue
+        if key in ("checkpoint", "problems"):
+            what = f"another checkpoint than {before or experiment.config.init}'s" if key == "checkpoint" else "others"
+            raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, {anew}")
+        raise UserError(
+            f"config.{key}: is {json.dumps(value)}, and the labels in {folder} were made with "
+            f"{json.dumps(then.get(key))}; set it back, {anew}"
+        )
+    return bool(then)
+
+
+def _manifest(experiment: Experiment, before: str, params: Params | None) -> dict[str, Any]:
+    """What all labels depend on: settings by key of the config, and digests of checkpoint and problems."""
+    config = experiment.config
+
+    def load():
+        if params is not None:
+            return params
+        return stage_params(experiment, before) if before else experiment.initial_params()
+
+    own = {f"latent_rm.{name}": getattr(config.latent_rm, name) for name in _OWN}
+    found = flatten(as_json(values(config, ("model", "rollouts")))) | own
+    found |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
+    found["checkpoint"] = checkpoint_digest(experiment, before, load)
+    return found | {"problems": list(problems_digest(experiment.train, config.latent_rm.problems))}
+
+
+def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
+    """The workdir's labels, of which those are made that aren't there.
+
+    Args:
+        params: all parts, of the checkpoint whose thoughts are judged.
+        before: the stage that left it.
+    Raises:
+        UserError: see `check_labels`; or no problem has right and wrong thoughts.
+    """
+    folder, settings = experiment.workdir.labels, experiment.config.latent_rm
+    if not check_labels(experiment, before, params):
+        write_text(folder / "manifest.json", json.dumps(_manifest(experiment, before, params), indent=1) + "\n")
+    begin("latent_rm: labels")
+    count = min(settings.problems or len(experiment.train), len(experiment.train))
+    devices, most = experiment.mesh.size, experiment.config.evaluate.batch_size
+    make, parts = _Maker(experiment, params), list[dict[str, np.ndarray]]()
+    size = -(-max(1, most // settings.thoughts) // devices) * devices
+    progress = Progress("latent_rm: labels", count, unit="problem", keep=False)
+    for number, (indices, real) in enumerate(padded_chunks(count, size)):
+        path = folder / f"{number}.npz"
+        found = None if not path.exists() else _read(path)
+        if not hosts.decided(found is not None):
+            found = make(indices, real)
+            _write(path, found)
+        parts.append(found or {})
+        progress.update(int(indices[-1]) + 1)
+    progress.close()
+    labels = Labels(**{name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS})
+    if not len(labels.problems):
+        raise UserError(
+            f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; give "
+            "more, or raise config.latent_rm.dropout"
+        )
+    return labels
+
+
+class _Maker:
+    """Makes the labels of some problems: their thoughts, and where these are right and wrong, completions."""
+
+    def __init__(self, experiment: Experiment, params: Params):
+        self.experiment, self.params = experiment, params
+        policy, rule = labelling(experiment)
+        settings, key = experiment.config.latent_rm, noise.stream_key(experiment.key, LATENT_RM, 0)
+        group = max(1, experiment.config.evaluate.batch_size // (settings.thoughts * settings.completions))
+        self.group = -(-group // experiment.mesh.size) * experiment.mesh.size
+        everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
+
+        def think(params, batch):
+            drawn = draw_thoughts(policy, params, batch, rule, key, settings.thoughts)
+            latents = policy.thinker.feed(params, drawn.actions).astype(jnp.float32)
+            return {"actions": drawn.actions, "lengths": drawn.lengths, "said": drawn.completions, "latents": latents}
+
+        def go_on(params, given):
+            batch, actions, lengths = given
+            return complete(everywhere, params, batch, actions, lengths, rule, key, settings.completions)
+
+        self.think, self.complete = self._sharded(think), self._sharded(go_on)
+
+    def _sharded(self, function):
+        mesh, specs = self.experiment.mesh, (EVERYWHERE, ROWS)
+        program = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+        return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
+
+    def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        found = self.think(self._batch(indices))
+        by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
+                      for name, x in found.items()}  # fmt: skip
+        right_BN = np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+        kept = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
+        shares = [np.zeros((0, *by_problem["latents"].shape[1:3]), np.float32)]
+        for places, is_real in padded_chunks(len(kept), self.group):
+            rows = kept[places]
+            actions, lengths = jax.tree.map(
+                lambda x, rows=rows: x[rows].reshape(-1, *x.shape[2:]), (by_problem["actions"], by_problem["lengths"])
+            )
+            said = self.complete((self._batch(indices[rows]), actions, lengths))
+            said = said.reshape(len(rows), right_BN.shape[1], *said.shape[1:])
+            share = [self._right(i, each).mean(axis=-1) for i, each in zip(indices[rows], said, strict=True)]
+            shares.append(np.asarray(share, np.float32)[is_real])
+        made = {"problems": indices[kept], "shares": np.concatenate(shares)}
+        return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
+
+    def _batch(self, indices: np.ndarray) -> PromptedBatch:
+        prompts = Prompts(*self.experiment.train.prompt_batch(indices, self.experiment.prompt_slots))
+        return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
+
+    def _right(self, index: int, said: np.ndarray) -> np.ndarray:
+        """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
+        distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
+        readings = [self.experiment.reward.read(tokens) for tokens in distinct]
+        asked = [self.experiment.train.problems[index]] * len(distinct)
+        right = np.array(self.experiment.reward.right(readings, asked))
+        return right[places.reshape(said.shape[:-1])]
+
+
+def _read(path: Path) -> dict[str, np.ndarray] | None:
+    """A file's labels; None of one that a machine tore as it lost power."""
+    try:
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in _ARRAYS}
+    except Exception:  # a torn archive fails in many ways; its labels are made again
+        return None
+
+
+def _write(path: Path, found: dict[str, np.ndarray]) -> None:
+    if hosts.is_first():
+        temporary = path.with_suffix(".part")
+        with temporary.open("wb") as file:
+            np.savez(file, **found)  # type: ignore[arg-type]
+        os.replace(temporary, path)

@@ -1,0 +1,142 @@
+"""The stage latent_rm: labels that are kept and gone on with, what is refused, and the report by its reward model."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from small_run import load_config
+
+from slpo_jax import checks
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import load_params, params_digest
+from slpo_jax.policy.scorers.latent_rm import begun
+from slpo_jax.run import labels
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.stage import stage_params
+
+STAGES = ("imitate", "latent_rm", "evaluate")
+
+
+def config_of(**changes):
+    config = load_config()
+    config.stages, config.gate.enabled, config.checkpoint_every = STAGES, False, 5
+    config.dropout.rate = 0.4
+    config.imitate.control = False
+    config.latent_rm.update(problems=24, thoughts=4, completions=3, dropout=0.7, batch_size=4, steps=6)
+    config.latent_rm.optimizer.update(learning_rate=1e-2, warmup_steps=1)
+    config.evaluate.update(scorers=("likelihood", "latent_rm"), samples=4, beams=2, candidates=2, datasets=("made",))
+    config.evaluate.update(batch_size=32)
+    config.update_from_flattened_dict(changes)
+    return checks.check(config)
+
+
+def experiment_of(workdir, **changes):
+    return build(config_of(**changes), workdir)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sampled_answers():
+    """Greedy answers of so small a model are all the same."""
+
+    own = labels.labelling
+
+    def sampling(experiment):
+        policy, rule = own(experiment)
+        return policy.having(temperature=1.0), rule
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labels, "labelling", sampling)
+        yield
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, cpu_devices):
+    found = tmp_path_factory.mktemp("latent_rm") / "work"
+    run_stages(config_of(), found)
+    return found
+
+
+@pytest.fixture
+def copy(work, tmp_path):
+    return shutil.copytree(work, tmp_path / "work")
+
+
+def labels_in(workdir) -> dict[str, np.ndarray]:
+    files = {path.stem: dict(np.load(path)) for path in (workdir / "labels").glob("*.npz")}
+    return {f"{number}.{name}": array for number, file in files.items() for name, array in file.items()}
+
+
+def trained(workdir):
+    """The reward model's parameters."""
+    experiment = experiment_of(workdir)
+    like = begun(stage_params(experiment, "imitate"), experiment.reasoner.width)
+    return load_params(experiment.workdir.stage("latent_rm").path, like)
+
+
+@pytest.mark.slow
+def test_labels_and_the_report_by_them(work):
+    found = labels_in(work)
+    assert {name.partition(".")[0] for name in found} == {"0", "1", "2"}
+    shares = np.concatenate([array for name, array in found.items() if name.endswith("shares")])
+    assert shares.shape[1:] == (4, 3)
+    assert {round(3 * share) for share in shares.ravel().tolist()} <= {0, 1, 2, 3}
+    assert 0 < len(shares) < 24
+    assert np.abs(trained(work)["classifier"]["kernel"]).max() > 0
+    figures = json.loads((work / "report.json").read_text())["eval"]["imitate"]["made"]
+    assert 0 <= figures["best@4_latent_rm"] <= figures["pass@4"]
+    assert 0 <= figures["searched"] <= 1
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_made_the_same_to_the_bit(work, copy):
+    (copy / "labels" / "1.npz").unlink()
+    (copy / "labels" / "2.npz").write_bytes((copy / "labels" / "2.npz").read_bytes()[:100])
+    shutil.rmtree(copy / "checkpoints" / "latent_rm")
+    run_stages(config_of(stages=("latent_rm",)), copy)
+    before, after = labels_in(work), labels_in(copy)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert params_digest(trained(work)) == params_digest(trained(copy))
+
+
+@pytest.mark.slow
+def test_labels_of_another_checkpoint_or_setting_are_one_line(copy):
+    shutil.rmtree(copy / "checkpoints" / "latent_rm")
+    with pytest.raises(
+        UserError, match=r"^config\.latent_rm\.completions: is 4, and the labels in \S+ were made with 3"
+    ):
+        check_stages(experiment_of(copy, **{"latent_rm.completions": 4}))
+    check_stages(experiment_of(copy, **{"latent_rm.steps": 7}))  # which labels don't depend on
+    shutil.rmtree(copy / "checkpoints" / "imitate")
+    with pytest.raises(UserError, match=r"labels: its labels are of another checkpoint than imitate's; .* delete "):
+        run_stages(config_of(stages=("imitate", "latent_rm"), **{"imitate.final_steps": 20}), copy)
+
+
+@pytest.mark.slow
+def test_a_reward_model_of_another_reasoner_is_one_line(work, tmp_path):
+    given = {"evaluate.reward_model": str(work / "checkpoints" / "latent_rm")}
+    check_stages(experiment_of(tmp_path / "same", stages=("imitate", "evaluate"), **given))
+    with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner: "):
+        check_stages(experiment_of(tmp_path / "other", stages=("imitate", "evaluate"), **given, **{"model.n_embd": 8}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"stages": ("imitate", "evaluate")},
+            r"evaluate\.scorers: latent_rm has parameters of its own, and \S+ has none",
+        ),
+        (
+            {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()},
+            r"evaluate\.beams: 2, and latent_rm has parameters of its own",
+        ),
+        ({"latent_rm.after": "slpo"}, r"latent_rm\.after: slpo is not in"),
+        ({"evaluate.scorers": ("gate",)}, r"evaluate\.scorers: gate asks the gate, and config\.gate\.enabled is False"),
+    ],
+)
+def test_what_can_t_be_used_is_one_line(tmp_path, cpu_devices, changes, fault):
+    with pytest.raises(UserError, match=rf"^config\.{fault}"):
+        check_stages(experiment_of(tmp_path / "work", **changes))

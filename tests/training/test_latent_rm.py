@@ -1,0 +1,174 @@
+"""LatentRM: scores of latents against a slow loop and torch, the loss against a loop, labels that need no model."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy import special
+from tiny import (
+    CONFIG,
+    ROLLOUT,
+    SlowReasoner,
+    both_params,
+    compiled,
+    keys_of,
+    load_hf,
+    policy_of,
+    random_params,
+    random_prompts,
+    real_tokens,
+)
+
+from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.kinds.codi import Codi
+from slpo_jax.origin.description import Description
+from slpo_jax.origin.reward_model import read_reward_model
+from slpo_jax.policy.prompted import PromptedBatch
+from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
+from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores
+from slpo_jax.training.latent_rm import LabelledBatch, bce_loss, complete, draw_thoughts, make_loss, rank_loss
+
+LENGTHS, THOUGHTS, T, D = (4, 6), np.array([3, 5, 1, 2], np.int32), ROLLOUT.max_latents, CONFIG.n_embd
+RNG = np.random.default_rng(0)
+LATENTS = RNG.normal(size=(len(THOUGHTS), T, D)).astype(np.float32)
+HEAD, BIAS = RNG.normal(size=(D, 1)).astype(np.float32), np.float32(0.3)
+
+
+def reward_model(reasoner):
+    return begun({"reasoner": reasoner}, D) | {"classifier": {"kernel": HEAD, "bias": np.full(1, BIAS)}}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return random_prompts(LENGTHS, max(LENGTHS))
+
+
+def slow_scores(reasoner, prompts, transition=lambda hidden_LD: hidden_LD):
+    """[N, T], one thought at a time; one that has ended keeps its last score."""
+    slow, found = SlowReasoner(reasoner), np.zeros((len(THOUGHTS), T))
+    for row, length in enumerate(THOUGHTS):
+        prompt = real_tokens(prompts, row // 2)
+        hidden = slow.hidden(np.concatenate([slow.embed(prompt), LATENTS[row, :length]]))
+        found[row, :length] = transition(hidden[len(prompt) :]) @ HEAD[:, 0] + BIAS
+        found[row, length:] = found[row, length - 1]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["coconut", "codi"])
+def test_a_latent_s_score_is_the_slow_loop_s(prompts, kind):
+    """CODI's after its projector; under a gate a thought's score has T terms, without as many as it has latents."""
+    reasoner, module = random_params(), None
+    if kind == "codi":
+        module = Codi(24).on(CONFIG)
+        reasoner = {**reasoner, "projector": module.init(jax.random.key(1))["projector"]}
+        expected = slow_scores(reasoner, prompts, lambda h: np.asarray(module.transition(reasoner, h[None]))[0])
+    else:
+        expected = slow_scores(reasoner, prompts)
+    policy = policy_of(ROLLOUT, **({"reasoner": module} if module else {}))
+    found = compiled(latent_scores, policy)(reward_model(reasoner), prompts, LATENTS, THOUGHTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    thoughts = Trajectories(LATENTS, jnp.asarray(THOUGHTS), None, None)
+    whole = {"latent_rm": reward_model(reasoner), **both_params()}
+    np.testing.assert_allclose(latent_rm(policy, whole, prompts, thoughts), expected.sum(axis=1), atol=1e-4)
+    own = [each[:length].sum() for each, length in zip(expected, THOUGHTS, strict=True)]
+    fixed = latent_rm(policy.having(stopping="length"), whole, prompts, thoughts)
+    np.testing.assert_allclose(fixed, own, atol=1e-4)
+
+
+def test_the_losses_are_a_loop_s():
+    scores, shares = RNG.normal(size=(8, T)).astype(np.float32), RNG.random((8, T)).astype(np.float32)
+    ranked = [-float(shares[:, t] @ special.log_softmax(scores[:, t].astype(float))) for t in range(T)]
+    assert float(rank_loss(scores, shares)) == pytest.approx(np.mean(ranked), rel=1e-5)
+    right = special.expit(scores.astype(float))
+    alone = -(shares * np.log(right) + (1 - shares) * np.log(1 - right))
+    assert float(bce_loss(scores, shares)) == pytest.approx(alone.mean(), rel=1e-5)
+
+
+def test_a_step_s_loss_is_the_sum_over_problems(prompts):
+    shares = RNG.random((2, 2, T)).astype(np.float32)
+    batch = LabelledBatch(prompts, LATENTS.reshape(2, 2, T, D), THOUGHTS.reshape(2, 2), shares)
+    loss, metrics = compiled(make_loss(policy_of(), "softmax"))(reward_model(random_params()), batch, None)
+    scores = slow_scores(random_params(), prompts).reshape(2, 2, T)
+    expected = sum(float(rank_loss(each, share)) for each, share in zip(scores, shares, strict=True))
+    assert float(loss) == pytest.approx(expected, rel=1e-4)
+    chosen = [share[score.sum(axis=1).argmax(), -1] for score, share in zip(scores, shares, strict=True)]
+    assert float(metrics["chosen_share"][0]) == pytest.approx(sum(chosen), rel=1e-5)
+    assert float(metrics["thought_share"][0]) == pytest.approx(shares[:, :, -1].mean(axis=1).sum(), rel=1e-5)
+
+
+def labels_of(rate: float, prompts, count: int = 3):
+    """Two thoughts a prompt and what is said after each of their beginnings."""
+    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="threshold", dropout_rate=rate))
+    batch = PromptedBatch(prompts, jnp.zeros((2, 0), jnp.uint8), jnp.arange(2))
+    params, key = both_params(), jax.random.key(5)
+    drawn = compiled(lambda: draw_thoughts(policy, params, batch, 0.6, key, 2))()
+    said = compiled(lambda: complete(policy, params, batch, drawn.actions, drawn.lengths, 0.6, key, count))()
+    return drawn, np.asarray(said)
+
+
+def test_without_noise_thoughts_and_completions_are_the_greedy_run(prompts):
+    drawn, said = labels_of(0.0, prompts)
+    clean = policy_of(dataclasses.replace(ROLLOUT, stopping="threshold", dropout_rate=0.0))
+    greedy = sample(clean, both_params(), prompts, keys_of(2), 0.6)
+    assert said.shape == (4, T, 3, ROLLOUT.answer_slots)
+    assert drawn.lengths.tolist() == repeat_to(greedy.lengths, 4).tolist()
+    np.testing.assert_array_equal(said, np.broadcast_to(repeat_to(greedy.tokens, 4)[:, None, None], said.shape))
+
+
+def test_completions_differ_under_noise(prompts):
+    drawn, said = labels_of(0.4, prompts)
+    assert not np.array_equal(drawn.actions[0], drawn.actions[1])
+    assert any(len(np.unique(each, axis=0)) > 1 for each in said.reshape(-1, *said.shape[2:]))
+
+
+def published(folder, reasoner, rows: int = CONFIG.vocab_size, **more):
+    """The authors' layout, key for key: a GPT-2 without head under `transformer.`, and `classifier`."""
+    tensors = {
+        name: tensor.detach().numpy().copy()
+        for name, tensor in load_hf(reasoner).state_dict().items()
+        if name != "lm_head.weight"
+    }
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"][:rows]
+    tensors |= {"classifier.weight": HEAD.T.copy(), "classifier.bias": np.full(1, BIAS)} | more
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+def test_a_published_reward_model_is_read(prompts, tmp_path):
+    """Its scores are those of torch."""
+    torch = pytest.importorskip("torch")
+    model = read_reward_model(published(tmp_path / "rm", random_params()), Description(Coconut(), CONFIG), None)
+    assert jax.tree.map(jnp.shape, model) == jax.tree.map(jnp.shape, reward_model(random_params()))
+    found = compiled(latent_scores, policy_of())(model, prompts, LATENTS, THOUGHTS)
+    gpt2 = load_hf(random_params()).transformer
+    for row, length in enumerate(THOUGHTS):
+        tokens = torch.tensor(real_tokens(prompts, row // 2).copy())
+        inputs = torch.cat([gpt2.wte(tokens), torch.tensor(LATENTS[row, :length])])[None]
+        hidden = gpt2(inputs_embeds=inputs).last_hidden_state[0, len(tokens) :]
+        expected = (hidden @ torch.tensor(HEAD))[:, 0].detach() + BIAS
+        np.testing.assert_allclose(found[row, :length], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of", "fault"),
+    [
+        ({"rows": 60}, {}, r"tensor transformer\.wte\.weight has shape \[60, 16\]"),
+        ({}, {"n_embd": 32}, r"has shape \[61, 16\], the model's config says \[61, 32\]"),
+        ({}, {"n_layer": 3}, r"tensor transformer\.h\.2\.\S+ is missing"),
+        ({}, {"n_layer": 1}, r"tensor transformer\.h\.1\.\S+ is unexpected"),
+        ({"classifier.weight": np.zeros((2, D), np.float32)}, {}, r"classifier\.weight has shape \[2, 16\]"),
+    ],
+)
+def test_one_of_another_reasoner_is_one_line(tmp_path, changes, of, fault):
+    source = published(tmp_path / "rm", random_params(), **changes)
+    with pytest.raises(UserError) as raised:
+        read_reward_model(source, Description(Coconut(), dataclasses.replace(CONFIG, **of)), None)
+    expected = rf"config\.evaluate\.reward_model: is no reward model of this reasoner: {re.escape(source)}: .*{fault}"
+    assert re.match(expected, str(raised.value)), str(raised.value)
+    assert "\n" not in str(raised.value)
