@@ -173,6 +173,7 @@ def test_no_deviation_gives_the_thoughts_of_the_mean(params):
     np.testing.assert_allclose(plain.actions, mean.actions["of"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_replay_is_the_rollout(params, rolled):
     """Its latents are a function of keys and parameters, the standard deviation's among them."""
     out, policy = rolled[0], _policy()
