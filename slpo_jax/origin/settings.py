@@ -20,6 +20,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import PLAIN, kind_of
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.sections import changed, values
 
 _GATED_LATENTS = 12  # at most, of a published gate; as in the paper
@@ -49,6 +50,9 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
+    # A reward model is the run's, and isn't loaded with the reasoner.
+    own |= {"evaluate.scorers": tuple(x for x in made.evaluate.scorers if x not in SCORERS or not SCORERS[x].part)}
+    own["evaluate.beams"] = 0
     own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)
     return changed(made, own)
 
