@@ -175,7 +175,7 @@ def test_one_row_without_samples_or_steps(tmp_path):
 def test_few_samples_show_the_largest_k(tmp_path):
     write_eval(tmp_path, "slpo", "alpha", [1, 0], np.ones((1, 2, 4)))
     report.write_report(tmp_path)
-    assert "| row | Acc | P@1 | P@4 | #L | cut at the limit |" in (tmp_path / "report.md").read_text()
+    assert "| row | Acc | P@1 | P@4 | maj@4 | #L | cut at the limit |" in (tmp_path / "report.md").read_text()
 
 
 def test_rows_on_different_problems_are_not_compared(tmp_path):
