@@ -10,7 +10,7 @@ Rows and columns are picked by their names, in the order given; without, all are
 "command", "commit", "machine", "date", "seeds" (null where it isn't known; a table may have its own) and "tables":
 {NAME: {"columns": [..], "rows": [[name, cell, ..], ..]}}. A cell is a text, a number, null, or one of {"value", "low",
 "high"}: a difference with its interval, bold where that excludes 0; {"value", "se"}; {"median", "min", "max"}. A table
-may have "digits" (after the point; 2, and none from 100 on) and "signed" (numbers have a sign).
+may have "digits" (after the point; 2, and none from 100 on) and "signed" (numbers have a sign). `FIGURES` are drawn.
 """
 
 import json
@@ -20,11 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from figure import intervals
+
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
+FIGURES = {"docs/arena.svg": ("results/arena.json", "groups, minus imitation", ("Acc", "Pass@16"))}
+"""File -> the differences in it: results file, table, columns."""
 _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -108,6 +112,12 @@ def dump(result: Mapping[str, Any]) -> str:
     return text.replace('"tables": null', '"tables": {\n' + ",\n".join(tables) + "\n }") + "\n"
 
 
+def drawn(name: str) -> str:
+    """One of `FIGURES`."""
+    file, table, columns = FIGURES[name]
+    return intervals(read_json(ROOT / file)["tables"][table], columns)
+
+
 def pages() -> list[Path]:
     """Those that may have tables."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,7 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, and name the pages that would change")
     try:
         check = parser.parse_args(argv).check
-        changed = {page: text for page in pages() if (text := rendered(page.read_text())) != page.read_text()}
+        made = {page: rendered(page.read_text()) for page in pages()} | {ROOT / name: drawn(name) for name in FIGURES}
+        changed = {page: text for page, text in made.items() if not page.exists() or text != page.read_text()}
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,9 +2,11 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 import tables
+from figure import intervals
 
 from slpo_jax.errors import UserError
 
@@ -64,6 +66,32 @@ def test_pages_are_rendered_from_results(page):
     assert text.count("<!-- table: ") == text.count("<!-- end -->")
     # Where a figure is from stands in its file alone.
     assert not re.search(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b|AMD|EPYC|Intel|Xeon", text)
+
+
+@pytest.mark.parametrize("name", tables.FIGURES)
+def test_figures_are_drawn_from_results(name):
+    """After a change of results/: python launch/tables.py."""
+    assert (tables.ROOT / name).read_text() == tables.drawn(name)
+    assert any(f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages())
+
+
+def test_a_figure_has_a_line_and_a_dot_where_the_values_are():
+    """Two panels on one axis from -5 to 10, a tick each 2 points; groups stand apart."""
+    cell = {"value": 2.0, "low": -4.5, "high": 10.0}
+    rows = [["a: x", cell, cell | {"value": 4.0}], ["a: y", cell, cell], ["b: x", cell, cell]]
+    drawn = ElementTree.fromstring(intervals({"columns": ["", "Acc", "Pass@16"], "rows": rows}, ("Pass@16", "Acc")))
+    space = "{http://www.w3.org/2000/svg}"
+    dots = [each for each in drawn.iter(f"{space}circle") if each.get("cy") != "10"]
+    assert len(dots) == 6
+    ticks = {each.text: float(each.get("x")) for each in drawn.iter(f"{space}text") if each.get("text-anchor") == "middle"}
+    step = ticks["+2"] - ticks["0"]  # of the last panel
+    assert float(dots[3].get("cx")) == pytest.approx(ticks["+2"], abs=0.1)
+    lines = [each.get("d") for each in drawn.iter(f"{space}path") if each.get("stroke-width")]
+    low, high = map(float, re.findall(r"[\d.]+", lines[3].replace(" ", "H").replace("M", ""))[::2])
+    assert (low, high) == pytest.approx((ticks["0"] - 2.25 * step, ticks["0"] + 5 * step), abs=0.2)
+    heights = [int(each.get("cy")) for each in dots[:3]]
+    assert heights[2] - heights[1] == 2 * (heights[1] - heights[0])
+    assert {each.text for each in drawn.iter(f"{space}text")} >= {"a", "b", "x", "y", "Acc, points", "Pass@16, points"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
