@@ -18,8 +18,9 @@ from slpo_jax.training.recipes import RECIPES
 
 DTYPES = ("bfloat16", "float32")
 UNLIKELY = ("latent", "soft")  # their thoughts' likelihood is intractable
-OF_LATENTS, IN_WORDS = ("latent", "additive"), ("hybrid",)
-RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut"}
+OF_LATENTS, IN_WORDS, OF_COLAR = ("latent", "additive"), ("hybrid",), ("colar",)
+RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut",
+             "colar": "colar", "regular": "colar", "latent_sft": "text"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,6 +31,8 @@ def _for_accelerators():
 
 def _accepted(kind: str, thinker: str, objective: str) -> bool:
     """Whether a config may ask for the three together; tests of bad configs hold the others' errors."""
+    if thinker in OF_COLAR:
+        return kind == "colar"
     if kind != "text":
         return thinker not in IN_WORDS and not (objective == "exact" and thinker in UNLIKELY)
     if thinker in OF_LATENTS or (thinker in IN_WORDS and objective not in ("exact", "grpo")):
@@ -45,7 +48,7 @@ def _rl_cases():
     latent_kinds = itertools.cycle(kind for kind in KINDS if kind != "text")
     turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
     for thinker, objective in itertools.product(THINKERS, OBJECTIVES):
-        for kind in (next(latent_kinds), "text"):
+        for kind in ("colar",) if thinker in OF_COLAR else (next(latent_kinds), "text"):
             if _accepted(kind, thinker, objective):
                 dtype, backbone = next(turns)
                 new = {thinker, objective, f"{kind}_{backbone}"} - seen
@@ -63,7 +66,8 @@ def _other_cases():
             yield stage, f"{kind}_{backbone}", "soft" if kind == "text" else "latent", "", next(turns)[1]
     for thinker in THINKERS:
         backbone, dtype = next(turns)
-        yield "evaluate", f"{'coconut' if thinker in OF_LATENTS else 'text'}_{backbone}", thinker, "", dtype
+        kind = "colar" if thinker in OF_COLAR else "coconut" if thinker in OF_LATENTS else "text"
+        yield "evaluate", f"{kind}_{backbone}", thinker, "", dtype
     for recipe, backbone in itertools.product(RECIPES, BACKBONES):
         yield "imitate", f"{RECIPE_OF[recipe]}_{backbone}", "soft", recipe, next(turns)[1]
 

@@ -10,7 +10,7 @@ from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import Weight, linear
 from slpo_jax.kinds.codi import Codi
-from slpo_jax.kinds.kind import NO_PROMPT, Kind, Unwrapped
+from slpo_jax.kinds.kind import NO_PROMPT, NO_SHAPES, Kind, Unwrapped
 from slpo_jax.models.reasoner import LatentReasoner
 
 _PREFIX = "silent."
@@ -85,8 +85,8 @@ class Dart(Kind):
         return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
-    def drawn(cls, width, projector=0):
-        return cls(projector or width)
+    def drawn(cls, width, asked=NO_SHAPES):
+        return cls(asked.projector or width)
 
     @classmethod
     def found(cls, unwrapped, config, source):

@@ -127,7 +127,7 @@ def colar_imitation(config: ConfigDict, recipe: str) -> None:
     )
     config.imitate.lora.update(rank=128, alpha=32.0, kernels=("q_proj", "v_proj"))
     config.imitate.optimizer.update(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=None)
-    config.prompt.speed = 2 if recipe == "colar" else 1
+    config.prompt.speed = 1 if recipe == "regular" else 2
 
 
 def colar_thought(config: ConfigDict, latents: int) -> None:

@@ -190,7 +190,7 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nowhere", "--config=nowhere: no such file; give a file, or one of arithmetic"),
+        ("nowhere", "--config=nowhere: no such file; give a file, or one of arena, "),
         ("quickstart", r"config\.rl\.stepz: unknown config key; use one of batch_size"),
     ],
 )

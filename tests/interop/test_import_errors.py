@@ -193,14 +193,14 @@ def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
 
 
 def test_an_unknown_prefix_says_what_the_file_holds(tmp_path):
-    stored = {f"llm.model.layers.{i}.mlp.up_proj.lora_A.default.weight": torch.ones(2, 3) for i in range(5)}
-    stored |= {"latent_policy.mean.weight": torch.ones(3), "latent_policy.mean.bias": torch.ones(3)}
+    stored = {f"llm.model.layers.{i}.mlp.up_proj.weight": torch.ones(2, 3) for i in range(5)}
+    stored |= {"latent_head.mean.weight": torch.ones(3), "latent_head.mean.bias": torch.ones(3)}
     stored["step"] = torch.ones(1)
     save_file(stored, tmp_path / "x.safetensors")
     broken = to_be_broken(tmp_path, coconut_original, "gpt2")
     broken.settings["init"] = str(tmp_path / "x.safetensors")
     broken.refused(
-        f"{tmp_path / 'x.safetensors'}: neither", "5 llm.*, 2 latent_policy.*, step", "llm.model.layers.", "lora_A"
+        f"{tmp_path / 'x.safetensors'}: neither", "5 llm.*, 2 latent_head.*, step", "llm.model.layers.", "up_proj"
     )
 
 

@@ -145,7 +145,10 @@ def test_side_file_is_as_documented(there):
                  "projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)},
         "colar": {"lt_head.fc.0.weight": (12, 16), "lt_head.fc.0.bias": (12,), "lt_head.fc.2.weight": (12, 12),
                   "lt_head.fc.2.bias": (12,), "lt_head.fc.3.weight": (12,), "lt_head.fc.3.bias": (12,),
-                  "lt_head.mean.weight": (16, 12), "lt_head.mean.bias": (16,)},
+                  "lt_head.mean.weight": (16, 12), "lt_head.mean.bias": (16,), "lt_head.log_std.weight": (16, 12),
+                  "lt_head.log_std.bias": (16,)},
+        "dart": {"silent.embedding": (16,), "silent.fc_in.weight": (12, 16), "silent.fc_in.bias": (12,),
+                 "silent.fc_out.weight": (16, 12), "silent.fc_out.bias": (16,)},
     }.get(origin.kind.name, {})  # fmt: skip
     assert {name: tensor.shape for name, tensor in side.items()} == expected
     latent = np.random.default_rng(0).normal(size=16).astype(np.float32)

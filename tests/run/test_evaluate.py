@@ -111,7 +111,7 @@ class Run:
 @pytest.fixture(autouse=True, scope="module")
 def _models():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "abstract_params", lambda self: replicate(_params(0), self.mesh))
+        patch.setattr(Experiment, "abstract_params", lambda self, stored: replicate(_params(0), self.mesh))
         yield patch
 
 

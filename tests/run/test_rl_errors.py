@@ -214,7 +214,7 @@ def test_every_stage_checks_that_references_are_not_cut(changes, key, budget, tm
 def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
     config = load_config()
     config.evaluate.max_answer_tokens = 5
-    problems = SimpleNamespace(suffix=lambda index, first_step: [0] * (4, 6, 7, 9)[index])  # one input is no target
+    problems = SimpleNamespace(answers=[[0] * length for length in (2, 4, 5, 7)])
     check_answers(config, "config.data.eval.hard", problems, range(2))
     assert not warnings
     check_answers(config, "config.data.eval.hard", problems, range(4))

@@ -73,7 +73,7 @@ def test_the_schedule_is_the_published_counter_s(problems, all_from, gone):
     many = problems.subset(np.arange(150) % 4)
     way = Internalization(all_from=all_from, offset_decay=NEVER)
     plan = way(SETTINGS).phases(many, 0)
-    assert [dataclasses.astuple(phase) for phase in plan] == [
+    assert [dataclasses.astuple(phase)[:7] for phase in plan] == [
         ("cot", 0, 10, 0, 0, 0, 0),
         ("icot", 10, 10 + 2 * gone, 0, 0, 0, 2),
         ("final", 10 + 2 * gone, 70, None, 0, 0, 0),

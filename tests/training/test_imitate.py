@@ -38,9 +38,9 @@ def _phases(**changes):
     settings = dict(
         cot_steps=10, stage_steps=5, final_steps=20, c_thought=2, max_latent_stage=3, final_latents="published",
     )  # fmt: skip
-    plan = [dataclasses.astuple(each) for each in curriculum.phases(ImitateSettings(**settings | changes), 8)]
-    assert {rise for *_, rise in plan} <= {0}
-    return [each[:-1] for each in plan]
+    plan = curriculum.phases(ImitateSettings(**settings | changes), 8)
+    assert {(each.rise, each.trains) for each in plan} <= {(0, ())}
+    return [dataclasses.astuple(each)[:6] for each in plan]
 
 
 def test_phases_of_coconut():
