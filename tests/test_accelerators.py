@@ -129,4 +129,8 @@ def test_the_other_stages_are_lowered_in_their_plain_form(stage, reasoner, think
     config.imitate.distil.last_step = True
     if recipe == "icot":
         config.max_latents, config.imitate.final_steps = 0, 1000
+    if reasoner.startswith("colar"):
+        config.prompt_slots, config.prompt.speed = (30,), 1
+    if recipe == "latent_sft":
+        config.prompt.update(format="{question}\n<think>", closing="</think>")
     assert all(map(_is_plain, _lowered(config, stage)))

@@ -58,6 +58,7 @@ def _imitate(setup: Setup) -> list[Program]:
     if recipe.init:
         own = jax.eval_shape(lambda params: recipe.init(jax.random.key(0), policy, params), params)
         params, trained = params | _placed(setup, own, EVERYWHERE), (*trained, *own)
+    trained = phase.trains or trained
     problems = imitate.imitated(setup, recipe, plan)
     slots = recipe.slots(problems, phase, config.suffix_slots)
     batch = recipe.batch(problems, phase, 0, 0, config.batch_size, (max(setup.prompt_slots),), slots)
