@@ -137,8 +137,8 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
     labels = Labels(**{name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS})
     if not len(labels.problems):
         raise UserError(
-            f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; give "
-            "more, or raise config.latent_rm.dropout"
+            f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
+            f"delete {folder}, and give more or raise config.latent_rm.dropout"
         )
     return labels
 

@@ -232,7 +232,7 @@ def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any])
     for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
         if (key in now, now.get(key)) != (key in then, then.get(key)):
             shown = [json.dumps(found[key]) if key in found else "unused" for found in (now, then)]
-            is_now, was = (text if len(text) <= 40 else f"{text[:37]}..." for text in shown)
+            is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in shown)
             raise UserError(
                 f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {stage} was run with; set "
                 f"it back, or {_anew(folder)}"
