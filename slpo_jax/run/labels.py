@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.stamps import problems_digest
@@ -128,6 +129,8 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
     for number, (indices, real) in enumerate(padded_chunks(count, size)):
         path = folder / f"{number}.npz"
         found = None if not path.exists() else _read(path)
+        if path.exists() and found is None:
+            logging.warning("%s: is damaged; its labels are made again", path)
         if not hosts.decided(found is not None):
             found = make(indices, real)
             _write(path, found)

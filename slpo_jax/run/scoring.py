@@ -1,17 +1,24 @@
 """Parameters that scorers have beside the policy's."""
 
+import functools
+from pathlib import Path
+from typing import Any
+
 import jax
+from absl import logging
 from jax.sharding import NamedSharding
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.settings import EvaluateConfig
+from slpo_jax.io.files import read_json
 from slpo_jax.io.mesh import EVERYWHERE, replicate
 from slpo_jax.io.orbax import params_digest
 from slpo_jax.origin.reward_model import read_reward_model
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.scorers.latent_rm import PART, begun
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.stage import Params
+from slpo_jax.run.provenance import checkpoint_digest
+from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.stages import stage_of
 
 
@@ -32,11 +39,30 @@ def check_scorers(experiment: Experiment) -> None:
     for part, asking in _asking(experiment).items():
         if experiment.config.evaluate.reward_model:
             scorers_params(experiment)
+            _say_of_others(experiment)
         elif not (experiment.workdir.stage(part).is_finished or stage_of(experiment.config, part).wanted):
             raise UserError(
                 f"{asking} has parameters of its own, and {experiment.workdir} has none; put "
                 f"{part} into config.stages, or give config.evaluate.reward_model"
             )
+
+
+def _say_of_others(experiment: Experiment) -> None:
+    """Say that a reward model of another run judged none of the checkpoints that are here.
+
+    It may all the same be of use, to what was trained further from what it judged.
+    """
+    source = experiment.config.evaluate.reward_model
+    judged = read_json(Path(source).parent.parent / "labels" / "manifest.json", default={}).get("checkpoint")
+    stages = [stage for stage in experiment.workdir.finished_stages() if stage != PART]
+    loads: dict[str, Any] = {stage: functools.partial(stage_params, experiment, stage) for stage in stages}
+    if experiment.config.init:
+        loads[""] = experiment.initial_params
+    if judged and loads and judged not in [checkpoint_digest(experiment, *each) for each in loads.items()]:
+        logging.warning(
+            "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "
+            "these may mean nothing", source,
+        )  # fmt: skip
 
 
 def scorers_params(experiment: Experiment) -> Params:

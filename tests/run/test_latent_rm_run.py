@@ -115,6 +115,17 @@ def test_labels_of_another_checkpoint_or_setting_are_one_line(copy):
 
 
 @pytest.mark.slow
+def test_a_reward_model_of_another_checkpoint_is_said(copy, warnings):
+    given = {"stages": ("imitate", "evaluate"), "evaluate.reward_model": str(copy / "checkpoints" / "latent_rm")}
+    check_stages(experiment_of(copy, **given))
+    assert not warnings
+    manifest = copy / "labels" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"checkpoint": "another"}))
+    check_stages(experiment_of(copy, **given))
+    assert [line for line in warnings if "judged thoughts of another checkpoint" in line] == warnings != []
+
+
+@pytest.mark.slow
 def test_a_reward_model_of_another_reasoner_is_one_line(work, tmp_path):
     given = {"evaluate.reward_model": str(work / "checkpoints" / "latent_rm")}
     check_stages(experiment_of(tmp_path / "same", stages=("imitate", "evaluate"), **given))
