@@ -13,6 +13,8 @@ Params = dict[str, Any]
 Init = Callable[[jax.Array], Any]
 
 REASONER, GATE, THINKER, ADAPTER, EXPLAINER = "reasoner", "gate", "thinker", "adapter", "explainer"
+OF_A_REASONER = (REASONER, GATE, THINKER, EXPLAINER)
+"""What a finished stage's checkpoint may have, of which a reward model's has others."""
 CARRIED = (EXPLAINER,)
 """Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""
 

@@ -159,7 +159,7 @@ class Setup:
         orbax = self.origin.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.origin.read is not None:
-            check_thinker(self.config, stored, self.abstract_params(stored), draws_thinker)
+            check_thinker(self.config, stored, self.abstract_params(), draws_thinker)
         return stored
 
     def initial_params(self, draws_thinker: bool = False, explain: bool = False) -> dict[str, Any]:

@@ -91,16 +91,8 @@ def _check_thought(config: Config, kind: Kind) -> None:
 
 
 def check_thinker(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
-    """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking.
-
-    A checkpoint of other parts than a reasoner's is none.
-    """
+    """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking."""
     name = config.thinker.name
-    if others := ", ".join(sorted(stored.keys() - shapes.keys() - {THINKER})):
-        raise UserError(
-            f"config.init: {config.init} has {others}, which no reasoner has; give a reasoner's checkpoint, that of "
-            "a reward model as config.evaluate.reward_model"
-        )
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(THINKER)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(

@@ -10,6 +10,7 @@ from small_run import load_config
 from slpo_jax import checks, load
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, params_digest
+from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.scorers.latent_rm import begun
 from slpo_jax.run import labels
 from slpo_jax.run.experiment import build
@@ -131,8 +132,9 @@ def test_a_reward_model_of_another_reasoner_is_one_line(work, tmp_path):
     check_stages(experiment_of(tmp_path / "same", stages=("imitate", "evaluate"), **given))
     with pytest.raises(UserError, match=r"^config\.evaluate\.reward_model: \S+ is no reward model of this reasoner: "):
         check_stages(experiment_of(tmp_path / "other", stages=("imitate", "evaluate"), **given, **{"model.n_embd": 8}))
-    with pytest.raises(UserError, match=r"^config\.init: \S+ has classifier, which no reasoner has; .*reward_model"):
-        load(work / "checkpoints" / "latent_rm")
+    for use in (load, lambda source: export_checkpoint(source, tmp_path / "exported")):
+        with pytest.raises(UserError, match=r"^\S+: has classifier, which no reasoner has; .*evaluate\.reward_model"):
+            use(work / "checkpoints" / "latent_rm")
 
 
 @pytest.mark.parametrize(
