@@ -130,7 +130,7 @@ def fake(monkeypatch):
     tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
     monkeypatch.setattr(run_imitate_stage, "make_train_step", _step_without_a_model(record))
     for name in ("initial_params", "abstract_params"):
-        monkeypatch.setattr(Experiment, name, lambda self: replicate(tiny, self.mesh))
+        monkeypatch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
     return record
 
 

@@ -50,7 +50,7 @@ class Workdir:
         folder = experiment.workdir.stage(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
         claim(experiment, stage)
-        save_params(folder.path, {"w": jnp.ones(2)})
+        save_params(folder.path, {"reasoner": {"w": jnp.ones(2)}})
         folder.finished.write_text("0\n")
 
     def error(self, key, **changes):
@@ -140,7 +140,7 @@ def test_files_of_the_first_start_that_changed(run, tmp_path):
     run.train("cold_start", **changes)
     check_stages(run.experiment(**changes))
     shutil.rmtree(init / "0")
-    save_params(init, {"w": jnp.zeros(2)})
+    save_params(init, {"reasoner": {"w": jnp.zeros(2)}})
     assert "began from another config.init" in run.error(_path(run, "cold_start"), **changes)
     with pytest.raises(UserError, match=r"config\.init"):
         check_starts(run.experiment(**changes))
