@@ -30,7 +30,7 @@ def intervals(table: Mapping[str, Any], columns: Sequence[str]) -> str:
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for i, name in enumerate(names):
-        x = _LEFT + 120 * i
+        x = 20 + 110 * i
         parts.append(f'<circle cx="{x}" cy="10" r="4" fill="{_COLOURS[i % 6]}"/>{_text(x + 8, 14, name)}')
     for panel, (column, place) in enumerate(zip(columns, places, strict=True)):
         left = _LEFT + panel * (_WIDE + _GAP)
