@@ -76,7 +76,7 @@ FLAGS = {
     "T_min > T_max": (["--config.min_latents=4"], "config.min_latents: 4", "max_latents (3)"),
     "T": (["--config.max_latents=-1"], "config.max_latents: -1", "0 or more"),
     "no thought, and a gate": (["--config.max_latents=0"], "config.gate.enabled", "False"),
-    "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ('imi", "imitate, cold_start, rl, latent_rm, evaluate"),
+    "a stage": (["--config.stages=('imitate','slpo')"], "config.stages: ('imi", "imitate, cold_start, rl, latent_rm"),
     "no stage": (["--config.stages=()"], "config.stages", "imitate"),
     "a process of how many": (["--process=0", "--processes=2"], "--coordinator: goes with", "give all three"),
     "a coordinator alone": (["--coordinator=node1:1234"], "--coordinator: goes with", "give all three"),
