@@ -18,10 +18,11 @@ from ml_collections import config_flags
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
+from slpo_jax.io.files import flatten
 from slpo_jax.run.arguments import take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
 from slpo_jax.run.header import say_start
-from slpo_jax.run.shipped import shipped, shipped_folder
+from slpo_jax.run.shipped import override, shipped, shipped_folder
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _CONFIG = config_flags.DEFINE_config_file(
@@ -140,6 +141,8 @@ def _parse(argv: list[str]) -> list[str]:
         if isinstance(error, AttributeError | KeyError) and unknown:
             raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
         in_flags = isinstance(error, flags.Error) and "Traceback" not in str(error)
+        if in_flags and (refused := re.match(r"flag --config\.([\w.]+)=", reason)):
+            _say_range(refused[1], given[f"config.{refused[1]}"])
         source = "" if in_flags else f"--config={given.get('config', '')}: "
         raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
@@ -182,6 +185,16 @@ def _reason(error: Exception) -> str:
     last = lines[-1] if "Traceback" in str(error) else " ".join(" ".join(lines).split())
     reason = last.partition(" since the config is locked")[0].strip()
     return reason[1:-1] if reason[:1] in "'\"" and reason[-1:] == reason[:1] else reason  # a KeyError's message
+
+
+def _say_range(key: str, text: str) -> None:
+    """Fail with what a key takes, where that is known: the flag's own words are of types alone."""
+    from slpo_jax.config import default_config, read_config
+
+    node = default_config()
+    if key in flatten(node.to_dict()):
+        override(node, {key: text})
+        read_config(node)
 
 
 def _neighbours(key: str) -> str:

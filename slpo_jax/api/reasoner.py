@@ -197,6 +197,7 @@ def load(
     thinker: str = "",
     instruction: str = "",
     answers: str = "",
+    speed: int | None = None,
     explain: bool = False,
 ) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
@@ -213,6 +214,7 @@ def load(
         lora_alpha: scale of LoRA adapters times their rank.
         thinker: the law of a thought's steps, such as soft; "" is the run's.
         instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
+        speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
         explain: solutions have each latent in words, by the second model of SIM-CoT, which must have been kept.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
@@ -221,6 +223,6 @@ def load(
     solver = load_solver(
         _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
         tokenizer=tokenizer, lora_alpha=lora_alpha, thinker=thinker, instruction=instruction, answers=answers,
-        explain=explain,
+        speed=speed, explain=explain,
     )  # fmt: skip
     return TrainedReasoner(solver)

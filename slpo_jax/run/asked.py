@@ -8,6 +8,7 @@ from absl import flags
 
 from slpo_jax.errors import UserError
 from slpo_jax.run.command import in_flags
+from slpo_jax.text.speed import MOST_SPEED
 
 if TYPE_CHECKING:
     from slpo_jax.api.reasoner import TrainedReasoner
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 # Flags by the config's keys.
 FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
 FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker"}
-FLAGS |= {f"prompt.{name}": f"--{name}" for name in ("instruction", "answers")}
+FLAGS |= {f"prompt.{name}": f"--{name}" for name in ("instruction", "answers", "speed")}
 
 
 def define_flags(samples: int) -> None:
@@ -41,6 +42,7 @@ def define_flags(samples: int) -> None:
         ["auto", "last_number", "boxed", "texts"],
         "How a text reasoner's answer is read; default: the run's.",
     )
+    flags.DEFINE_integer("speed", None, "That CoLaR is asked to think at; default: the run's.", 1, MOST_SPEED)
     flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
     flags.DEFINE_string("tokenizer", "", "Directory or hub id; default: the checkpoint's or the base's.")
     flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
@@ -60,8 +62,9 @@ def load_asked(explain: bool = False) -> "TrainedReasoner":
         raise UserError("--checkpoint: not given; give WORKDIR, WORKDIR/checkpoints/STAGE or a Hugging Face directory")
     from slpo_jax.api.reasoner import load  # takes seconds, for which --help need not wait
 
-    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "thinker")
-    asked = {name: getattr(values, name) for name in (*names, "instruction")}
+    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "thinker",
+             "instruction", "speed")  # fmt: skip
+    asked = {name: getattr(values, name) for name in names}
     return load(values.checkpoint, answers=values.answers or "", explain=explain, **asked)
 
 

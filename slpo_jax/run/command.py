@@ -119,7 +119,15 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        raise UserError(f"{' '.join(str(error).split()).rstrip('.')}; see --help") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        if found := re.match(r"flag --(\w+)=(.*?): ", reason):
+            takes = flags.FLAGS[found[1]].parser.syntactic_help
+            reason = f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else reason
+        key = getattr(error, "flagname", "")
+        if key.startswith("config.") and (name := key.rpartition(".")[2]) in flags.FLAGS:
+            takes = flags.FLAGS[name].parser.syntactic_help or "a text"
+            reason = f"--{key}: is a config's key; here give --{name}, {takes}"
+        raise UserError(f"{reason}; see --help") from error
 
 
 def register(argv: list[str]) -> None:

@@ -76,7 +76,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
     """Set keys of a config, by dotted name, as `--config.KEY=VALUE` does.
 
     Raises:
-        UserError: an unknown key, or a value of another type.
+        UserError: an unknown key. A value of another type is left to what reads the config, which says what it takes.
     """
     for key, value in changes.items():
         names = key.removeprefix("config.").split(".")
@@ -86,10 +86,12 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         open_ended = names[:-1] in (["data", "eval"], ["objective"])
         if not isinstance(node, ConfigDict) or (names[-1] not in node and not open_ended):
             raise UserError(f"config.{'.'.join(names)}: unknown config key; {_neighbours(node)}")
+        value = ConfigDict(value) if isinstance(value, dict) else value
         try:
-            node[names[-1]] = ConfigDict(value) if isinstance(value, dict) else value
-        except (TypeError, ValueError) as error:
-            raise UserError(f"config.{'.'.join(names)}: {value!r} is of another type ({error}); mend it") from error
+            node[names[-1]] = value
+        except (TypeError, ValueError):
+            with node.ignore_type():
+                node[names[-1]] = value
 
 
 def _neighbours(node: Any) -> str:

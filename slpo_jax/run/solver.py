@@ -36,7 +36,7 @@ _MOST_LOGITS = 2**28  # 1 GiB
 # By flag, the key of the config that it sets.
 _KEYS = {
     "max_answer_tokens": "evaluate.max_answer_tokens", "thinker": "thinker.name", "instruction": "prompt.instruction",
-    "answers": "prompt.answers",
+    "answers": "prompt.answers", "speed": "prompt.speed",
 }  # fmt: skip
 
 
@@ -131,6 +131,7 @@ def load_solver(
     thinker: str = "",
     instruction: str = "",
     answers: str = "",
+    speed: int | None = None,
     explain: bool = False,
 ) -> Solver:
     """Load a checkpoint with all that belongs to it.
@@ -152,6 +153,7 @@ def load_solver(
         "thinker": (thinker, config.thinker.name),
         "instruction": (instruction, config.prompt.instruction),
         "answers": (answers, config.prompt.answers),
+        "speed": (speed, config.prompt.speed),
     }
     config = changed(config, {key: asked[name][0] for name, key in _KEYS.items() if asked[name][0] not in (None, "")})
     if latents is not None:

@@ -1,9 +1,12 @@
 """Questions asked at a thinking speed, as CoLaR's are: tokens of a written solution that one latent stands for."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.templates import Template
+
+if TYPE_CHECKING:
+    from slpo_jax.text.templates import Template
 
 MOST_SPEED = 5  # published
 
@@ -18,7 +21,7 @@ class Asked:
         return f"Question: {question} Let's think step by step:(Thinking speed: {self.speed})"
 
 
-def speed_of(template: Template) -> int:
+def speed_of(template: "Template") -> int:
     """That it asks at.
 
     Raises:
@@ -29,6 +32,6 @@ def speed_of(template: Template) -> int:
     return template.question_text.speed
 
 
-def at_speed(template: Template, speed: int) -> Template:
+def at_speed(template: "Template", speed: int) -> "Template":
     """The template, asking at another."""
     return dataclasses.replace(template, question_text=Asked(speed))

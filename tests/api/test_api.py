@@ -188,15 +188,17 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "config", "message"),
     [
-        ("nowhere", "--config=nowhere: no such file; give a file, or one of arena, "),
-        ("quickstart", r"config\.rl\.stepz: unknown config key; use one of batch_size"),
+        ("nowhere", {}, "--config=nowhere: no such file; give a file, or one of arena, "),
+        ("quickstart", {"rl.stepz": 3}, r"config\.rl\.stepz: unknown config key; use one of batch_size"),
+        ("quickstart:colar", {"prompt.speed": 2.5}, r"^config\.prompt\.speed: 2\.5 is not .* number from 1 to 5$"),
+        ("quickstart:colar", {"prompt.speed": "fast"}, r"^config\.prompt\.speed: 'fast' is not .* from 1 to 5$"),
     ],
 )
-def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, message):
+def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, config, message):
     with pytest.raises(slpo.UserError, match=message):
-        slpo.train(given, workdir=tmp_path / "work", config={"rl.stepz": 3})
+        slpo.train(given, workdir=tmp_path / "work", config=config)
     assert not (tmp_path / "work").exists()
 
 

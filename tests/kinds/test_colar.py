@@ -16,6 +16,7 @@ from tiny_folder import config_for, draw
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from slpo_jax import load
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.tokenizer_files import save_tokenizer
@@ -95,6 +96,14 @@ def _latent(head: dict[str, np.ndarray], hidden_D: np.ndarray) -> np.ndarray:
     x = w["fc.2.weight"] @ x + w["fc.2.bias"]
     x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * w["fc.3.weight"] + w["fc.3.bias"]
     return SCALE * (w["mean.weight"] @ x + w["mean.bias"])
+
+
+def test_it_is_asked_at_a_speed_that_is_given(tmp_path):
+    published(tmp_path / "colar")
+    prompt = load(tmp_path / "colar", speed=3).solver.setup.template.prompt("?")
+    assert _tokenizer().decode(prompt).endswith("(Thinking speed: 3)###")
+    with pytest.raises(UserError, match=r"speed: 2\.5 is not valid; give a whole number from 1 to 5"):
+        load(tmp_path / "colar", speed=2.5)
 
 
 @pytest.mark.slow

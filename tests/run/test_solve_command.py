@@ -119,7 +119,13 @@ ERRORS = {
     "answers of its own": (["--checkpoint=WORK", "--answers=boxed", QUESTION], "--answers: coconut_gpt2", "text_llama"),
     "answers in no known way": (["--checkpoint=WORK", "--answers=maths", QUESTION], "--answers=maths", "last_number"),
     "an unknown flag": (["--chekpoint=WORK", QUESTION], "chekpoint", "--help"),
-    "a word for a number": (["--checkpoint=WORK", "--samples=many", QUESTION], "--samples=many", "--help"),
+    "a word for a number": (["--checkpoint=WORK", "--samples=many", QUESTION], "--samples=many", "non-negative"),
+    "a speed between two": (["--checkpoint=WORK", "--speed=2.5", QUESTION], "--speed=2.5: is not", "[1, 5]; see"),
+    "a config's key": (
+        ["--checkpoint=WORK", "--config.prompt.speed=6", QUESTION],
+        "--config.prompt.speed: is a config's key",
+        "give --speed, an integer in the range [1, 5]",
+    ),
 }
 
 
