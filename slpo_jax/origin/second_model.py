@@ -23,19 +23,27 @@ from slpo_jax.policy.explain import READS, Reads
 
 FILE = "second_model.safetensors"
 """Of an export: the second model, under a language model's names, and `READS`."""
-# The reasoner's prefix, the second model's, and how that reads: latents of a thought, position of the first.
-_LAYOUTS: tuple[tuple[str, str, Reads], ...] = (
-    ("base_causallm.", "expainable_llm.", (2, 1)),  # so it is spelled there
-    ("codi.", "decoder.", (1, 0)),
+# The reasoner's prefix, the second model's, how that reads (latents of a thought, position of the first), and the
+# latents of the last stage, five thoughts, where these are not as many as without a second model.
+_LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
+    ("base_causallm.", "expainable_llm.", (2, 1), 10),  # so it is spelled there
+    ("codi.", "decoder.", (1, 0), 0),
 )
 _SEPARATE = ("pj_in.", "pj_out.")
 
 
 class Second(NamedTuple):
-    """A second model that has not been read yet: tensors under Hugging Face's names, and how it reads thoughts."""
+    """A second model that has not been read yet.
+
+    Attributes:
+        tensors: under Hugging Face's names.
+        reads: how it reads thoughts.
+        latents: in which the reasoner beside it thinks; 0 is as many as without it.
+    """
 
     tensors: dict[str, Stored]
     reads: Reads
+    latents: int = 0
 
 
 def take_second(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Second | None]:
@@ -47,7 +55,7 @@ def take_second(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stor
         tensors: of a whole checkpoint.
         source: the file or directory, for the line.
     """
-    for reasoner, prefix, reads in _LAYOUTS:
+    for reasoner, prefix, reads, latents in _LAYOUTS:
         found = with_prefix(tensors, prefix)
         if not found or not any(name.startswith(reasoner) for name in tensors):
             continue
@@ -56,7 +64,7 @@ def take_second(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stor
             logging.warning("%s: %s* is a model with projections (pj_in, pj_out), and is left out", source, prefix)
             return rest, None
         logging.warning("%s: %s* is taken as SIM-CoT's second model, which --explain needs", source, prefix)
-        return rest, Second(found, reads)
+        return rest, Second(found, reads, latents)
     return tensors, None
 
 

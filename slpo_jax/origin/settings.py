@@ -17,7 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.kinds import PLAIN, kind_of
+from slpo_jax.kinds import PLAIN, Kind, kind_of
 from slpo_jax.origin.identify import Identity
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.scorers import SCORERS
@@ -45,8 +45,8 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
     kind, latents = kind_of(own["reasoner"]), made.max_latents
     if not of_a_run:
-        latents = _GATED_LATENTS if identity.gate_published and kind.has_gate else kind.latents
-        own |= kind.published_settings(identity.opened.layout.tensors) if identity.opened else {}
+        own |= _published(identity, kind)
+        latents = _GATED_LATENTS if identity.gate_published and kind.has_gate else own.get("max_latents", kind.latents)
     if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
@@ -92,12 +92,24 @@ def made_with(identity: Identity) -> dict[str, Any]:
     Raises:
         UserError: a setting of its run can't be used.
     """
-    if not (_run_files(identity) or _said(identity) or identity.gate_published):
+    if _run_files(identity) or _said(identity):
+        config = config_of(identity)
+        return used_with(config, _rule(config, identity))
+    published = _published(identity, identity.kind) if identity.kind else {}
+    if not (published or identity.gate_published):
         return {}
     config = config_of(identity)
-    if identity.gate_published:
-        return {"gate.enabled": True, "max_latents": config.max_latents, RULE: _rule(config, identity)}
-    return used_with(config, _rule(config, identity))
+    own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: _rule(config, identity)}
+    return published | own
+
+
+def _published(identity: Identity, kind: type[Kind]) -> dict[str, Any]:
+    """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
+    if identity.opened is None:
+        return {}
+    layout = identity.opened.layout
+    latents = {"max_latents": layout.second.latents} if layout.second and layout.second.latents else {}
+    return latents | kind.published_settings(layout.tensors)
 
 
 def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from slpo_jax.models.parts import EXPLAINER
 from slpo_jax.models.reasoner import vocabulary_rows
 from slpo_jax.origin.exchange import export_checkpoint, import_checkpoint
 from slpo_jax.origin.identify import identify
+from slpo_jax.origin.settings import config_of
 from slpo_jax.policy.explain import MOST, READS, explain
 
 
@@ -32,7 +33,7 @@ def _coconut(folder: Path) -> SimpleNamespace:
     state = torch.load(old) | {f"expainable_llm.{name}": tensor for name, tensor in second.state_dict().items()}
     old.unlink()
     torch.save(state, folder / "checkpoint_28")
-    return SimpleNamespace(case=case, second=second, init=folder / "checkpoint_28", reads=(2, 1), more=3, alpha=None)
+    return SimpleNamespace(case=case, second=second, init=folder / "checkpoint_28", reads=(2, 1), more=3, alpha=None, latents=10)
 
 
 def _codi(folder: Path) -> SimpleNamespace:
@@ -46,7 +47,7 @@ def _codi(folder: Path) -> SimpleNamespace:
     old.unlink()
     _shards(folder, state)
     (folder / "config.json").touch()
-    return SimpleNamespace(case=case, second=second, init=folder, reads=(1, 0), more=5, alpha=16.0)
+    return SimpleNamespace(case=case, second=second, init=folder, reads=(1, 0), more=5, alpha=16.0, latents=6)
 
 
 def _shards(folder: Path, state) -> None:
@@ -85,6 +86,8 @@ def test_everything_arrives(simcot):
         for name, tensor in model.state_dict().items():
             np.testing.assert_allclose(state[name][: len(tensor)], tensor, atol=1e-6, err_msg=name)
     assert tuple(found[EXPLAINER][READS]) == simcot.reads
+    for identity in (simcot.identity, identify(str(simcot.imported))):  # COCONUT's is of five thoughts
+        assert config_of(identity).max_latents == simcot.latents
 
 
 def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):

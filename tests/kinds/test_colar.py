@@ -24,7 +24,7 @@ from slpo_jax.kinds.colar import Colar
 from slpo_jax.origin.exchange import export_checkpoint, import_checkpoint
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.open import open_origin
-from slpo_jax.origin.settings import config_of
+from slpo_jax.origin.settings import config_of, made_with
 from slpo_jax.policy import noise
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
@@ -151,8 +151,10 @@ def test_there_and_back(tmp_path, gaussian):
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
     back = open_origin(config_for(tmp_path / "exported", "colar_llama"))
     assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
-    for config in map(config_of, map(identify, (str(tmp_path / "colar"), str(tmp_path / "exported")))):
+    for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
+        config, made = config_of(identify(place)), made_with(identify(place))
         assert (config.thinker.name, config.thinker.colar.least, config.max_latents) == ("colar", 0, 64)
+        assert (made["thinker.name"], made["thinker.colar.least"], made["max_latents"]) == ("colar", 0, 64)
     facts = json.loads((tmp_path / "exported" / "reasoner.json").read_text())
     del facts["gaussian"]  # as older exports are
     (tmp_path / "exported" / "reasoner.json").write_text(json.dumps(facts))
@@ -231,8 +233,11 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     assert identify(str(tmp_path / "epoch7.ckpt"), **changes).reasoner == "colar_llama"
     origin = open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
     assert dataclasses.asdict(origin.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
-    config = config_of(identify(str(tmp_path / "epoch7.ckpt"), **changes))
-    assert (config.thinker.name, config.thinker.colar.least) == ("colar", 1)
+    identity = identify(str(tmp_path / "epoch7.ckpt"), **changes)
+    import_checkpoint(identity, tmp_path / "ours", config_of(identity))
+    export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least
+    for config in map(config_of, (identity, *map(identify, (str(tmp_path / "ours"), str(tmp_path / "exported"))))):
+        assert (config.thinker.name, config.thinker.colar.least) == ("colar", 1)
     tree = origin.read()["reasoner"]
     place = "model.layers.1.self_attn.v_proj"
     a, b = (tensors[f"llm.base_model.model.{place}.lora_{x}.default.weight"] for x in "AB")
