@@ -32,8 +32,9 @@ def _coconut(folder: Path) -> SimpleNamespace:
     second, old = random_model("gpt2", len(tokenizer("gpt2")), seed=41), Path(case.settings["init"])
     state = torch.load(old) | {f"expainable_llm.{name}": tensor for name, tensor in second.state_dict().items()}
     old.unlink()
-    torch.save(state, folder / "checkpoint_28")
-    return SimpleNamespace(case=case, second=second, init=folder / "checkpoint_28", reads=(2, 1), more=3, alpha=None, latents=10)
+    init, known = folder / "checkpoint_28", dict(reads=(2, 1), more=3, alpha=None, latents=10)
+    torch.save(state, init)
+    return SimpleNamespace(case=case, second=second, init=init, **known)
 
 
 def _codi(folder: Path) -> SimpleNamespace:

@@ -193,6 +193,12 @@ def test_a_tokenizer_that_splits_its_mark():
         Colar(4).template(byte_tokenizer())
 
 
+def test_a_new_head_s_scale_is_published_for_its_base():
+    """GPT-2's, DeepSeek-R1-Distill-Qwen-1.5B's, and those of Llama 3 of 1B, 3B and 8B."""
+    found = {width: Colar.drawn(width).scale for width in (768, 1536, 2048, 3072, 4096)}
+    assert found == {768: 0.12, 1536: 0.03, 2048: 0.018, 3072: 0.018, 4096: 0.008}
+
+
 RANK, ALPHA = 2, 3.0
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_run import load_config
@@ -11,6 +12,7 @@ from slpo_jax import checks, load
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun
 from slpo_jax.run import labels
 from slpo_jax.run.experiment import build
@@ -74,6 +76,46 @@ def trained(workdir):
     experiment = experiment_of(workdir)
     like = begun(stage_params(experiment, "imitate"), experiment.reasoner.width)
     return load_params(experiment.workdir.stage("latent_rm").path, like)
+
+
+def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_devices, monkeypatch):
+    """Of problems with right and wrong thoughts; where they go on, answers have noise too. Rollouts without a model."""
+    counts = {"latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
+    experiment, where = experiment_of(tmp_path / "work", **counts), {}
+    slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
+    right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]], bool)
+    answers = np.full((5, 1 + slots), experiment.train.template.eos_id)
+    for index in range(5):
+        own = experiment.train.answers[index]
+        answers[index, : len(own)] = own
+    answers = answers[:, :slots]
+
+    def say(index, right):
+        return jnp.where(right[..., None], jnp.asarray(answers)[index], experiment.train.template.eos_id)
+
+    def goes_on(index, thought, step, number):
+        return (index + thought + step * number) % 3 == 0
+
+    def draw(policy, params, batch, rule, key, thoughts):
+        where["thoughts"] = policy.config.dropout_where
+        index, thought = jnp.repeat(batch.index, thoughts), jnp.tile(jnp.arange(thoughts), len(batch.index))
+        latents = jnp.zeros((len(index), steps, experiment.reasoner.width))
+        return Trajectories(latents, 1 + thought, say(index, jnp.asarray(right_of)[index, thought]), None)
+
+    def complete(policy, params, batch, actions, lengths, rule, key, count):
+        where["completions"] = policy.config.dropout_where
+        index = jnp.repeat(batch.index, 3)[:, None, None]
+        step, number = 1 + jnp.arange(steps)[None, :, None], jnp.arange(count)[None, None]
+        right = goes_on(index, lengths[:, None, None] - 1, step, number)
+        return say(jnp.broadcast_to(index, right.shape), right)
+
+    monkeypatch.setattr(labels, "draw_thoughts", draw)
+    monkeypatch.setattr(labels, "complete", complete)
+    found = labels.labels_of(experiment, experiment.initial_params(), "")
+    assert where == {"thoughts": "thought", "completions": "all"}
+    assert found.problems.tolist() == [1, 3]
+    index, thought, step, number = np.ix_([1, 3], range(3), range(1, steps + 1), range(4))
+    np.testing.assert_allclose(found.shares, goes_on(index, thought, step, number).mean(axis=-1), atol=1e-6)
 
 
 @pytest.mark.slow

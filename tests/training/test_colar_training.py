@@ -23,6 +23,7 @@ from slpo_jax.text.problem import Problem
 from slpo_jax.text.speed import at_speed
 from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import imitate_config, recipe_of
+from slpo_jax.training.recipes.colar import pooled
 from slpo_jax.training.recipes.regular import PROJECTOR
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
@@ -144,6 +145,21 @@ def test_at_speed_one_inputs_are_embeddings():
     assert words.batch.predicted is None
 
 
+@pytest.mark.parametrize("how", ["sqrt_mean", "mean"])
+def test_a_chunk_s_input_is_of_its_tokens_alone(how):
+    """Their embeddings' sum by the root of their number, or by that; of the marks and the answer the embedding."""
+    case = _case("colar", step=2)
+    table, batch = np.asarray(case.params["reasoner"]["backbone"]["wte"], np.float64), case.batch
+    found, sizes = np.asarray(pooled(POLICY, case.params, batch, how)), np.asarray(batch.sizes)
+    assert len(set(sizes[batch.chunks].tolist())) > 2
+    for at in np.argwhere(sizes > 0):
+        row, slot = at.tolist()
+        size = int(sizes[row, slot])
+        by = (size**0.5 + 1e-5 if how == "sqrt_mean" else size) if batch.chunks[row, slot] else 1
+        expected = table[np.asarray(batch.ids)[row, slot, :size]].sum(axis=0) / by
+        np.testing.assert_allclose(found[row, slot], expected, rtol=2e-6, atol=1e-7)
+
+
 def test_speeds_and_labels_are_drawn():
     recipe = _recipe("colar")
     _, phase = recipe.phases(ENCODED, 8)
@@ -161,19 +177,29 @@ def test_speeds_and_labels_are_drawn():
     assert len(labels) > 1
 
 
-def test_only_what_is_said_trains_the_projector():
-    """The head's aim is a constant; the cross-entropy reaches the projector through the inputs."""
+def test_what_is_said_trains_the_projector():
+    """Through the inputs, each part of it, and without the head."""
+    case = _case("regular", latent_weight=0.0)
+    loss = case.recipe.loss_of(POLICY)
+    grads = compiled(jax.grad(lambda p, b, k: loss(p, b, k)[0]))(case.params, case.batch, jax.random.key(0))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(grads[PROJECTOR]))
+    assert not np.any(grads["reasoner"]["head"]["mean"]["kernel"])
 
-    def grads(weight):
-        case = _case("regular", latent_weight=weight)
-        loss = case.recipe.loss_of(POLICY)
-        return compiled(jax.grad(lambda p, b, k: loss(p, b, k)[0]))(case.params, case.batch, jax.random.key(0))
 
-    without, heavy = grads(0.0), grads(1.0)
-    moved = jax.tree.leaves(jax.tree.map(lambda x: np.abs(x).max(), without[PROJECTOR]))
-    assert min(moved) >= 0 < max(moved)
-    assert np.abs(heavy["reasoner"]["head"]["mean"]["kernel"]).max() > 0
-    assert np.abs(without["reasoner"]["head"]["mean"]["kernel"]).max() == 0
+@pytest.mark.parametrize("name", ["colar", "regular"])
+def test_the_head_s_aims_and_regular_s_codes_are_constants(name):
+    """Of a head that looks at nothing: its loss moves it alone, no embedding and no projector that aims are made of."""
+    case = _case(name)
+    loss, head = case.recipe.loss_of(POLICY), case.params["reasoner"]["head"]
+    gradient = compiled(jax.grad(lambda p, b, k: loss(p, b, k)[1]["latent"][0]))
+    blind = {part: {**head[part], "kernel": 0 * head[part]["kernel"]} for part in ("mean", "log_std")}
+    params = case.params | {"reasoner": case.params["reasoner"] | {"head": head | blind}}
+    moved = jax.tree.leaves_with_path(gradient(params, case.batch, jax.random.key(0)))
+    last = {f"['reasoner']['head']['{part}']['{leaf}']" for part in blind for leaf in ("bias", "kernel")}
+    assert {jax.tree_util.keystr(at) for at, leaf in moved if np.any(leaf)} == last
+    table = gradient(case.params, case.batch, jax.random.key(0))["reasoner"]["backbone"]["wte"]
+    assert np.any(table[IDS["="]]) == (name == "colar")  # which only steps have
+    assert np.any(table[IDS["###"]])
 
 
 @pytest.mark.parametrize(
