@@ -17,7 +17,8 @@ from pathlib import Path
 from absl import flags
 
 from slpo_jax.errors import UserError
-from slpo_jax.run.command import in_flags, run_command
+from slpo_jax.run.command import run_command
+from slpo_jax.run.naming import FLAGS, naming
 
 _REASONER = flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2 or codi_llama; needed where SRC doesn't tell.")
 _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
@@ -25,9 +26,6 @@ _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by defau
 _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
 
 _EXPLAIN = flags.DEFINE_bool("explain", False, "Keep SIM-CoT's second model, with which solve --explain says thoughts.")
-
-# What the config's keys are called here.
-_NAMES = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha")} | {"init": "SRC"}
 
 
 def main(argv: list[str]) -> None:
@@ -40,7 +38,7 @@ def main(argv: list[str]) -> None:
     from slpo_jax.origin.exchange import export_checkpoint, guess_reasoner, import_checkpoint
     from slpo_jax.origin.identify import identify
 
-    try:
+    with naming(FLAGS | {"config.init": "SRC"}):
         if action == "export":
             export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), _EXPLAIN.value)
         else:
@@ -49,8 +47,6 @@ def main(argv: list[str]) -> None:
             reasoner = _REASONER.value or guess_reasoner(identity, _TOKENIZER.value)
             config = Config(tokenizer=_TOKENIZER.value, reasoner=reasoner)
             import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
-    except UserError as error:
-        raise UserError(in_flags(str(error), _NAMES)) from error
     print(f"{action}ed: {target}")
 
 

@@ -13,6 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.files import as_json
 from slpo_jax.run import asked
 from slpo_jax.run.command import run_command
+from slpo_jax.run.naming import FLAGS, naming
 
 
 def main(argv: list[str]) -> None:
@@ -20,7 +21,7 @@ def main(argv: list[str]) -> None:
     values = flags.FLAGS
     if len(argv) != 2 and values.checkpoint:
         raise UserError("PROBLEMS: give one set: a file, a hub id, or the name of a set of the run")
-    with asked.in_its_flags():
+    with naming(FLAGS):
         found = asked.load_asked().evaluate(argv[-1], values.samples, values.seed, values.reward or None, values.limit)
     if values.out:
         from slpo_jax.evaluation.records import write_records

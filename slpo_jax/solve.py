@@ -17,6 +17,7 @@ from absl import flags
 from slpo_jax.errors import UserError
 from slpo_jax.run import asked
 from slpo_jax.run.command import run_command
+from slpo_jax.run.naming import FLAGS, naming
 
 if TYPE_CHECKING:
     from slpo_jax.api.reasoner import TrainedReasoner
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> None:
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
-    with asked.in_its_flags():
+    with naming(FLAGS):
         reasoner = asked.load_asked(explain=values.explain)
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:

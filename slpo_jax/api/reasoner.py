@@ -21,6 +21,7 @@ from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.experiment import Setup
+from slpo_jax.run.naming import ARGUMENTS, naming
 from slpo_jax.run.shown import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
 from slpo_jax.run.sources import load_set
@@ -56,6 +57,7 @@ class TrainedReasoner:
     def solve(self, question: str, samples: int = 0, seed: int = 0) -> Solution: ...
     @overload
     def solve(self, question: list[str], samples: int = 0, seed: int = 0) -> list[Solution]: ...
+    @naming(ARGUMENTS)
     def solve(self, question: str | list[str], samples: int = 0, seed: int = 0) -> Solution | list[Solution]:
         """Ask, and watch it think.
 
@@ -83,6 +85,7 @@ class TrainedReasoner:
             found.append(dataclasses.replace(solution, votes=votes, shown=shown))
         return found[0] if isinstance(question, str) else found
 
+    @naming(ARGUMENTS)
     def evaluate(
         self,
         problems: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
@@ -130,6 +133,7 @@ class TrainedReasoner:
         earns = (reward or CORRECT) if reward is None or isinstance(reward, str) else repr(reward)  # two lambdas differ
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
+    @naming(ARGUMENTS)
     def export(self, folder: str | os.PathLike[str], explain: bool = False) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
@@ -184,6 +188,7 @@ def _path(name: str, given: Any) -> str:
     return os.fspath(given)
 
 
+@naming(ARGUMENTS)
 def load(
     checkpoint: str | os.PathLike[str],
     *,

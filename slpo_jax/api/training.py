@@ -16,6 +16,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.naming import TRAIN, naming
 from slpo_jax.run.shipped import override, read_config_file, shipped
 from slpo_jax.run.sources import check_sources
 
@@ -50,6 +51,7 @@ class Run:
         return read_json(Workdir(self.workdir).report_json, "run the evaluate stage")
 
 
+@naming(TRAIN)
 def train(
     start: str | os.PathLike[str] | ConfigDict = "",
     /,

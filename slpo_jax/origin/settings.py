@@ -271,5 +271,5 @@ def _read_from(where: str) -> Iterator[None]:
     except UserError as error:
         said = str(error).removeprefix("config.")
         registers = said.startswith(("thinker.name:", "imitate.recipe:"))
-        remedy = "give the file that registers it with --register, or mend this one" if registers else "mend the file"
+        remedy = "register it (a command's --register), or mend the file" if registers else "mend the file"
         raise UserError(f"{where}: key {said}; {remedy}") from None

@@ -1,22 +1,14 @@
 """The flags of the commands that use a reasoner, and the reasoner that they name."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from slpo_jax.errors import UserError
-from slpo_jax.run.command import in_flags
 from slpo_jax.text.speed import MOST_SPEED
 
 if TYPE_CHECKING:
     from slpo_jax.api.reasoner import TrainedReasoner
-
-# Flags by the config's keys.
-FLAGS = {name: f"--{name}" for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-FLAGS |= {"init": "--checkpoint", "max_latents": "--latents", "thinker.name": "--thinker"}
-FLAGS |= {f"prompt.{name}": f"--{name}" for name in ("instruction", "answers", "speed")}
 
 
 def define_flags(samples: int) -> None:
@@ -66,12 +58,3 @@ def load_asked(explain: bool = False) -> "TrainedReasoner":
              "instruction", "speed")  # fmt: skip
     asked = {name: getattr(values, name) for name in names}
     return load(values.checkpoint, answers=values.answers or "", explain=explain, **asked)
-
-
-@contextlib.contextmanager
-def in_its_flags() -> Iterator[None]:
-    """Errors name the flags, where their keys are the config's."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(in_flags(str(error), FLAGS)) from error

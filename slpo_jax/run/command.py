@@ -140,12 +140,3 @@ def register(argv: list[str]) -> None:
         flag, given, path = argument.partition("=")
         if flag in ("--register", "-register"):
             read_registrations(path if given else "".join(argv[place + 1 : place + 2]))
-
-
-def in_flags(message: str, names: dict[str, str]) -> str:
-    """A message about config keys, for a command that has flags instead.
-
-    Args:
-        names: flag or argument by key.
-    """
-    return re.sub(rf"(?:--)?\bconfig\.({'|'.join(names)})\b", lambda found: names[found[1]], message)

@@ -259,7 +259,7 @@ def _prompt(solver: Solver, question: str) -> list[int]:
     """The question's ids."""
     setup = solver.setup
     if not question.strip():
-        raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
+        raise UserError("question: is empty; ask something")
     try:
         prompt = setup.template.prompt(question)
     except UserError as error:

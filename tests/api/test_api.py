@@ -152,6 +152,23 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     assert "left out 1 of 3" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threshold": 5}, "^threshold: 5 is not valid"),
+        ({"threshold": 0.5, "latents": 2}, "^threshold: has no use beside latents; give"),
+        ({"latents": 0, "thinker": "soft"}, "^latents: 0 leaves thinker=soft nothing to think; give e.g. latents=4$"),
+        ({"max_answer_tokens": -5}, "^max_answer_tokens: -5 is not valid"),
+        ({"explain": True}, "^explain: .* with config.imitate.recipe=simcot"),
+        ({"answers": "boxed"}, "^answers: coconut_gpt2 asks and answers in its own way"),
+    ],
+)
+def test_errors_name_the_arguments_of_the_call(reasoner, given, message):
+    with pytest.raises(slpo.UserError, match=message) as error:
+        slpo.load(reasoner.source, **given)
+    assert "--" not in str(error.value)
+
+
 @pytest.mark.slow
 def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
     assert reasoner.export(tmp_path / "api") == tmp_path / "api"
@@ -190,7 +207,7 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
 @pytest.mark.parametrize(
     ("given", "config", "message"),
     [
-        ("nowhere", {}, "--config=nowhere: no such file; give a file, or one of arena, "),
+        ("nowhere", {}, "^start=nowhere: no such file; give a file, or one of arena, "),
         ("quickstart", {"rl.stepz": 3}, r"config\.rl\.stepz: unknown config key; use one of batch_size"),
         ("quickstart:colar", {"prompt.speed": 2.5}, r"^config\.prompt\.speed: 2\.5 is not .* number from 1 to 5$"),
         ("quickstart:colar", {"prompt.speed": "fast"}, r"^config\.prompt\.speed: 'fast' is not .* from 1 to 5$"),

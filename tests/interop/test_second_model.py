@@ -139,7 +139,7 @@ def test_thoughts_in_words_are_transformers_own(simcot):
 
 def test_what_can_not_say_it(simcot, tmp_path, caplog):
     """Without a second model, with one of other shapes, or with an export's that doesn't say how it reads."""
-    with pytest.raises(UserError, match=r"^--explain: .* was dropped after training; imitate with config\.imitate\."):
+    with pytest.raises(UserError, match=r"^explain: .* was dropped after training; imitate with config\.imitate\."):
         slpo_jax.load(written(coconut_hugging_face).settings["init"], explain=True)
     export_checkpoint(simcot.imported, tmp_path / "x", explain=True)
     file = tmp_path / "x" / "second_model.safetensors"

@@ -16,9 +16,8 @@ from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.policy.noise import DropoutConfig
-from slpo_jax.run.asked import FLAGS
-from slpo_jax.run.command import in_flags
 from slpo_jax.run.experiment import build
+from slpo_jax.run.naming import FLAGS, naming
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.provenance import claim
 from slpo_jax.run.solver import load_solver
@@ -191,9 +190,10 @@ def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path
     file = tmp_path / "it" / "reasoner.json"
     facts = json.loads(file.read_text())
     file.write_text(json.dumps(facts | {"settings": facts["settings"] | {key: value}}))
-    with pytest.raises(UserError, match=rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)") as error:
+    message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
+    with pytest.raises(UserError, match=message) as error, naming(FLAGS):
         load_solver(str(tmp_path / "it"))
-    assert "--" not in in_flags(str(error.value), FLAGS)  # it is no flag that is at fault
+    assert "--" not in str(error.value)  # it is no flag that is at fault
 
 
 @pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])

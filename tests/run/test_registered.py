@@ -187,7 +187,7 @@ def test_they_are_asked(folder):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "key thinker.name: 'shifted' is not valid; give one of latent, additive" in line
-    assert line.endswith("give the file that registers it with --register, or mend this one")
+    assert line.endswith("register it (a command's --register), or mend the file")
 
 
 @pytest.mark.slow

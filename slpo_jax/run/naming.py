@@ -1,0 +1,47 @@
+"""What messages call a setting: commands have flags for keys of the config, Python calls have arguments."""
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator, Mapping
+
+from slpo_jax.errors import UserError
+
+_inside = contextvars.ContextVar("inside", default=False)
+
+# Of `slpo_jax.load` by key of the config.
+_ARGUMENTS = {name: name for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
+_ARGUMENTS |= {"init": "checkpoint", "max_latents": "latents", "thinker.name": "thinker"}
+_ARGUMENTS |= {f"prompt.{name}": name for name in ("instruction", "answers", "speed")}
+_ARGUMENTS |= {"evaluate.max_answer_tokens": "max_answer_tokens"}
+
+FLAGS = {f"config.{key}": f"--{name}" for key, name in _ARGUMENTS.items()}
+"""Of the commands that use a reasoner."""
+ARGUMENTS = {f"config.{key}": name for key, name in _ARGUMENTS.items()}
+ARGUMENTS |= {f"--{name}": name for name in (*_ARGUMENTS.values(), "threshold", "explain")}
+"""Of `slpo_jax.load` and what it returns."""
+_OF_TRAIN = ("--config.evaluate.thresholds", "--workdir")
+TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start"}
+"""Of `slpo_jax.train`, whose `config` takes keys as they are."""
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Have a `UserError` name what the user has given; of calls inside each other the outermost says how.
+
+    Args:
+        names: by key of the config, "config.KEY", or flag, "--NAME".
+    """
+    if _inside.get():
+        yield
+        return
+    token = _inside.set(True)
+    try:
+        yield
+    except UserError as error:
+        known = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        found = rf"(?<![\w./-])(?:--(?=config\.))?({known})(?![\w-]|\.\w)"
+        error.args = (re.sub(found, lambda match: names[match[1]], str(error)),)
+        raise
+    finally:
+        _inside.reset(token)
