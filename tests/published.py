@@ -78,7 +78,9 @@ def random_model(backbone: str, rows: int, seed: int = 0, **changes):
             vocab_size=rows, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=8, max_position_embeddings=96, rms_norm_eps=1e-5, tie_word_embeddings=True,
         )  # fmt: skip
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes))
+        name = {"llama": "Llama", "qwen2": "Qwen2"}[backbone]
+        config = getattr(transformers, f"{name}Config")(**sizes | changes)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
     randomise(model, seed)
     return model.eval()
 

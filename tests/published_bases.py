@@ -72,10 +72,11 @@ def base_gpt2(folder: Path, hub: bool = False) -> Published:
     return case
 
 
-def base_llama(folder: Path, tied: bool = False) -> Published:
-    """Shards of 8 KB, a head of its own, scaled rotary frequencies."""
+def base_llama(folder: Path, family: str = "llama") -> Published:
+    """Shards of 8 KB, a head of its own, scaled rotary frequencies; or a Qwen2 with a tied head."""
     texts = tokenizer("llama")
-    model = random_model("llama", len(texts), seed=12, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE)
+    own = {"tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE} if family == "llama" else {}
+    model = random_model(family, len(texts), seed=12, **own)
     case = enliven(_reasoner({"init": str(folder), "reasoner": "coconut_llama"}, model, texts), model, end=False)
     model.save_pretrained(folder, max_shard_size="8KB")
     texts.save_pretrained(folder)

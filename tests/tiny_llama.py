@@ -43,7 +43,8 @@ def hf_llama_config(config: LlamaConfig):
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **dataclasses.asdict(config.rope_scaling)}
-    return transformers.LlamaConfig(
+    kind = transformers.Qwen2Config if config.qkv_bias else transformers.LlamaConfig
+    return kind(
         vocab_size=config.vocab_size,
         hidden_size=config.n_embd,
         intermediate_size=config.n_inner,
@@ -61,7 +62,7 @@ def hf_llama_config(config: LlamaConfig):
 
 
 def load_hf_llama(params, config: LlamaConfig = LLAMA):
-    """transformers' LlamaForCausalLM with our parameters, copied by hand (its Linear has [out, in])."""
+    """transformers' Llama or Qwen2 with our parameters, copied by hand (its Linear has [out, in])."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     ours = jax.tree.map(np.asarray, params["backbone"])
@@ -74,7 +75,10 @@ def load_hf_llama(params, config: LlamaConfig = LLAMA):
         for part in ("self_attn", "mlp"):
             for child, module in block[part].items():
                 state[f"{name}.{part}.{child}.weight"] = module["kernel"].T.copy()
-    model = transformers.LlamaForCausalLM(hf_llama_config(config)).eval()
+                if "bias" in module:
+                    state[f"{name}.{part}.{child}.bias"] = module["bias"]
+    kind = transformers.Qwen2ForCausalLM if config.qkv_bias else transformers.LlamaForCausalLM
+    model = kind(hf_llama_config(config)).eval()
     missing, unexpected = model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
     assert not unexpected
     assert not missing

@@ -19,6 +19,8 @@ _GPT2_FIXED = {
     "add_cross_attention": False,
 }
 _LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": {"hidden_act": "silu", "use_sliding_window": False}}
+BACKBONE_OF = {"gpt2": "gpt2", "llama": "llama", "qwen2": "llama"}
 _ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -32,9 +34,9 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
         UserError: another architecture, a missing key, or a value that our backbones don't compute.
     """
     kind = values.get("model_type")
-    if kind not in ("gpt2", "llama"):
-        raise UserError(f"{source}: model_type {kind!r} is not supported; give a gpt2 or llama model")
-    for key, wanted in (_GPT2_FIXED if kind == "gpt2" else _LLAMA_FIXED).items():
+    if kind not in _FIXED:
+        raise UserError(f"{source}: model_type {kind!r} is not supported; give a gpt2, llama or qwen2 model")
+    for key, wanted in _FIXED[kind].items():
         if values.get(key, wanted) != wanted:
             raise UserError(f"{source}: {key} = {values[key]!r} is not supported, only {wanted!r}; give another model")
     if values.get("auto_map"):
@@ -121,6 +123,7 @@ def _llama(fields: _Fields) -> LlamaConfig:
         norm_epsilon=fields.real("rms_norm_eps", 1e-6),
         rope_theta=rope_fields.real("rope_theta", 10_000.0),
         rope_scaling=_rope_scaling(rope_fields),
+        qkv_bias=values["model_type"] == "qwen2",
         tied=fields.flag("tie_word_embeddings", False),
     )
 
@@ -159,9 +162,11 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
             "torch_dtype": "float32",
         }
     scaling = config.rope_scaling
+    family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
+    if config.qkv_bias:
+        family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **family,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.n_positions,
         "hidden_size": config.n_embd,
@@ -175,7 +180,5 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
         "rope_scaling": scaling and {"rope_type": "llama3", **{key: getattr(scaling, key) for key in _ROPE_KEYS}},
         "tie_word_embeddings": config.tied,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "torch_dtype": "float32",
     }

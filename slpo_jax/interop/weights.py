@@ -73,6 +73,8 @@ def _llama(c: LlamaConfig) -> list[Weight]:
         ours, theirs = f"layers_{layer}", f"model.layers.{layer}"
         for (part, name), shape in shapes.items():
             found.append(Weight((ours, part, name, "kernel"), f"{theirs}.{part}.{name}.weight", shape, True))
+            if c.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
+                found.append(Weight((ours, part, name, "bias"), f"{theirs}.{part}.{name}.bias", shape[:1]))
         for name in ("input_layernorm", "post_attention_layernorm"):
             found.append(Weight((ours, name, "scale"), f"{theirs}.{name}.weight", (width,)))
     return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]

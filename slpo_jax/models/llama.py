@@ -1,4 +1,7 @@
-"""Llama in Linen (Touvron et al., 2023; Llama 3.2's shapes): RMSNorm, rotary positions, grouped queries, SwiGLU."""
+"""Llama in Linen (Touvron et al., 2023; Llama 3.2's shapes): RMSNorm, rotary positions, grouped queries, SwiGLU.
+
+Qwen2 (Yang et al., 2024) is the same with biases of queries, keys and values.
+"""
 
 import dataclasses
 import math
@@ -43,6 +46,7 @@ class LlamaConfig:
         n_inner: width of the feed-forward layer.
         rope_theta: base of the rotary frequencies.
         rope_scaling: None for the plain ones.
+        qkv_bias: queries, keys and values have biases, which makes it a Qwen2.
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
@@ -62,6 +66,7 @@ class LlamaConfig:
     norm_epsilon: float = 1e-5
     rope_theta: float = 500000.0
     rope_scaling: RopeScaling | None = RopeScaling()
+    qkv_bias: bool = False
     tied: bool = True
     dtype: Any = jnp.float32
     remat: bool = False
@@ -97,8 +102,8 @@ def rotate(x_BHLD: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Arra
     return turned.astype(x_BHLD.dtype)
 
 
-def _dense(config: LlamaConfig, features: int, name: str) -> nn.Dense:
-    return dense(features, config.dtype, 0.02, name, use_bias=False)
+def _dense(config: LlamaConfig, features: int, name: str, use_bias: bool = False) -> nn.Dense:
+    return dense(features, config.dtype, 0.02, name, use_bias)
 
 
 class Attention(nn.Module):
@@ -112,7 +117,7 @@ class Attention(nn.Module):
         c = self.config
 
         def project(heads, name):
-            return split_heads(_dense(c, heads * c.head_dim, name)(x_BLD), heads)
+            return split_heads(_dense(c, heads * c.head_dim, name, c.qkv_bias)(x_BLD), heads)
 
         q_BHLD = rotate(project(c.n_head, "q_proj"), context.rotation)
         k_BGLD = rotate(project(c.n_kv_head, "k_proj"), context.rotation)

@@ -17,7 +17,7 @@ from slpo_jax.interop.adapters import (
     lora_of,
     refuse_half_tied,
 )
-from slpo_jax.interop.configs import BackboneConfig, from_hugging_face
+from slpo_jax.interop.configs import BACKBONE_OF, BackboneConfig, from_hugging_face
 from slpo_jax.interop.tensors import Stored, open_tensors, read_start
 from slpo_jax.interop.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.io.files import read_json
@@ -89,7 +89,7 @@ class Opened:
         """
         found = from_hugging_face(self.model, self.model_source)
         kind, stored = self.model["model_type"], self.layout.backbone
-        if kind != stored:
+        if BACKBONE_OF[kind] != stored:
             raise UserError(
                 f"{self.model_source}: is of a {kind} model, but {self.source} has {stored}'s tensors; give the config "
                 "of its own base model"

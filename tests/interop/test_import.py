@@ -44,7 +44,7 @@ CASES = {
     "GPT-2": (base_gpt2,),
     "GPT-2 as on the hub": (base_gpt2, True),
     "Llama": (base_llama,),
-    "Llama with a tied head": (base_llama, True),
+    "Qwen2": (base_llama, "qwen2"),
     "GGUF": (base_gguf,),
 }
 
@@ -87,7 +87,7 @@ def test_everything_arrives(name, tmp_path):
     assert (tokens["start"], tokens["end"], tokens["eos"]) == (case.start, case.end, case.eos)
     assert origin.template.banned_ids == case.banned
     assert [origin.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
-    assert origin.is_base == name.startswith(("GPT-2", "Llama", "GGUF"))
+    assert origin.is_base == name.startswith(("GPT-2", "Llama", "Qwen2", "GGUF"))
     found = origin.read()["reasoner"]
     assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
     if "CODI" in name:

@@ -27,6 +27,8 @@ def checkpoint(tmp_path):
         (base_gpt2, {"tie_word_embeddings": False}, ("lm_head.weight", "missing")),
         (base_llama, {"hidden_act": "gelu"}, ("hidden_act", "gelu")),
         (base_llama, {"attention_bias": True}, ("attention_bias",)),
+        (base_llama, {"model_type": "qwen2"}, ("self_attn.q_proj.bias", "missing")),
+        (base_llama, {"model_type": "qwen2", "use_sliding_window": True}, ("use_sliding_window",)),
         (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
         (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": None}}, ("factor", "missing")),
         (base_llama, {"rope_parameters": {"rope_type": "llama3"}}, ("factor", "missing")),

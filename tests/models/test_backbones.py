@@ -1,4 +1,4 @@
-"""GPT-2 and Llama against transformers' models with the same random weights: everything that the two share."""
+"""GPT-2, Llama and Qwen2 against transformers' models with the same random weights: everything that the two share."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ UNTIED = dataclasses.replace(CONFIG, tied=False, n_inner=24)
 CASES = {
     "gpt2": (CONFIG, load_hf, 0),
     "gpt2 untied": (UNTIED, load_hf, 0),
-    "llama": (LLAMA, load_hf_llama, 0),
+    "qwen2": (dataclasses.replace(LLAMA, qkv_bias=True), load_hf_llama, 0),
     "llama3": (SCALED, load_hf_llama, 60_000),
     "gpt2 in a loop": (dataclasses.replace(CONFIG, scan_layers=True), load_hf, 0),
     "llama3 in a loop": (dataclasses.replace(SCALED, scan_layers=True, remat=True), load_hf_llama, 60_000),
