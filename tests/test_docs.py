@@ -36,6 +36,8 @@ from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import presets
 from slpo_jax.run.arguments import Data, with_config
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rl
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.objectives import OBJECTIVES
@@ -153,6 +155,17 @@ def _as_module(words: list[str]) -> list[str]:
     return ["python", "-m", module, *arguments]
 
 
+def config_of(words: list[str], monkeypatch):
+    """The checked config of a command's arguments, from the checkout's root."""
+    arguments = with_config(words[2:], Data({}, {}))
+    monkeypatch.setattr(sys, "argv", arguments)  # where config_flags looks for the keys that are given
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    assert values(arguments) == ["slpo_jax.main"]
+    return checks.check(values.config)
+
+
 @of(PAGES)
 def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
     monkeypatch.chdir(ROOT)
@@ -162,14 +175,19 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
             words.remove(file)
-        monkeypatch.setattr(sys, "argv", words[2:])  # where config_flags looks for the keys that are given
-        words[2:] = with_config(words[2:], Data({}, {}))
-        values = flags.FlagValues()
-        config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
-        flags.DEFINE_string("workdir", None, "", flag_values=values)
-        assert values(words[2:]) == ["slpo_jax.main"]
-        checks.check(values.config)
+        config_of(words, monkeypatch)
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
+
+
+@pytest.mark.slow
+def test_methods_would_begin(tmp_path, monkeypatch):
+    """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
+    monkeypatch.chdir(ROOT)
+    configs = [config_of(words, monkeypatch) for words in commands(METHODS) if "slpo_jax.main" in words]
+    ways = {str((config.reasoner, config.imitate, config.prompt)): config for config in configs}
+    for i, config in enumerate(ways.values()):
+        check_stages(build(config, tmp_path / str(i)))
+    assert len(ways) > 8
 
 
 def test_a_second_name_can_be_given():
