@@ -294,6 +294,16 @@ def latent_grpo(config: ConfigDict, model: str, folder: str) -> None:
     config.rl.optimizer.update(name="adamw", weight_decay=0.01, warmup_steps=0)
 
 
+def hub_tests(config: ConfigDict) -> None:
+    """The four test sets of the paper's soft tokens, from the hub, and no others."""
+    config.data.eval = ConfigDict(
+        {
+            "gsm8k": "openai/gsm8k", "math500": "HuggingFaceH4/MATH-500", "aime25": "opencompass/AIME2025",
+            "amc23": "zwhe99/amc23",
+        }
+    )  # fmt: skip
+
+
 def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     """A method on Llama-3.2's instruct models: DAPO-Math to train on, the paper's four sets, answers in boxes.
 
@@ -311,11 +321,7 @@ def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     config.prompt_slots = (128, 256, 512)
     config.max_answer_tokens = 2048
     config.data.train = "open-r1/DAPO-Math-17k-Processed"
-    for name, source in {
-        "gsm8k": "openai/gsm8k", "math500": "HuggingFaceH4/MATH-500", "aime25": "opencompass/AIME2025",
-        "amc23": "zwhe99/amc23",
-    }.items():  # fmt: skip
-        config.data.eval[name] = source
+    hub_tests(config)
     # An epoch of some 14,000 problems.
     config.rl.update(batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440)
     config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)

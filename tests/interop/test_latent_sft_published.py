@@ -1,6 +1,7 @@
-"""A plain Llama as Latent-SFT publishes its checkpoints, with the shipped config, against a loop in transformers."""
+"""A plain Llama or Qwen2 as Latent-SFT publishes its own, with the shipped config, against a loop in transformers."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import jax
@@ -19,15 +20,12 @@ from slpo_jax.text.batches import pad_prompts
 
 torch = pytest.importorskip("torch")
 STEPS, ANSWER = 6, 5
-HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-ASKED = "\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n"
-
-
-def _folder(folder: Path):
-    texts = published.tokenizer("llama")
-    texts.add_special_tokens({"additional_special_tokens": HEADERS})
-    model = published.random_model("llama", len(texts), max_position_embeddings=512)
-    return model, texts, folder
+ASKED = "Please reason step by step, and put your final answer within \\boxed{}."
+PROMPTS = {
+    "llama": f"<|start_header_id|>user<|end_header_id|>\n\n{ASKED}\n%s<|eot_id|><|start_header_id|>assistant"
+    "<|end_header_id|>\n\n<think>",
+    "qwen2": f"<|im_start|>system\n{ASKED}<|im_end|>\n<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n<think>",
+}
 
 
 def _likeliest(model, inputs):
@@ -49,37 +47,37 @@ def _think(model, prompt, closing):
 
 
 @pytest.mark.parametrize(
-    ("method", "start"),
+    ("name", "method", "start"),
     [
-        ("latent_sft", "meta-llama/Llama-3.2-1B-Instruct"),
-        ("latent_grpo", "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10"),
+        ("soft_llama1b", "latent_sft", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("soft_llama1b", "latent_grpo", "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10"),
+        ("soft_qwen7b", "latent_grpo", "DJCheng/Qwen2.5-Math-7B-Latent-GRPO-4k-Top10"),
     ],
 )
-def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path, method, start):
+def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path, name, method, start):
     """Prompt without bos, mixtures of ten, the end at the first token of </think>, all of which are fed.
 
     Latent-GRPO's are evaluated without its noise.
     """
-    model, texts, folder = _folder(tmp_path)
+    family = "qwen2" if "qwen" in name else "llama"
+    texts, prompt = published.tokenizer(family), PROMPTS[family]
+    texts.add_special_tokens({"additional_special_tokens": list(dict.fromkeys(re.findall(r"<\|\w+\|>", prompt)))})
+    model = published.random_model(family, len(texts), max_position_embeddings=512)
     ids = lambda text: texts(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-    header, end, eot = HEADERS
-    prompts = [
-        ids(f"{header}user{end}{ASKED}{question}{eot}{header}assistant{end}\n\n<think>")
-        for question in published.QUESTIONS
-    ]
+    prompts = [ids(prompt % question) for question in published.QUESTIONS]
     closing, table = ids("</think>"), model.get_input_embeddings().weight
     assert len(closing) > 1
     with torch.no_grad():  # the first thought ends before its third step
         table[closing[0]] = 1.05 * table[_think(model, prompts[0], None)[1][2]]
-    model.save_pretrained(folder)
-    texts.save_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    texts.save_pretrained(tmp_path)
 
-    spec = importlib.util.spec_from_file_location("c", Path(__file__).parents[2] / "configs/soft_llama1b.py")
+    spec = importlib.util.spec_from_file_location("c", Path(__file__).parents[2] / f"configs/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     config = module.get_config(method)
     assert config.init == start
-    config.update(init=str(folder), max_latents=STEPS, max_answer_tokens=ANSWER, stages=("evaluate",))
+    config.update(init=str(tmp_path), max_latents=STEPS, max_answer_tokens=ANSWER, stages=("evaluate",))
     config.model.dtype = "float32"
     setup = assemble(read_config(config))
     assert setup.template.prompts(published.QUESTIONS) == prompts
