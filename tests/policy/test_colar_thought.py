@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+from slow_policy import assert_is_gradient
 from tiny import (
     CONFIG,
     END,
+    EOS,
     ROLLOUT,
     SlowReasoner,
     both_params,
@@ -23,14 +25,16 @@ from tiny import (
 )
 
 from slpo_jax.kinds.colar import Colar
+from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score
+from slpo_jax.training.objectives import OBJECTIVES
 
 SCALE, HEAT, T, D, ROWS = 0.4, 0.7, ROLLOUT.max_latents, CONFIG.n_embd, 400
 REASONER, MEAN_ONLY = (Colar(12, SCALE, gaussian=gaussian).on(CONFIG) for gaussian in (True, False))
 CLEAN = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stopping="length", answer_slots=2)
 MARK_LIKE = 19  # a likely token, which the mark is made likelier than
-PROMPTS = take_rows(random_prompts((5,), 5), [0] * ROWS)
+PROMPTS, KEY = take_rows(random_prompts((5,), 5), [0] * ROWS), jax.random.key(0)
 
 
 def _policy(reasoner=REASONER, **settings):
@@ -133,6 +137,38 @@ def test_the_draws_that_end_it_or_not_have_a_likelihood(params, rolled, laws):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
         if tau < T:
             assert float(without.halting_log_prob[row]) == pytest.approx(np.log(chances[tau]), rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("exact", {}), ("grpo", {"advantage": "rloo", "reduction": "sum"})])
+def test_objectives_are_of_latents_mark_and_answer(params, rolled, name, settings):
+    """The gradient on thoughts of two latents and of T, whose advantages are 1 and -1, is that of a loop in float64."""
+    lengths = np.asarray(rolled[0].lengths)
+    rows = np.concatenate([np.flatnonzero(lengths == tau)[:1] for tau in (2, T)])
+    made = jax.tree.map(lambda x: x[rows], rolled[0])
+    policy, objective = _policy().having(temperature=1.0), OBJECTIVES[name](**settings)
+    batch = PromptedBatch(take_rows(PROMPTS, [0]), np.zeros((1, 0), np.uint8), np.zeros(1, np.int32))
+    rewards, advantages = jnp.array([[1.0, 0.0]]), (1, -1)
+    prompt, tokens = real_tokens(PROMPTS, 0), np.asarray(made.tokens).tolist()
+
+    def value(params):
+        slow, total = SlowReasoner(params["reasoner"]), 0.0
+        for row, advantage in enumerate(advantages):
+            tau, said = int(lengths[rows[row]]), tokens[row]
+            said = said[: said.index(EOS) + 1] if EOS in said else said
+            latents = np.asarray(made.actions["of"][row, :tau], np.float64)
+            inputs = [slow.embed(prompt), latents, slow.embed([END, *said[:-1]])]
+            hidden = slow.hidden(np.concatenate(inputs))[len(prompt) - 1 :]
+            log_p = special.log_softmax(slow.logits(hidden), axis=-1)
+            for at, u in enumerate(latents):
+                mean, std = _law(params, hidden[at])
+                total += advantage * stats.norm.logpdf(u / SCALE, mean, HEAT * std).mean()
+            total += advantage * log_p[tau, END] * (tau < T)
+            total += advantage * sum(log_p[tau + 1 + at, token] for at, token in enumerate(said))
+        return -total / 2
+
+    gradient = compiled(jax.grad(lambda params: objective(policy, params, batch, made, rewards, KEY)[0]))(params)
+    own = {"reasoner": gradient["reasoner"]}
+    assert_is_gradient(own, value, {"reasoner": params["reasoner"]})
 
 
 def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
