@@ -149,7 +149,8 @@ def test_what_can_not_say_it(simcot, tmp_path, caplog):
         identify(str(tmp_path / "x"))
     if simcot.alpha:
         one, other = map(torch.load, simcot.init.glob("*-of-00002.bin"))
-        torch.save(one | other | {"pj_in.weight": torch.zeros(8, 16)}, tmp_path / "pytorch_model.bin")
+        apart = {name: torch.zeros(8, 16) for name in ("pj_in.weight", "pj_out.U", "pj_out.V")}
+        torch.save(one | other | apart, tmp_path / "pytorch_model.bin")
         found = identify(str(tmp_path / "pytorch_model.bin"), simcot.case.settings["base"], simcot.alpha)
         assert found.opened.layout.second is None
         assert "decoder.* is a model with projections (pj_in, pj_out), and is left out" in caplog.text
