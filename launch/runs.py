@@ -116,7 +116,7 @@ _JUDGED = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": F
 _SELECTED = {
     "stages": ("latent_rm", "evaluate"), "init": "{after}/checkpoints/cold_start",
     "latent_rm.problems": 1500, "latent_rm.completions": 16, "latent_rm.threshold": 0.8,
-    "latent_rm.batch_size": 64, "latent_rm.steps": 400,
+    "latent_rm.batch_size": 64, "latent_rm.steps": 400, "latent_rm.evaluate_every": 0,
     "latent_rm.optimizer.learning_rate": 1e-3, "latent_rm.optimizer.warmup_steps": 40,
     "evaluate.thresholds": (0.8,), "evaluate.limit": 500, "evaluate.samples": 64, "evaluate.seeds": 1,
     "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),

@@ -29,7 +29,7 @@ from slpo_jax.run.provenance import checkpoint_digest
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.sections import values
 from slpo_jax.stages import LATENT_RM
-from slpo_jax.text.batches import padded_chunks
+from slpo_jax.text.batches import EncodedProblems, padded_chunks
 from slpo_jax.training.latent_rm import complete, draw_thoughts
 
 _OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
@@ -122,11 +122,9 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
         write_text(folder / "manifest.json", json.dumps(_manifest(experiment, before, params), indent=1) + "\n")
     begin("latent_rm: labels")
     count = min(settings.problems or len(experiment.train), len(experiment.train))
-    devices, most = experiment.mesh.size, experiment.config.evaluate.batch_size
-    make, parts = _Maker(experiment, params), list[dict[str, np.ndarray]]()
-    size = -(-max(1, most // settings.thoughts) // devices) * devices
+    make, parts = _Maker(experiment, params, experiment.train, 0), list[dict[str, np.ndarray]]()
     progress = Progress("latent_rm: labels", count, unit="problem", keep=False)
-    for number, (indices, real) in enumerate(padded_chunks(count, size)):
+    for number, (indices, real) in enumerate(padded_chunks(count, make.size)):
         path = folder / f"{number}.npz"
         found = None if not path.exists() else _read(path)
         if path.exists() and found is None:
@@ -137,7 +135,7 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
         parts.append(found or {})
         progress.update(int(indices[-1]) + 1)
     progress.close()
-    labels = Labels(**{name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS})
+    labels = _together(parts)
     if not len(labels.problems):
         raise UserError(
             f"config.latent_rm.problems: of {count} none has right and wrong thoughts among {settings.thoughts}; "
@@ -146,15 +144,45 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
     return labels
 
 
-class _Maker:
-    """Makes the labels of some problems: their thoughts, and where these are right and wrong, completions."""
+def judged_thoughts(experiment: Experiment, params: Params) -> Labels:
+    """Thoughts of every validation problem; each has its own answer's rightness, 0 or 1, as its share at every t.
 
-    def __init__(self, experiment: Experiment, params: Params):
-        self.experiment, self.params = experiment, params
+    They are drawn anew, the same to the bit, where a run goes on.
+
+    Args:
+        params: see `labels_of`.
+    """
+    valid = experiment.valid
+    count, make = min(experiment.config.evaluate.limit or len(valid), len(valid)), _Maker(experiment, params, valid, 1)
+    progress, parts = Progress("latent_rm: validation", count, unit="problem", keep=False), list[dict[str, Any]]()
+    for indices, real in padded_chunks(count, make.size):
+        found, right_BN = make.judged(indices)
+        shares = np.broadcast_to(right_BN[..., None], found["latents"].shape[:3]).astype(np.float32)
+        every = {name: found[name] for name in ("latents", "lengths")} | {"problems": indices, "shares": shares}
+        parts.append({name: array[real] for name, array in every.items()})
+        progress.update(int(indices[-1]) + 1)
+    progress.close()
+    return _together(parts)
+
+
+def _together(parts: list[dict[str, np.ndarray]]) -> Labels:
+    return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS})
+
+
+class _Maker:
+    """Makes the labels of some problems: their thoughts, and where these are right and wrong, completions.
+
+    Args:
+        stream: of noise, a number for each set of problems.
+    """
+
+    def __init__(self, experiment: Experiment, params: Params, problems: EncodedProblems, stream: int):
+        self.experiment, self.params, self.problems = experiment, params, problems
         policy, rule = labelling(experiment)
-        settings, key = experiment.config.latent_rm, noise.stream_key(experiment.key, LATENT_RM, 0)
-        group = max(1, experiment.config.evaluate.batch_size // (settings.thoughts * settings.completions))
-        self.group = -(-group // experiment.mesh.size) * experiment.mesh.size
+        settings, key = experiment.config.latent_rm, noise.stream_key(experiment.key, LATENT_RM, stream)
+        most, devices = experiment.config.evaluate.batch_size, experiment.mesh.size
+        each = (settings.thoughts, settings.thoughts * settings.completions)
+        self.size, self.group = (-(-max(1, most // rows) // devices) * devices for rows in each)
         everywhere = policy.having(dropout_where="all")  # as published: completions' answers have noise too
 
         def think(params, batch):
@@ -173,11 +201,15 @@ class _Maker:
         program = jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
         return lambda given: jax.tree.map(hosts.whole, program(self.params, shard_rows(given, mesh)))
 
-    def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+    def judged(self, indices: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        """What was thought of each problem, arrays [B, n, ..], and whether its answers are right, [B, n]."""
         found = self.think(self._batch(indices))
         by_problem = {name: jax.tree.map(lambda x: x.reshape(len(indices), -1, *x.shape[1:]), x)
                       for name, x in found.items()}  # fmt: skip
-        right_BN = np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+        return by_problem, np.array([self._right(i, said) for i, said in zip(indices, by_problem["said"], strict=True)])
+
+    def __call__(self, indices: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        by_problem, right_BN = self.judged(indices)
         kept = np.flatnonzero(real & right_BN.any(axis=1) & ~right_BN.all(axis=1))
         shares = [np.zeros((0, *by_problem["latents"].shape[1:3]), np.float32)]
         for places, is_real in padded_chunks(len(kept), self.group):
@@ -193,14 +225,14 @@ class _Maker:
         return made | {name: by_problem[name][kept] for name in ("latents", "lengths")}
 
     def _batch(self, indices: np.ndarray) -> PromptedBatch:
-        prompts = Prompts(*self.experiment.train.prompt_batch(indices, self.experiment.prompt_slots))
+        prompts = Prompts(*self.problems.prompt_batch(indices, self.experiment.prompt_slots))
         return PromptedBatch(prompts, np.zeros((len(indices), 0), np.uint8), indices.astype(np.int32))
 
     def _right(self, index: int, said: np.ndarray) -> np.ndarray:
         """Whether completions [.., A] of a problem are right; of equal ones the first is asked."""
         distinct, places = np.unique(said.reshape(-1, said.shape[-1]), axis=0, return_inverse=True)
         readings = [self.experiment.reward.read(tokens) for tokens in distinct]
-        asked = [self.experiment.train.problems[index]] * len(distinct)
+        asked = [self.problems.problems[index]] * len(distinct)
         right = np.array(self.experiment.reward.right(readings, asked))
         return right[places.reshape(said.shape[:-1])]
 

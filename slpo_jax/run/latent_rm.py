@@ -1,15 +1,22 @@
 """The stage latent_rm: a reward model of latents, trained on labels that are made first."""
 
-import numpy as np
+from collections.abc import Callable
 
-from slpo_jax.io.mesh import shard_rows
+import jax
+import numpy as np
+from absl import logging
+
+from slpo_jax.io import hosts
+from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
+from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.scorers.latent_rm import begun
+from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.labels import check_labels, labelling, labels_of
+from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.stage import close_stage, open_stage, starting_params
-from slpo_jax.text.batches import batch_indices
+from slpo_jax.run.stage import Params, close_stage, open_stage, starting_params
+from slpo_jax.run.validated import Validation, train_validated
+from slpo_jax.text.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.training.latent_rm import LabelledBatch, make_loss
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
@@ -23,11 +30,44 @@ def check(experiment: Experiment, stage: str) -> None:
         check_labels(experiment, before)
 
 
+def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Callable[[Params], float]:
+    """Reward model -> the share of validation problems that the thought with the largest score is right on."""
+    count, devices = len(thoughts.problems), experiment.mesh.size
+    size = -(-max(1, experiment.config.evaluate.batch_size // thoughts.lengths.shape[1]) // devices) * devices
+
+    def score(params, batch: LabelledBatch):
+        latents_NTD, lengths_N = (x.reshape(-1, *x.shape[2:]) for x in (batch.latents, batch.lengths))
+        scores_NT = latent_scores(policy, params, batch.prompts, latents_NTD, lengths_N)
+        return scores_NT.reshape(batch.shares.shape).sum(axis=2)
+
+    specs = (EVERYWHERE, ROWS)
+    scores_of = jax.jit(jax.shard_map(score, mesh=experiment.mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
+
+    def accuracy(params: Params) -> float:
+        right = []
+        for rows, real in padded_chunks(count, size):
+            batch = _batch(experiment, experiment.valid, thoughts, rows)
+            best_B = hosts.whole(scores_of(params, batch)).argmax(axis=1)
+            right.append(thoughts.shares[rows, best_B, -1][real])
+        return float(np.concatenate(right).mean())
+
+    return accuracy
+
+
+def _batch(experiment: Experiment, problems: EncodedProblems, labels: Labels, rows: np.ndarray) -> LabelledBatch:
+    """Rows of labels, with the prompts of the problems that they are of."""
+    prompts = Prompts(*problems.prompt_batch(labels.problems[rows], experiment.prompt_slots))
+    made = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
+    return shard_rows(made, experiment.mesh)
+
+
 def train(experiment: Experiment, stage: str) -> None:
-    """Make the labels, and train backbone and classifier on them."""
+    """Make the labels, train backbone and classifier on them, and keep the model that is best on validation."""
     config, start = experiment.config.latent_rm, starting_params(experiment, stage)
     labels = labels_of(experiment, start, starting_stage(experiment, stage))
     policy, _ = labelling(experiment)
+    every = config.evaluate_every if experiment.config.data.valid else 0
+    accuracy = _accuracy(experiment, policy, judged_thoughts(experiment, start)) if every else None
     optimizer_config = experiment.optimizer_config(stage, config.steps)
     optimizer, params = make_optimizer(optimizer_config), begun(start, experiment.reasoner.width)
     state = init_state(params, tuple(params), optimizer, experiment.key, experiment.layout)
@@ -37,10 +77,13 @@ def train(experiment: Experiment, stage: str) -> None:
 
     def batch(step: int):
         rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
-        prompts = Prompts(*experiment.train.prompt_batch(labels.problems[rows], experiment.prompt_slots))
-        made = LabelledBatch(prompts, *(np.asarray(x[rows]) for x in (labels.latents, labels.lengths, labels.shares)))
-        return shard_rows(made, experiment.mesh)
+        return _batch(experiment, experiment.train, labels, rows)
 
+    if every:
+        train_validated(experiment, stage, state, step_fn, batch, Validation(config.steps, every, accuracy=accuracy))
+        return
+    if config.evaluate_every:
+        logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage)
     run, state, _ = open_stage(experiment, stage, state, config.steps)
     state = run.advance(state, step_fn, batch, config.steps)
     close_stage(experiment, stage, run, state)

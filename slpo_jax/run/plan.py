@@ -134,7 +134,8 @@ def _open_data(experiment: Experiment) -> None:
             f"config.data.valid: not set, and {choosing[0].label}'s {what} is chosen on it; give a file or a synthetic "
             f"set{way}"
         )
-    if choosing or COLD_START in to_train or (RL in to_train and config.rl.evaluate_every):
+    chosen = LATENT_RM in to_train and config.latent_rm.evaluate_every and config.data.valid
+    if choosing or COLD_START in to_train or (RL in to_train and config.rl.evaluate_every) or chosen:
         _ = experiment.valid
     if EVALUATE in config.stages:
         say_shared(experiment)

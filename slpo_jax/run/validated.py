@@ -1,6 +1,7 @@
 """Validation while a stage is trained: the best parameters are kept beside the newest, and the stage leaves those."""
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,17 +19,19 @@ from slpo_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """When a stage is validated.
+    """When a stage is validated, and by what.
 
     Attributes:
         steps: of the stage, at most.
         every: steps between validations; there is one after the last step too.
         patience: validations without a better one before the stage ends; None: it takes all its steps.
+        accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
     """
 
     steps: int
     every: int
     patience: int | None = None
+    accuracy: Callable[[Any], float] | None = None
 
 
 def train_validated(
@@ -54,6 +57,7 @@ def train_validated(
         hosts.barrier(f"{stage} begins")
         best = {"accuracy": -1.0, "step": 0, "evaluated": 0}
     experiment.log.rewind(stage, best["evaluated"], "valid_accuracy")
+    accuracy = validation.accuracy or functools.partial(_accuracy, experiment)
     longest = validation.steps if validation.patience is None else validation.patience * validation.every
 
     def known() -> dict:
@@ -62,7 +66,7 @@ def train_validated(
     while True:
         step = int(state.step)
         if best["evaluated"] < step and (step % validation.every == 0 or step == validation.steps):
-            best = _keep_if_better(experiment, stage, state, best, folder)
+            best = _keep_if_better(experiment, stage, state, best, folder, accuracy(state.params))
         if step >= validation.steps or step - best["step"] >= longest:
             break
         until = min(validation.steps, (step // validation.every + 1) * validation.every)
@@ -72,13 +76,18 @@ def train_validated(
     close_stage(experiment, stage, run, state, best)
 
 
-def _keep_if_better(experiment: Experiment, stage: str, state: TrainState, best: dict, folder: Path) -> dict:
-    """Validate, keep a checkpoint if none was better, and return what is known of the best now."""
-    step = int(state.step)
+def _accuracy(experiment: Experiment, params: Any) -> float:
+    """The reasoner's."""
     if experiment.config.gate.enabled:
-        found = validation_accuracy(experiment, state.params, "threshold", 0.5)
-    else:
-        found = validation_accuracy(experiment, state.params, "length", experiment.config.max_latents)
+        return validation_accuracy(experiment, params, "threshold", 0.5)
+    return validation_accuracy(experiment, params, "length", experiment.config.max_latents)
+
+
+def _keep_if_better(
+    experiment: Experiment, stage: str, state: TrainState, best: dict, folder: Path, found: float
+) -> dict:
+    """Keep a checkpoint if no validation has found more, and return what is known of the best now."""
+    step = int(state.step)
     experiment.log.write(stage, step, {"valid_accuracy": found})
     if found <= best["accuracy"]:
         return best | {"evaluated": step}

@@ -41,6 +41,8 @@ class LatentRmConfig:
         batch_size: problems a step, over all devices.
         micro_batches: gradient accumulation.
         steps: optimizer steps.
+        evaluate_every: steps between validations, on as many thoughts of each problem of config.data.valid; the model
+            whose largest score is most often a right one's is kept, without validation problems the last one.
         optimizer: of backbone and classifier.
     """
 
@@ -55,6 +57,7 @@ class LatentRmConfig:
     batch_size: int = setting(256, least=1)
     micro_batches: int = setting(1, least=1, affects="nothing")
     steps: int = setting(1000, least=1)
+    evaluate_every: int = setting(100, least=0, note="0 is never")
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4, warmup_steps=100, schedule="cosine")
 
     def __post_init__(self) -> None:

@@ -3,21 +3,25 @@
 import json
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from same_run import checkpoint_of, rows_of
 from small_run import load_config
 
 from slpo_jax import checks, load
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.policy.scorers.latent_rm import begun
-from slpo_jax.run import labels
+from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
+from slpo_jax.run import labels, latent_rm
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.stage import stage_params
+from slpo_jax.training.state import make_train_step
 
 STAGES = ("imitate", "latent_rm", "evaluate")
 
@@ -133,15 +137,64 @@ def test_labels_and_the_report_by_them(work):
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_made_the_same_to_the_bit(work, copy):
+def test_what_is_missing_is_made_the_same_to_the_bit(work, copy, warnings):
+    """Without validation problems the last model is kept, and that is said; of the fixture it is the one validated."""
     (copy / "labels" / "1.npz").unlink()
     (copy / "labels" / "2.npz").write_bytes((copy / "labels" / "2.npz").read_bytes()[:100])
     shutil.rmtree(copy / "checkpoints" / "latent_rm")
-    run_stages(config_of(stages=("latent_rm",)), copy)
+    run_stages(config_of(stages=("latent_rm",), **{"data.valid": ""}), copy)
+    assert "latent_rm: config.data.valid is not set, so the last step's model is kept, not the best" in warnings
     before, after = labels_in(work), labels_in(copy)
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert params_digest(trained(work)) == params_digest(trained(copy))
+
+
+@pytest.mark.slow
+def test_the_best_on_validation_is_kept_also_after_a_kill(work, tmp_path, monkeypatch):
+    """Its accuracy is a loop's, a thought at a time; a run that was killed after the best validation ends the same."""
+    asked = {"stages": ("latent_rm",), "latent_rm.evaluate_every": 2, "evaluate.limit": 0}
+    whole, cut = (shutil.copytree(work, tmp_path / name) for name in ("whole", "cut"))
+    for folder in (whole, cut):
+        for stage in ("latent_rm", "latent_rm_best"):
+            shutil.rmtree(folder / "checkpoints" / stage)
+        (folder / "metrics.jsonl").unlink()
+    run_stages(config_of(**asked), whole)
+    found = {row["step"]: row["valid_accuracy"] for row in rows_of(whole) if "valid_accuracy" in row}
+    assert (list(found), found[6] < max(found.values())) == ([2, 4, 6], True)
+    kept, left = (checkpoint_of(whole, stage) for stage in ("latent_rm_best", "latent_rm"))
+    assert kept["step"] == max(found, key=found.get)
+    assert all(np.array_equal(left[name], array) for name, array in kept.items() if name.startswith("['params']"))
+
+    experiment = experiment_of(whole, **asked)
+    thoughts = labels.judged_thoughts(experiment, stage_params(experiment, "imitate"))
+    assert len(thoughts.problems) == len(experiment.valid) == 12
+    policy, model, right = labels.labelling(experiment)[0], jax.device_get(trained(whole)), []
+    for problem, latents_NTD in enumerate(thoughts.latents):
+        prompt = Prompts(*experiment.valid.prompt_batch(np.array([problem]), experiment.prompt_slots))
+        scores = [latent_scores(policy, model, prompt, each[None], np.array([3])) for each in latents_NTD]
+        right.append(thoughts.shares[problem, np.argmax([each.sum() for each in scores]), 0])
+    assert found[kept["step"]] == pytest.approx(np.mean(right))
+
+    def killed(*args, **more):
+        step_fn = make_train_step(*args, **more)
+
+        def step(state, batch):
+            if int(state.step) == 5:
+                raise InterruptedError
+            return step_fn(state, batch)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(latent_rm, "make_train_step", killed)
+        with pytest.raises(InterruptedError):
+            run_stages(config_of(**asked), cut)
+    run_stages(config_of(**asked), cut)
+    again = checkpoint_of(cut, "latent_rm")
+    assert rows_of(cut) == rows_of(whole)
+    assert again.keys() == left.keys()
+    assert all(np.array_equal(again[name], left[name]) for name in left)
 
 
 @pytest.mark.slow
