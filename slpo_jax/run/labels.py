@@ -1,9 +1,12 @@
 """Labels for the stage latent_rm, kept in `WORKDIR/labels`: a file for some problems each, and what all depend on.
 
+A file has the digest of its arrays and of what they depend on, so that neither edited labels nor others' are believed.
+
 Whoever goes on after an interruption makes those that are missing, the same to the bit: noise is drawn by problem,
 thought, step and completion.
 """
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from absl import logging
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.stamps import problems_digest
 from slpo_jax.io import hosts
-from slpo_jax.io.files import as_json, flatten, read_json, write_text
+from slpo_jax.io.files import as_json, digest, flatten, read_json, write_text
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress, begin
 from slpo_jax.policy import noise
@@ -33,7 +36,7 @@ from slpo_jax.text.batches import EncodedProblems, padded_chunks
 from slpo_jax.training.latent_rm import complete, draw_thoughts
 
 _OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
-_ARRAYS = ("problems", "latents", "lengths", "shares")
+_ARRAYS, _DIGEST = ("problems", "latents", "lengths", "shares"), "digest"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,22 @@ def check_labels(experiment: Experiment, before: str, params: Params | None = No
     return bool(then)
 
 
+def check_files(experiment: Experiment) -> None:
+    """Make sure that the labels which are there already are those that were written.
+
+    Raises:
+        UserError: a file of others.
+    """
+    folder = experiment.workdir.labels
+    for path in sorted(folder.glob("*.npz")):
+        _read(path, _made_as(folder))
+
+
+def _made_as(folder: Path) -> str:
+    """Digest of what a folder's labels depend on."""
+    return digest(read_json(folder / "manifest.json", f"delete {folder} to make the labels anew"))
+
+
 def _manifest(experiment: Experiment, before: str, params: Params | None) -> dict[str, Any]:
     """What all labels depend on: settings by key of the config, and digests of checkpoint and problems."""
     config = experiment.config
@@ -121,17 +140,19 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
     if not check_labels(experiment, before, params):
         write_text(folder / "manifest.json", json.dumps(_manifest(experiment, before, params), indent=1) + "\n")
     begin("latent_rm: labels")
+    hosts.barrier("labels")  # the manifest is there
+    made_as = _made_as(folder)
     count = min(settings.problems or len(experiment.train), len(experiment.train))
     make, parts = _Maker(experiment, params, experiment.train, 0), list[dict[str, np.ndarray]]()
     progress = Progress("latent_rm: labels", count, unit="problem", keep=False)
     for number, (indices, real) in enumerate(padded_chunks(count, make.size)):
         path = folder / f"{number}.npz"
-        found = None if not path.exists() else _read(path)
+        found = None if not path.exists() else _read(path, made_as)
         if path.exists() and found is None:
             logging.warning("%s: is damaged; its labels are made again", path)
         if not hosts.decided(found is not None):
             found = make(indices, real)
-            _write(path, found)
+            _write(path, found, made_as)
         parts.append(found or {})
         progress.update(int(indices[-1]) + 1)
     progress.close()
@@ -237,18 +258,31 @@ class _Maker:
         return right[places.reshape(said.shape[:-1])]
 
 
-def _read(path: Path) -> dict[str, np.ndarray] | None:
-    """A file's labels; None of one that a machine tore as it lost power."""
+def _read(path: Path, made_as: str) -> dict[str, np.ndarray] | None:
+    """A file's labels; None of one that a machine tore as it lost power.
+
+    Raises:
+        UserError: it has others than were written, or is of labels that depend on something else.
+    """
     try:
         with np.load(path) as arrays:
-            return {name: arrays[name] for name in _ARRAYS}
+            found, written = {name: arrays[name] for name in _ARRAYS}, str(arrays[_DIGEST])
     except Exception:  # a torn archive fails in many ways; its labels are made again
         return None
+    if written != _digest(found, made_as):
+        raise UserError(f"{path}: its labels are not those that were written there; delete it to make them anew")
+    return found
 
 
-def _write(path: Path, found: dict[str, np.ndarray]) -> None:
+def _digest(found: dict[str, np.ndarray], made_as: str) -> str:
+    own = [found[name] for name in _ARRAYS]
+    arrays = [(x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for x in own]
+    return digest([made_as, arrays])
+
+
+def _write(path: Path, found: dict[str, np.ndarray], made_as: str) -> None:
     if hosts.is_first():
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
-            np.savez(file, **found)  # type: ignore[arg-type]
+            np.savez(file, **found, **{_DIGEST: np.array(_digest(found, made_as))})  # type: ignore[arg-type]
         os.replace(temporary, path)

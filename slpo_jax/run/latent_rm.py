@@ -12,7 +12,7 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
+from slpo_jax.run.labels import Labels, check_files, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.run.stage import Params, close_stage, open_stage, starting_params
 from slpo_jax.run.validated import Validation, train_validated
@@ -26,8 +26,9 @@ def check(experiment: Experiment, stage: str) -> None:
     """Fail before the first stage on what it could not use."""
     experiment.optimizer_config(stage, experiment.config.latent_rm.steps)
     before, folder = starting_stage(experiment, stage), experiment.workdir.stage(stage)
-    if not folder.is_finished and (not before or experiment.workdir.stage(before).is_finished):
-        check_labels(experiment, before)
+    known = not folder.is_finished and (not before or experiment.workdir.stage(before).is_finished)
+    if known and check_labels(experiment, before):
+        check_files(experiment)
 
 
 def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Callable[[Params], float]:

@@ -211,6 +211,22 @@ def test_labels_of_another_checkpoint_or_setting_are_one_line(copy):
 
 
 @pytest.mark.slow
+def test_edited_labels_are_one_line(copy):
+    """Their arrays, or what they say that they depend on."""
+    shutil.rmtree(copy / "checkpoints" / "latent_rm")
+    path, manifest = copy / "labels" / "1.npz", copy / "labels" / "manifest.json"
+    facts, arrays = json.loads(manifest.read_text()), dict(np.load(path))
+    check_stages(experiment_of(copy))
+    np.savez(path, **arrays | {"shares": 1 - arrays["shares"]})
+    with pytest.raises(UserError, match=rf"^{path}: its labels are not those that were written there; delete it to"):
+        check_stages(experiment_of(copy))
+    np.savez(path, **arrays)
+    manifest.write_text(json.dumps(facts | {"latent_rm.completions": 4}))
+    with pytest.raises(UserError, match=r"0\.npz: its labels are not those that were written there; delete it to"):
+        check_stages(experiment_of(copy, **{"latent_rm.completions": 4}))
+
+
+@pytest.mark.slow
 def test_a_reward_model_of_another_checkpoint_is_said(copy, warnings):
     given = {"stages": ("imitate", "evaluate"), "evaluate.reward_model": str(copy / "checkpoints" / "latent_rm")}
     check_stages(experiment_of(copy, **given))
