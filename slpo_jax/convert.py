@@ -35,19 +35,24 @@ def main(argv: list[str]) -> None:
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config import Config
     from slpo_jax.io.files import check_free
+    from slpo_jax.kinds import backbone_of
     from slpo_jax.origin.exchange import export_checkpoint, guess_reasoner, import_checkpoint
-    from slpo_jax.origin.identify import identify
+    from slpo_jax.origin.identify import identify, newest_checkpoint
 
     with naming(FLAGS | {"config.init": "SRC"}):
         if action == "export":
-            export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), _EXPLAIN.value)
+            source = newest_checkpoint(source)
+            made = export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), _EXPLAIN.value)
         else:
             check_free(Path(target).expanduser())
             identity = identify(source, _BASE.value, _LORA_ALPHA.value)
             reasoner = _REASONER.value or guess_reasoner(identity, _TOKENIZER.value)
             config = Config(tokenizer=_TOKENIZER.value, reasoner=reasoner)
-            import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
-    print(f"{action}ed: {target}")
+            made = import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
+    said, model = made.description, made.description.model
+    gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
+    name = f"{made.kind.name}_{backbone_of(model)}"
+    print(f"{action}ed: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")
 
 
 def run() -> None:

@@ -25,6 +25,7 @@ from slpo_jax.run.header import say_start
 from slpo_jax.run.shipped import override, shipped, shipped_folder
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
+_NONE: list[str] = []  # keys that are given as None, which flags of numbers don't read
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
 )
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
         _join()
     from slpo_jax.run.plan import run_stages
 
-    given = config_flags.get_override_values(flags.FLAGS["config"])
+    given = {*config_flags.get_override_values(flags.FLAGS["config"]), *_NONE}
     chosen = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0])
     if chosen == shipped_folder() / "own.py" and given and hosts.is_first():
         print(f"by flags, not chosen: {', '.join(sorted(given))}", file=sys.stderr)
@@ -120,7 +121,10 @@ def _parse(argv: list[str]) -> list[str]:
     register(argv)
     argv, data = take_data(argv)
     argv, eval_sets = take_eval_sets(argv)
-    argv = with_config(argv, data)
+    whole = with_config(argv, data)
+    nones = [arg for arg in whole if re.fullmatch(r"--?config\.[\w.]+=None", arg)]
+    _NONE[:] = [arg.lstrip("-").removeprefix("config.").partition("=")[0] for arg in nones]
+    argv = [arg for arg in whole if arg not in nones]
     _ARGV[:] = argv
     given = {arg.partition("=")[0].lstrip("-"): arg.partition("=")[2] for arg in argv[1:]}
     if "config" in given:
@@ -132,6 +136,7 @@ def _parse(argv: list[str]) -> list[str]:
             data_node = _CONFIG.value.data
             with data_node.unlocked():
                 data_node.eval = dict(data.tests or data_node.eval) | eval_sets
+            override(_CONFIG.value, dict.fromkeys(_NONE))
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
@@ -147,7 +152,7 @@ def _parse(argv: list[str]) -> list[str]:
         raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
         raise UserError(f"--config: not given; give a file, or one of {', '.join(shipped())}")
-    _check_repeated(argv)
+    _check_repeated(whole)
     return rest
 
 

@@ -9,7 +9,7 @@ from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description
-from slpo_jax.stages import CONTROL, RL, TITLES
+from slpo_jax.stages import CONTROL, IMITATE, RL, TITLES
 
 _LINES = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,6 +71,8 @@ def _training(stage: StageFolder) -> str:
         own = facts.get("objective", {}).get(made.name, {})
         rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
         title = TITLES[kind] + (f" with the objective `{made.name}`" if kind == RL else "")
+        if kind == IMITATE and section.get("recipe"):
+            title = f"imitation with the recipe `{section['recipe']}`"
         lines.append(
             f"- {title}: {steps} steps of {section['batch_size']} problems, {section['optimizer']['name']} at "
             f"{rate:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
@@ -119,7 +121,7 @@ def _figures(stage: StageFolder) -> str:
     row = report["rows"][found[0]]
     used, gated = row.get("evaluation", {}), row.get("stopping") == "threshold"
     how = _stopping(used.get("max_latents"), row.get("rule"), gated, used.get("evaluate.max_answer_tokens"))
-    note = f"Rates in percent, ± standard error; pass@k under MC-dropout; latent_steps is a mean. Measured with {how}."
+    note = f"Rates in percent, ± standard error; pass@k under noise; latent_steps is a mean. Measured with {how}."
     return "\n".join([*rows, "", note])
 
 

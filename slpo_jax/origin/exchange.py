@@ -50,6 +50,10 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = with_second(origin.read(explain), explain, source)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not np.isfinite(leaf).all():
+            name = "/".join(part.key for part in path)
+            raise UserError(f"{source}: {name} holds values that are not finite; give a checkpoint that is whole")
     if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
         what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
@@ -61,13 +65,15 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     return origin
 
 
-def export_checkpoint(source: Path, target: Path, explain: bool = False) -> None:
+def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Origin:
     """Convert one of our checkpoints into a Hugging Face directory.
 
     Args:
         source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
         target: must not exist, or be empty.
         explain: SIM-CoT's second model too, which must have been kept.
+    Returns:
+        what the checkpoint is.
     Raises:
         UserError: no checkpoint there, or the target is in use.
     """
@@ -84,7 +90,9 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> None
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     config = config_of(identity)
-    write_export(target, source, params, Origin(description, template), config, *stopping_of(config, identity))
+    origin = Origin(description, template)
+    write_export(target, source, params, origin, config, *stopping_of(config, identity))
+    return origin
 
 
 def write_export(

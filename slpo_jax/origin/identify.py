@@ -154,5 +154,6 @@ def _with_gate(description: Description, path: Path) -> Description:
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained, facts = description.gate_trained, StageFolder.of(path).facts
     if facts.is_file():
-        trained = read_json(facts, "mend the file").get("stage") in _TRAIN_THE_GATE
+        made = read_json(facts, "mend the file")
+        trained = made.get("stage") in _TRAIN_THE_GATE and made.get("gate", {}).get("enabled", True)
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)

@@ -47,6 +47,10 @@ def test_ours_and_the_run_around_it(case):
     assert found.opened is None
     assert (found.gate, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
+    said = found.stage.facts.read_text()
+    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": {"enabled": False}}))  # so it was not used
+    assert not identify(str(work / "checkpoints" / "cold_start")).gate_trained
+    found.stage.facts.write_text(said)
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate, before.gate_trained) == (0, False)
     said = before.stage.facts.read_text()

@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from small_run import finished_run, load_config
 from tiny_llama import random_tree
 
@@ -224,6 +224,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_are_not_finite_are_not_imported(there, tmp_path):
+    _, _, _, _, exported = there
+    shutil.copytree(exported, tmp_path / "broken")
+    tensors = load_file(tmp_path / "broken" / "model.safetensors")
+    name = next(name for name in tensors if "mlp" in name)
+    tensors[name] = tensors[name] * np.float32("nan")
+    save_file(tensors, tmp_path / "broken" / "model.safetensors", metadata={"format": "pt"})
+    identity = identify(str(tmp_path / "broken"))
+    with pytest.raises(UserError, match=r"broken: reasoner/backbone/.*mlp.* holds values that are not finite; give a "):
+        exchange.import_checkpoint(identity, tmp_path / "new", read_config(_config(exchange.guess_reasoner(identity))))
+    assert not (tmp_path / "new").exists()
 
 
 def test_refusals_write_nothing(there, tmp_path):

@@ -71,6 +71,8 @@ FLAGS = {
     "unknown flag": (["--wrokdir=x"], "wrokdir", ""),
     "a word for a number": (["--config.rl.group=many"], "config.rl.group: 'many'", "number, 2 or more"),
     "a speed between two": (["--config.prompt.speed=2.5"], "config.prompt.speed: '2.5'", "whole number from 1 to 5"),
+    "None for a number": (["--config.rl.group=None"], "config.rl.group: None", "number, 2 or more"),
+    "None where it can be": (["--config.rl.optimizer.clip_norm=None", "--config.rl.group=1"], "config.rl.group: 1", ""),
     "G": (["--config.rl.group=1"], "config.rl.group: 1", "2 or more; fewer give no baseline"),
     "capacities": (["--config.rl.capacities=((0.5, 0.5), (0.4, 1.0))"], "config.rl.capacities", "ascend to (1, 1)"),
     "K": (["--config.objective.slpo.passes=0"], "config.objective.slpo.passes", "1 or more"),
