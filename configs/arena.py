@@ -14,7 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
-STEPS, RL_STEPS = 1500, 100
+STEPS, RL_STEPS = 2000, 120
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
 _COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
