@@ -80,6 +80,8 @@ def get_config(cell: str = "coconut_gpt2"):
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 5
+    if imitate.get("recipe") == "icot":  # which begins its optimizer anew every 94 steps
+        config.imitate.optimizer.warmup_steps = 20
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
