@@ -14,7 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
-STEPS, RL_STEPS = 1500, 100
+STEPS, RL_STEPS = 2000, 120
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
 _COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
@@ -80,6 +80,8 @@ def get_config(cell: str = "coconut_gpt2"):
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 5
+    if imitate.get("recipe") == "icot":  # which begins its optimizer anew every 94 steps
+        config.imitate.optimizer.warmup_steps = 20
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
