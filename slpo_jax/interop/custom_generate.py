@@ -134,6 +134,7 @@ def _think(model, settings, feed, hidden_BD):
     """Feed latents until every row has stopped: (latents [B, T, D], stop probabilities [B, T], lengths [B])."""
     weights = _side_weights(model, settings)
     active_B = torch.full((len(hidden_BD),), settings.max_latents > 0, device=hidden_BD.device)
+    active_B &= ~_halts(model, settings, hidden_BD, torch.zeros_like(active_B, dtype=torch.long))
     latents, stops = [hidden_BD[:, None][:, :0]], [hidden_BD[:, :0].float()]
     lengths_B = torch.zeros_like(active_B, dtype=torch.long)
     while active_B.any():
@@ -147,8 +148,16 @@ def _think(model, settings, feed, hidden_BD):
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)
         hidden_BD = feed(latent_BD[:, None], active_B[:, None])
-        active_B = active_B & ~stopping_B
+        active_B = active_B & ~stopping_B & ~_halts(model, settings, hidden_BD, lengths_B)
     return torch.cat(latents, dim=1), torch.cat(stops, dim=1), lengths_B
+
+
+def _halts(model, settings, hidden_BD, lengths_B) -> torch.Tensor:
+    """Whether thoughts of these lengths are over: CoLaR's, where the likeliest token is the one that ends them."""
+    if settings.halting_token_id is None:
+        return torch.zeros_like(lengths_B, dtype=torch.bool)
+    says_B = model.get_output_embeddings()(hidden_BD).argmax(dim=-1) == settings.halting_token_id
+    return says_B & (lengths_B >= settings.halting_least)
 
 
 def _answer(model, settings, feed, rows: int) -> torch.Tensor:
@@ -166,11 +175,13 @@ def _answer(model, settings, feed, rows: int) -> torch.Tensor:
     return torch.stack(tokens, dim=1)
 
 
-def _through(layers: list[list[str]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """[B, D] through layers, each a kind and the name of its weights or its setting."""
     for kind, detail in layers:
         if kind == "gelu":
             x = functional.gelu(x, approximate=detail)
+        elif kind == "scale":
+            x = x * detail
         else:
             weight, bias = (weights[f"{detail}.{part}"].to(x) for part in ("weight", "bias"))
             norms = kind == "norm"

@@ -100,6 +100,13 @@ class Colar(Kind):
     )
     older: ClassVar[Mapping[str, Any]] = {"gaussian": False}
 
+    @property
+    def layers(self):
+        """To the mean."""
+        head = ("linear", "fc.0"), ("gelu", "none"), ("linear", "fc.2"), ("norm", "fc.3"), ("linear", "mean")
+        named = ((kind, detail if kind == "gelu" else f"lt_head.{detail}") for kind, detail in head)
+        return *named, ("scale", self.scale)
+
     def module(self, backbone):
         return Predicting(backbone, self.projector, self.scale, self.gaussian)
 

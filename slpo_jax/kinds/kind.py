@@ -53,9 +53,6 @@ class Kind(abc.ABC):
         tokens: special ones that its vocabulary needs, in the order of their ids.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
-        layers: the way from a hidden state to a latent, for `interop.custom_generate`: ("linear" or "norm" (epsilon
-            1e-5), its name in `heads`) or ("gelu", PyTorch's `approximate`), in order; () is the hidden state itself.
-            None: exports don't think in PyTorch.
     """
 
     name: ClassVar[str]
@@ -69,10 +66,18 @@ class Kind(abc.ABC):
     tokens: ClassVar[tuple[str, ...]] = ()
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
-    layers: ClassVar[tuple[tuple[str, str], ...] | None] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def layers(self) -> tuple[tuple[str, str | float], ...] | None:
+        """The way from a hidden state to a latent, for `interop.custom_generate`; () is the hidden state itself.
+
+        ("linear" or "norm" (epsilon 1e-5), its name in `heads`), ("gelu", PyTorch's `approximate`) or ("scale", a
+        factor), in order. None: exports don't think in PyTorch.
+        """
+        return None
 
     def module(self, backbone: Backbone) -> LatentReasoner:
         """The model: by default its last hidden state is its next input."""

@@ -86,10 +86,11 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
     assert description is not None
     assert identity.tokenizer is not None
     description = dataclasses.replace(description, settings=made_with(identity))
-    template = description.kind.template(identity.tokenizer(), prompt=PromptConfig(chat="never"))
+    config = config_of(identity)
+    asked = PromptConfig(chat="never", speed=config.prompt.speed)
+    template = description.kind.template(identity.tokenizer(), prompt=asked)
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
-    config = config_of(identity)
     origin = Origin(description, template)
     write_export(target, source, params, origin, config, *stopping_of(config, identity))
     return origin

@@ -9,10 +9,11 @@ from slpo_jax.config import Config
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.opening import GENERATION_FILE
 from slpo_jax.policy.policy import Stopping
+from slpo_jax.policy.thinkers.colar import Colar
 from slpo_jax.text.templates import Template
 
 CODE = "custom_generate/generate.py"  # where transformers looks for it
-_DETERMINISTIC = ("latent", "additive")  # thinkers that without noise feed the reasoner's own latents
+_DETERMINISTIC = ("latent", "additive", "colar")  # thinkers that without noise feed the reasoner's own latents
 # transformers' own `generate` fails with the text under this key where the code is not trusted, or is not there.
 _REFUSING = "bad_words_ids"
 _UNTRUSTED = (
@@ -28,7 +29,15 @@ def thinks(config: Config, origin: Origin) -> bool:
     Args:
         config: to evaluate it with.
     """
-    return origin.kind.layers is not None and config.thinker.name in _DETERMINISTIC
+    return origin.kind.layers is not None and config.thinker.name in _DETERMINISTIC and _asks_alike(origin.template)
+
+
+def _asks_alike(template: Template) -> bool:
+    """Whether a tokenizer tells the marker at the end of a prompt from the text before it."""
+    tokenizer, chat = template.tokenizer, [{"role": "user", "content": "?"}]
+    text = tokenizer(template.question_text("?"), add_special_tokens=not template.bare)["input_ids"]
+    asked = tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)["input_ids"]
+    return bool(asked == [*text, template.start_id])
 
 
 def have_asked(template: Template) -> None:
@@ -54,6 +63,8 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks(config, origin):
         return {GENERATION_FILE: _json(settings | {_REFUSING: _UNKNOWN})}
+    own = config.thinker.chosen
+    halting = template.token(own.end_text) if isinstance(own, Colar) and own.end_text else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": list(template.banned_ids) or None,
@@ -61,10 +72,12 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
         "stop_threshold": rule,
         "latent_layers": origin.kind.layers,
         "gate_layers": _gate_layers(origin.description.gate),
+        "halting_token_id": halting,
+        "halting_least": own.least if isinstance(own, Colar) else 0,
         _REFUSING: _UNTRUSTED,
     }
     if stopping == "length":
-        most = min(config.max_latents, max(1, int(rule)))
+        most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
         settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
     code = (Path(slpo_jax.interop.__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
     return {CODE: code, GENERATION_FILE: _json(settings)}

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_folder import config_for, draw
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from slpo_jax import load
 from slpo_jax.config import default_config, read_config
@@ -135,6 +135,43 @@ def test_latents_are_the_head_s_of_each_hidden_state(tmp_path):
     inputs.append(tensors["model.embed_tokens.weight"][MARK])
     logits = tensors["lm_head.weight"] @ hidden(inputs)
     assert int(out.completions[0, 0]) == int(np.argmax(logits))
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
+    """Latents, the steps that the likeliest token ends thoughts at, and answers, of prompts padded together."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    head = draw(np.random.default_rng(6), len(_tokenizer()), WIDTH)
+    head[MARK] *= 4  # some thoughts end by themselves
+    published(tmp_path / "colar", CONFIG | {"tie_word_embeddings": False}, **{"lm_head.weight": head})
+    load(tmp_path / "colar", latents=5, max_answer_tokens=4, speed=3).export(tmp_path / "first")
+    facts = json.loads((tmp_path / "first" / "reasoner.json").read_text())
+    facts["settings"]["thinker.colar.least"] = least
+    (tmp_path / "first" / "reasoner.json").write_text(json.dumps(facts))
+    reasoner = load(tmp_path / "first")
+    reasoner.export(tmp_path / "exported")
+
+    questions = [QUESTION, "Why?", "A", "How many pens has Ben now?", "2 + 3", "Sum", "x"]
+    policy, template = reasoner.solver.setup.evaluator.policy.without_noise(), reasoner.solver.setup.template
+    prompts = template.prompts(questions)
+    padded = Prompts(*pad_prompts(prompts, [max(map(len, prompts))], range(len(prompts)), template.pad_id))
+    keys, rule_B = noise.row_keys(jax.random.key(0), jnp.zeros(len(prompts), jnp.int32)), jnp.full(len(prompts), 5)
+    ours = sample(policy.having(stopping="length"), reasoner.solver.params, padded, keys, rule_B)
+    assert [length in ours.lengths.tolist() for length in (0, 1, 4, 5)] == [not least, True, True, True]
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    asked = tokenizer.apply_chat_template(chats, padding=True, return_tensors="pt", return_dict=True)
+    np.testing.assert_array_equal(asked["input_ids"], padded.tokens)
+    thought = model.generate(**asked, return_dict_in_generate=True)
+    assert thought.lengths.tolist() == ours.lengths.tolist()
+    np.testing.assert_allclose(thought.latents, ours.actions["of"], atol=0.01)  # PyTorch in float64: 0.002 apart
+    new = thought.sequences[:, asked["input_ids"].shape[1] :].numpy()
+    filled = np.pad(new, ((0, 0), (0, 4 - new.shape[1])), constant_values=template.pad_id)
+    np.testing.assert_array_equal(filled, ours.tokens)
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
