@@ -13,9 +13,11 @@ from slpo_jax.kinds import REASONERS, kind_of
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.policy.scorers import SCORERS
+from slpo_jax.policy.thinkers.soft import Soft
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.sections import changed
 from slpo_jax.stages import CONTROL, SECTIONS, UNFINISHED
+from slpo_jax.training.recipes import RECIPES
 from slpo_jax.training.trackers import check_trackers
 
 # Of stages, checkpoints/ and rows, beside those of the objectives.
@@ -48,16 +50,8 @@ def check(node: ConfigDict) -> Config:
         settings.max_latents > 0 or not settings.gate.enabled,
         "gate.enabled: with max_latents=0 there is nothing to stop; set it to False",
     )
-    own = settings.imitate.c_thought * settings.imitate.max_latent_stage
-    need(
-        "imitate" not in settings.stages or settings.imitate.c_thought == 0 or kind_of(settings.reasoner).has_latents,
-        f"imitate.c_thought: {settings.imitate.c_thought} latents a step, but {settings.reasoner} writes its steps; "
-        "set it to 0",
-    )
-    need(
-        "imitate" not in settings.stages or own <= settings.max_latents,
-        f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({settings.max_latents})",
-    )
+    if "imitate" in settings.stages:
+        _check_imitation(settings, need)
     need(
         settings.gate.enabled or "cold_start" not in settings.stages,
         "gate.enabled: False leaves the cold_start stage nothing to train; take it out of config.stages",
@@ -112,6 +106,32 @@ def _check_model(settings: Config, need: Any) -> None:
         f"model.n_embd: heads of {model.n_embd // model.n_head} have no pairs to rotate; use an even multiple of "
         f"model.n_head ({model.n_head})",
     )
+
+
+def _check_imitation(config: Config, need: Any) -> None:
+    imitate, kind, soft = config.imitate, kind_of(config.reasoner), config.thinker.chosen
+    name, own = imitate.recipe or kind.default_recipe, imitate.c_thought * imitate.max_latent_stage
+    need(
+        imitate.c_thought == 0 or kind.has_latents,
+        f"imitate.c_thought: {imitate.c_thought} latents a step, but {config.reasoner} writes its steps; set it to 0",
+    )
+    if getattr(RECIPES.get(name), "uses_c_thought", True):  # others' thoughts are as long as the steps are
+        need(
+            own <= config.max_latents,
+            f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
+        )
+        return
+    need(
+        config.max_latents or not imitate.final_steps,
+        f"max_latents: 0, but the recipe {name} trains thoughts; give 1 or more, or 0 for config.imitate.final_steps",
+    )
+    if name == "latent_sft" and isinstance(soft, Soft):
+        mixed, labels = min(filter(None, (soft.top_k, soft.most)), default=0), getattr(imitate, name).top_k
+        need(
+            mixed == labels,
+            f"imitate.latent_sft.top_k: {labels}, but config.thinker.{config.thinker.name} mixes {mixed or 'all'} "
+            "tokens (the fewer of its top_k and most); give both the same",
+        )
 
 
 def _check_objectives(config: Config, need: Any) -> None:

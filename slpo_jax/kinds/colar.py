@@ -92,6 +92,7 @@ class Colar(Kind):
 
     name, title = "colar", "CoLaR"
     default_recipe = "colar"
+    not_taught_by = ("curriculum", "distil", "silent")  # neither the head's sigma, nor where a thought ends
     prompt_keys = ("speed",)
     latents = 64  # published; "###" ends a thought
     about_head = (

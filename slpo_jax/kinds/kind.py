@@ -45,6 +45,7 @@ class Kind(abc.ABC):
         name: in `KINDS`, and with a backbone's in `config.reasoner`.
         title: what people call it.
         default_recipe: how it is trained on written solutions.
+        not_taught_by: recipes of ours that train no thought of its.
         prompt_keys: of `config.prompt`, what its texts go by; all go by `answers` being texts.
         older: fields that older folders of ours don't have, with what they were.
         has_latents: whether it feeds vectors of its own; one that doesn't speaks as its language model does.
@@ -58,6 +59,7 @@ class Kind(abc.ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     default_recipe: ClassVar[str] = "curriculum"
+    not_taught_by: ClassVar[tuple[str, ...]] = ()
     prompt_keys: ClassVar[tuple[str, ...]] = ()
     older: ClassVar[Mapping[str, Any]] = {}
     has_latents: ClassVar[bool] = True

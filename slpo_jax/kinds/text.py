@@ -11,6 +11,7 @@ class Text(Kind):
     """Nothing beside the language model, and no latents of its own."""
 
     name, title = "text", "language model, in words or soft tokens,"
+    not_taught_by = ("distil", "silent")  # latents
     has_latents, has_gate, latents = False, False, 0
     prompt_keys = ("system", "instruction", "chat", "format", "closing", "answers", "stop")
 

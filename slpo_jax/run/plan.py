@@ -24,6 +24,7 @@ from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
 from slpo_jax.run.understood import understood
+from slpo_jax.run.usable import check_sizes
 from slpo_jax.sections import values
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED, Stage, wanted
 from slpo_jax.text.problem import shared
@@ -86,6 +87,7 @@ def check_stages(experiment: Experiment) -> None:
     Raises:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
     """
+    check_sizes(experiment.config, experiment.policy.thinker, experiment.reasoner.config.vocab_size)
     for stage in wanted(experiment.config):
         check_batch(experiment, stage.section)
         claim(experiment, stage.name, write=False)

@@ -13,7 +13,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.kinds import IN_WORDS, REASONERS, Kind
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
-from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.policy.thinkers import THINKERS, Thinker
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
@@ -23,6 +23,7 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     kind = origin.kind
     _check_thought(config, kind)
+    _check_recipe(config, kind)
     default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
     for key in asked:
@@ -87,6 +88,31 @@ def _check_thought(config: Config, kind: Kind) -> None:
         raise UserError(
             f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
             f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
+        )
+
+
+def _check_recipe(config: Config, kind: Kind) -> None:
+    """What imitation teaches must be a thought of this kind of reasoner's."""
+    recipe = config.imitate.recipe or kind.default_recipe
+    if IMITATE in config.stages and recipe in kind.not_taught_by and (config.max_latents or not kind.has_latents):
+        raise UserError(
+            f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
+            f"{kind.default_recipe}"
+        )
+
+
+def check_sizes(config: Config, thinker: Thinker, vocabulary: int) -> None:
+    """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
+    name, most = f"config.thinker.{config.thinker.name}", config.max_latents
+    for field in config.thinker.chosen.counts_tokens if most else ():
+        if (count := getattr(config.thinker.chosen, field)) > vocabulary:
+            raise UserError(
+                f"{name}.{field}: {count} tokens are more than the {vocabulary} of the vocabulary; lower it"
+            )
+    if 0 < most < thinker.least:
+        raise UserError(
+            f"{name}.least: {thinker.least} steps before a thought may end are more than config.max_latents ({most}); "
+            "lower it or raise that"
         )
 
 

@@ -15,6 +15,19 @@ from slpo_jax.run.rl import make_objective, optimizer_config
 from slpo_jax.run.usable import check_answers
 from slpo_jax.stages import SECTIONS
 
+_TEXT = {
+    "reasoner": "text_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.c_thought": 0,
+    "imitate.control": False, "thinker.name": "soft",
+}  # fmt: skip
+_LATENT_SFT = _TEXT | {
+    "imitate.recipe": "latent_sft", "prompt.format": "{question} <think>", "prompt.closing": "</think>",
+}  # fmt: skip
+_COLAR = {
+    "reasoner": "colar_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.control": False,
+    "thinker.name": "colar",
+}  # fmt: skip
+_TOP_K = _TEXT | {"thinker.name": "gumbel_top_k"}
+
 # case -> (changes, what the line begins with, what it says)
 CASES = {
     "an unknown objective": (
@@ -54,6 +67,56 @@ CASES = {
         {"rl.objectives": ("exact",), "thinker.name": "additive"},
         "config.dropout.rate: 0.3",
         "config.objective.exact needs; set it to 0",
+    ),
+    "labels of another number of tokens": (
+        _LATENT_SFT | {"imitate.latent_sft.top_k": 5},
+        "config.imitate.latent_sft.top_k: 5, but config.thinker.soft mixes 10 tokens",
+        "give both the same",
+    ),
+    "labels of more tokens than there are": (
+        _LATENT_SFT | {"thinker.name": "gumbel_top_k", "imitate.latent_sft.top_k": 9999},
+        "config.imitate.latent_sft.top_k: 9999 tokens, but the tokenizer has",
+        "lower it",
+    ),
+    "mixtures of more tokens than there are": (
+        _TEXT | {"thinker.soft.top_k": 9999},
+        "config.thinker.soft.top_k: 9999 tokens are more than the",
+        "of the vocabulary; lower it",
+    ),
+    "at least more tokens than there are": (
+        _TOP_K | {"thinker.gumbel_top_k.least": 9999},
+        "config.thinker.gumbel_top_k.least: 9999 tokens",
+        "lower it",
+    ),
+    "a density of clipped noise": (
+        _TOP_K | {"thinker.gumbel_top_k.likelihood": "exact"},
+        "config.thinker.gumbel_top_k.likelihood: 'exact'",
+        "set down and up to None and shift to 0",
+    ),
+    "no latents to be labelled": (
+        _LATENT_SFT | {"max_latents": 0, "min_latents": 1},
+        "config.max_latents: 0, but the recipe latent_sft trains thoughts",
+        "give 1 or more, or 0 for config.imitate.final_steps",
+    ),
+    "no latents to be compressed to": (
+        _COLAR | {"max_latents": 0, "min_latents": 1},
+        "config.max_latents: 0, but the recipe colar trains thoughts",
+        "give 1 or more",
+    ),
+    "thoughts that can't end": (
+        _COLAR | {"thinker.colar.least": 4},
+        "config.thinker.colar.least: 4 steps",
+        "config.max_latents (3); lower it or raise that",
+    ),
+    "steps in latents that CoLaR doesn't have": (
+        _COLAR | {"imitate.recipe": "curriculum"},
+        "config.imitate.recipe: curriculum doesn't teach colar_gpt2 to think",
+        "for its own, colar",
+    ),
+    "silent tokens in words": (
+        _TEXT | {"imitate.recipe": "silent"},
+        "config.imitate.recipe: silent doesn't teach text_gpt2 to think",
+        "for its own, curriculum",
     ),
     "a reference answer that doesn't fit": (
         {"rl.objectives": ("pathwise",), "max_answer_tokens": 2},

@@ -39,6 +39,8 @@ class GumbelTopK(ThinkerSettings):
         halt_id: the first of `config.prompt.closing`. No key of the section.
     """
 
+    counts_tokens = ("top_k", "least", "most")
+
     top_k: int = setting(0, least=0, note="0 is all")
     top_p: float = setting(0.95, above=0, most=1)
     least: int = setting(10, least=1)
@@ -56,6 +58,11 @@ class GumbelTopK(ThinkerSettings):
             raise FieldError(
                 self, "most", f"only {min(self.least, self.top_k or self.least)} tokens are sure to have a score, and "
                 f"likelihood={self.likelihood} needs one of each that is mixed; lower it, or raise least and top_k"
+            )  # fmt: skip
+        if self.likelihood == "exact" and (self.down, self.up, self.shift) != (None, None, 0):
+            raise FieldError(
+                self, "likelihood", "there is a density only of noise that is neither clipped nor shifted: set down "
+                "and up to None and shift to 0, or use another"
             )  # fmt: skip
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:

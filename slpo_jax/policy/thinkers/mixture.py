@@ -29,6 +29,8 @@ class Kept(ThinkerSettings):
             the thought has ended. No key of the section.
     """
 
+    counts_tokens = ("top_k", "most")
+
     temperature: float = setting(0.6, above=0)
     top_k: int = setting(30, least=0, note="0 keeps all")
     top_p: float = setting(0.95, above=0, most=1)

@@ -93,6 +93,8 @@ class ThinkerSettings(abc.ABC):
     """Whether it has `says`: a latent reasoner writes only after its thought."""
     has_parameters: ClassVar[bool] = False
     """Whether it has parameters of its own, which every checkpoint has then."""
+    counts_tokens: ClassVar[tuple[str, ...]] = ()
+    """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
 
     def __post_init__(self) -> None:
         check_fields(self)

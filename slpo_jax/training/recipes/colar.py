@@ -9,7 +9,7 @@ Apart from the published program: a line break ends the last step too, as in all
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,8 @@ class Compression:
         latent_loss: "mse": of a draw of the head's Gaussian; "nll": its negative log-likelihood, mean over D.
         pooled: "sqrt_mean": a chunk's input is its embeddings' sum by the root of their number; "mean": their mean.
     """
+
+    uses_c_thought: ClassVar[bool] = False
 
     most_speed: int = setting(MOST_SPEED, least=1, most=MOST_SPEED)
     latent_weight: float = setting(1.0, least=0)

@@ -11,7 +11,7 @@ the last step counts, not the best one.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,8 @@ class LatentSft:
         final_learning_rate: in the last phase; None is the optimizer's.
     """
 
+    uses_c_thought: ClassVar[bool] = False
+
     ratio: int = setting(2, least=1)
     top_k: int = setting(10, least=1)
     noise: float = setting(1.0, least=0)
@@ -131,7 +133,7 @@ class LatentSft:
         encoders = (ENCODER_ADAPTER if adapters else ENCODER, COMPRESS)
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
-            _check(problems)
+            _check(problems, self.top_k)
             plan: list[tuple[str, int, tuple[str, ...]]] = [("cot", settings.cot_steps, own)]
             parts = {"encoder": encoders, "reasoner": own, "union": own + encoders}
             plan += [(name, settings.stage_steps, trains) for name, trains in parts.items()]
@@ -291,7 +293,7 @@ class LatentSft:
         return jax.vmap(one)(keys_B, q_BNM, ids_BNM, there_BN)
 
 
-def _check(problems: EncodedProblems) -> None:
+def _check(problems: EncodedProblems, top_k: int) -> None:
     if problems.template.start_id is not None:
         raise UserError(
             "config.imitate.recipe: latent_sft trains a language model to think in soft tokens, and this reasoner has "
@@ -301,3 +303,5 @@ def _check(problems: EncodedProblems) -> None:
         raise UserError(
             "config.prompt.closing: latent_sft's thoughts end with a text, and there is none; give e.g. </think>"
         )
+    if top_k > (size := len(problems.template.tokenizer)):
+        raise UserError(f"config.imitate.latent_sft.top_k: {top_k} tokens, but the tokenizer has {size}; lower it")

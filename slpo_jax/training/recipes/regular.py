@@ -10,7 +10,7 @@ where the embeddings are, as under LoRA; else these are trained by all else that
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ class StepPerLatent:
     Attributes:
         latent_weight: of the head's loss, beside the cross-entropy's 1.
     """
+
+    uses_c_thought: ClassVar[bool] = False
 
     latent_weight: float = setting(1.0, least=0)
 
