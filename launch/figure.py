@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-_COLOURS = ("#7F7F7F", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")  # Okabe and Ito's
+_COLOURS = ("#7F7F7F", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")  # Okabe and Ito's
 _LEFT, _WIDE, _GAP, _LINE, _TOP = 150, 300, 40, 15, 44
 
 
@@ -31,7 +31,7 @@ def intervals(table: Mapping[str, Any], columns: Sequence[str]) -> str:
     ]
     for i, name in enumerate(names):
         x = 20 + 110 * i
-        parts.append(f'<circle cx="{x}" cy="10" r="4" fill="{_COLOURS[i % 6]}"/>{_text(x + 8, 14, name)}')
+        parts.append(f'<circle cx="{x}" cy="10" r="4" fill="{_COLOURS[i % len(_COLOURS)]}"/>{_text(x + 8, 14, name)}')
     for panel, (column, place) in enumerate(zip(columns, places, strict=True)):
         left = _LEFT + panel * (_WIDE + _GAP)
         at = [left + _WIDE * (tick - first) / max(1, last - first) for tick in range(first, last + 1)]
@@ -47,7 +47,7 @@ def intervals(table: Mapping[str, Any], columns: Sequence[str]) -> str:
                 parts.append(_text(_LEFT - 10, y, group, "end"))
             x0, x, x1 = (left + _WIDE * (cells[place][key] / step - first) / max(1, last - first)
                          for key in ("low", "value", "high"))  # fmt: skip
-            colour = _COLOURS[names.index(name) % 6]
+            colour = _COLOURS[names.index(name) % len(_COLOURS)]
             parts.append(f'<path d="M{x0:.1f} {y - 4}H{x1:.1f}" stroke="{colour}" stroke-width="2"/>')
             parts.append(f'<circle cx="{x:.1f}" cy="{y - 4}" r="4" fill="{colour}"/>')
             before = group

@@ -27,7 +27,7 @@ from slpo_jax.io.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
-FIGURES = {"docs/arena.svg": ("results/arena.json", "minus imitation", ("Acc", "Pass@16"))}
+FIGURES = {"docs/arena.svg": ("results/arena.json", "groups, minus imitation", ("Acc", "Pass@16"))}
 """File -> the differences in it: results file, table, columns."""
 _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
