@@ -23,6 +23,7 @@ from slpo_jax.errors import UserError, first_line
 WEIGHT_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
+_TORCH = (b"PK\x03\x04", b"\x80")
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 SAFETENSORS_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
 AGAIN = "it is truncated or corrupt; fetch it again"
@@ -59,9 +60,17 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     if path.is_dir():
         found = weights_file(path)
         if found is None:
-            raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}")
+            torches = [each for each in path.iterdir() if each.is_file() and _is_torch(each)]
+            remedy = f"; give {torches[0]} if that is the checkpoint" if len(torches) == 1 else ""
+            raise UserError(f"{path}: has no weights; it needs one of {', '.join(WEIGHT_FILES)}{remedy}")
         return _open_shards(found) if found.suffix == ".json" else _open_file(found)
     return _open_file(path)
+
+
+def _is_torch(path: Path) -> bool:
+    """Whether a file begins as torch's two formats do: a zip archive, or a pickle of protocol 2 and later."""
+    with path.open("rb") as file:
+        return file.read(4).startswith(_TORCH)
 
 
 def weights_file(folder: Path) -> Path | None:
@@ -93,8 +102,7 @@ def _open_file(path: Path) -> dict[str, Stored]:
         raise UserError(f"{path}: is a git-lfs pointer, not the weights; run `git lfs pull` where it came from")
     if start.startswith(b"GGUF"):
         raise UserError(f"{path}: is a GGUF file where safetensors or a torch checkpoint are due; give one of those")
-    # A zip archive, or a pickle of protocol 2 and later: torch's two formats.
-    if start.startswith((b"PK\x03\x04", b"\x80")) and path.suffix != ".safetensors":
+    if start.startswith(_TORCH) and path.suffix != ".safetensors":
         entries = _open_torch(path)
     elif path.suffix == ".safetensors" or start[8:9] == b"{":
         entries = _open_safetensors(path)

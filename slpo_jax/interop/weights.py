@@ -143,15 +143,18 @@ def read_tree(weights: list[Weight], stored: Mapping[str, Stored], source: str) 
     return tree
 
 
-def write_tree(weights: list[Weight], tree: Tree) -> dict[str, np.ndarray]:
-    """The tensors of a parameter tree under Hugging Face's names: the inverse of `read_tree`."""
-    out = {}
+def write_tree(weights: list[Weight], tree: Tree, source: str = "checkpoint") -> dict[str, np.ndarray]:
+    """The tensors of a parameter tree under Hugging Face's names: the inverse of `read_tree`, with errors as there."""
+    out, shapes = {}, dict[str, Stored]()
     for weight in weights:
         node: Any = tree
         for key in weight.path:
-            node = node[key]
-        array = np.asarray(node)
-        out[weight.name] = np.ascontiguousarray(array.T) if weight.transposed else array
+            node = None if node is None else node.get(key)
+        if node is not None:
+            array = np.asarray(node)
+            out[weight.name] = np.ascontiguousarray(array.T) if weight.transposed else array
+            shapes[weight.name] = Stored(weight.name, out[weight.name].shape, lambda: np.empty(0))
+    check_tree(weights, shapes, source)
     return out
 
 

@@ -173,8 +173,9 @@ class Colar(Kind):
         if unwrapped.original and scale is None:
             scale = _SCALES.get(first.shape[1])
         if type(scale) not in (int, float) or scale <= 0:
+            whose = "config.base's" if unwrapped.original else "its"
             raise UserError(
-                f"{source}: {_SCALE} in its config.json, or its base's, is {scale!r}, but a latent is that many times "
-                "the head's; give the checkpoint's own, published: 0.018 for Llama-3.2-1B"
+                f"{source}: {_SCALE} in {whose} config.json is {scale!r}, but a latent is that many times the head's; "
+                "set it there to the checkpoint's own, published: 0.018 for Llama-3.2-1B"
             )
         return cls(first.shape[0], scale, gaussian="lt_head.log_std.weight" in unwrapped.head)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.io.files import read_json
 from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.kinds import KINDS, Kind
-from slpo_jax.sections import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -98,7 +98,10 @@ def read_description(folder: Path) -> Description | None:
         raise UserError(f"{path}: 'settings' is no object; mend the file")
     config = read_json(folder / MODEL_FILE, REMEDY)
     model = from_hugging_face(config, str(folder / MODEL_FILE))
-    made = fill(kind, of_kind, f"{path}: key")
+    try:
+        made = kind(**of_kind)
+    except FieldError as error:
+        raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)
 
 

@@ -119,10 +119,12 @@ def write_export(
         have_asked(origin.template)
     how = thinks(config, origin), EXPLAINER in params
     files["README.md"] = model_card(source, origin.description, target.name, *how)
-    export_reasoner(target, params, origin, files)
+    export_reasoner(target, params, origin, files, str(source))
 
 
-def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str]) -> None:
+def export_reasoner(
+    folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str], source: str = "checkpoint"
+) -> None:
     """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
 
     Args:
@@ -130,14 +132,15 @@ def export_reasoner(folder: Path, params: dict[str, Any], origin: Origin, texts:
         params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
         origin: what they are of.
         texts: of further files, by their places in the folder.
+        source: where they are from, for messages.
     Raises:
-        UserError: the folder is in use, or the disk is full.
+        UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
     """
     description, width = origin.description, origin.description.model.n_embd
-    side = write_tree(description.kind.heads(width), params[REASONER])
+    side = write_tree(description.kind.heads(width), params[REASONER], source)
     if description.gate is not None:
-        side |= write_tree(gate_weights(width, description.gate), params[GATE])
-    model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"])
+        side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
+    model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"], source)
     with whole_folder(folder) as made:
         origin.write(made)
         try:

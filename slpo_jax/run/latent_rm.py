@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.policy.policy import Policy
@@ -24,7 +25,18 @@ from slpo_jax.training.state import init_state, make_train_step
 
 def check(experiment: Experiment, stage: str) -> None:
     """Fail before the first stage on what it could not use."""
-    experiment.optimizer_config(stage, experiment.config.latent_rm.steps)
+    config, (policy, _) = experiment.config, labelling(experiment)
+    if policy.config.max_latents > config.max_latents:
+        raise UserError(
+            f"config.latent_rm.latents: {config.latent_rm.latents} are more than config.max_latents "
+            f"({config.max_latents}); lower it or raise that"
+        )
+    if policy.config.dropout_rate == 0.0 and policy.thinker.log_prob is None:
+        raise UserError(
+            "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
+            "config.dropout.rate, above 0"
+        )
+    experiment.optimizer_config(stage, config.latent_rm.steps)
     before, folder = starting_stage(experiment, stage), experiment.workdir.stage(stage)
     known = not folder.is_finished and (not before or experiment.workdir.stage(before).is_finished)
     if known and check_labels(experiment, before):

@@ -219,6 +219,10 @@ def _read(folder: StageFolder) -> dict[str, Any]:
     return found
 
 
+def _known_as(stage: str) -> str:
+    return IMITATE if stage == UNFINISHED else stage
+
+
 def _anew(folder: StageFolder) -> str:
     return f"delete {folder.path} to run the stage anew, or use another --workdir"
 
@@ -234,8 +238,8 @@ def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any])
             shown = [json.dumps(found[key]) if key in found else "unused" for found in (now, then)]
             is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in shown)
             raise UserError(
-                f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {stage} was run with; set "
-                f"it back, or {_anew(folder)}"
+                f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {_known_as(stage)} was run "
+                f"with; set it back, or {_anew(folder)}"
             )
 
 
@@ -245,7 +249,7 @@ def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) ->
         if found != written.get("files", {}).get(name, found):
             raise UserError(
                 f"config.data.{name}: {getattr(experiment.config.data, name)} has changed since {experiment.workdir}'s "
-                f"stage {stage} began; bring the old file back, or {_anew(experiment.workdir.stage(stage))}"
+                f"stage {_known_as(stage)} began; bring the old file back, or {_anew(experiment.workdir.stage(stage))}"
             )
 
 

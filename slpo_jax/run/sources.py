@@ -56,6 +56,8 @@ def load_set(
         UserError: the key, and what is wrong with its source.
     """
     if not source:
+        if not isinstance(source, str):
+            raise UserError(f"{key}: is empty; give at least one record")
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     compared = _KINDS.get(config.prompt.answers, "numbers")
     kind: Answers = compared if config.reward == CORRECT and not texts else "texts"

@@ -55,6 +55,14 @@ def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, kind, miss
         open_origin(_export(tmp_path / "ex", side, kind))
 
 
+def test_a_value_that_its_kind_can_t_have(tmp_path):
+    config = _export(tmp_path / "ex", _gate() | _projector(), "codi")
+    file = tmp_path / "ex" / "reasoner.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"projector": 0}))
+    with pytest.raises(UserError, match=rf"^{file}: key projector: 0 is not valid; give a whole number, 1 or more"):
+        open_origin(config)
+
+
 def test_a_gate_among_the_tensors_of_an_exports_model(tmp_path):
     """Ours would be used beside it, or in its place."""
     for side in ({}, _gate()):

@@ -381,3 +381,10 @@ def test_a_corrupt_file_is_refused_or_read(tmp_path, kind):
             messages.append(str(error))
     assert all("\n" not in message and str(path) in message for message in messages)
     assert 25 < len(messages) < 100
+
+
+def test_the_one_torch_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "checkpoint_28").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UserError, match=rf"^{tmp_path}: has no weights; .*; give {tmp_path}/checkpoint_28 if that is"):
+        open_tensors(tmp_path)

@@ -1,6 +1,7 @@
 """What a checkpoint is: ours and others', asked once."""
 
 import json
+import shutil
 
 import pytest
 from asked import RUN, T, workdir
@@ -112,6 +113,17 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
     (tmp_path / "imported" / "reasoner").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"has no reasoner/ in or beside it"):
         identify(str(tmp_path / "imported"))
+
+
+def test_an_edited_config_is_not_exported(case, tmp_path):
+    _, work, _ = case
+    shutil.copytree(work, tmp_path / "work")
+    file = tmp_path / "work" / "checkpoints" / "reasoner" / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"vocab_size": values["vocab_size"] + 1}))
+    with pytest.raises(UserError, match=r"cold_start: tensor \S+ has shape \[\d+, \d+\], the model's config says \["):
+        exchange.export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("lora_alpha", [-3.0, 0.0, float("nan"), float("inf")])

@@ -216,7 +216,7 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     others = ({"rank": 0}, {"rank": RANK + 1}, {"distil": {"distil_factor": 1.0}})
     for other in (_config(folder, **each) for each in others):
         with pytest.raises(
-            UserError, match=r"config\.imitate\.(lora\.rank|distil\.distil_factor): is .* is what .*imitate_adapter"
+            UserError, match=r"config\.imitate\.(lora\.rank|distil\.distil_factor): is .* is what .*s stage imitate was"
         ):
             _run(other, tmp_path)
     _run(_config(folder), tmp_path)

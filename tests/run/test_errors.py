@@ -8,9 +8,10 @@ import pytest
 from same_run import differences
 from small_run import new_folder, run
 
-from slpo_jax.config import default_config
+from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.sources import load_set
 from slpo_jax.run.usable import check_prompts
 
 ONE_STAGE = "--config.stages=('imitate',)"
@@ -488,3 +489,8 @@ def test_a_disk_that_fills_during_a_save(tmp_path):
     for workdir in ("work", "whole"):
         assert run("--config=small.py", f"--workdir={workdir}", *flags, folder=folder).status == 0
     assert differences(folder / "work", folder / "whole") == []
+
+
+def test_no_records():
+    with pytest.raises(UserError, match=r"^problems: is empty; give at least one record$"):
+        load_set(read_config(default_config()), "problems", [])

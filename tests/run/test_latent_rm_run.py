@@ -259,6 +259,8 @@ def test_a_reward_model_of_another_reasoner_is_one_line(work, tmp_path):
             {"stages": ("imitate", "evaluate"), "evaluate.scorers": ()},
             r"evaluate\.beams: 2, and latent_rm has parameters of its own",
         ),
+        ({"latent_rm.latents": 100}, r"latent_rm\.latents: 100 are more than config\.max_latents \(3\); lower it"),
+        ({"latent_rm.dropout": None, "dropout.rate": 0.0}, r"latent_rm\.dropout: without noise all thoughts of a"),
         ({"latent_rm.after": "slpo"}, r"latent_rm\.after: slpo is not in"),
         ({"evaluate.scorers": ("gate",)}, r"evaluate\.scorers: gate asks the gate, and config\.gate\.enabled is False"),
     ],
