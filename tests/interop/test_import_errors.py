@@ -83,7 +83,7 @@ def test_truncated_gguf(checkpoint):
         (codi_original, ("llama",), "prj.ln.bias", "projector.4.bias"),
         (codi_original, ("llama",), "prj.1.weight", "prj.1.weight"),
         (codi_hugging_face, (), "projector.3.weight", "projector.3.weight"),
-        (base_llama, (True,), "model.norm.weight", "model.norm.weight"),
+        (base_llama, ("qwen2",), "model.norm.weight", "model.norm.weight"),
     ],
 )
 def test_a_missing_tensor(checkpoint, write, options, name, named):

@@ -29,7 +29,7 @@ BASES = {
     "GPT-2": (base_gpt2,),
     "GPT-2 as on the hub": (base_gpt2, True),
     "Llama": (base_llama,),
-    "Llama with a tied head": (base_llama, True),
+    "Qwen2": (base_llama, "qwen2"),
     "GGUF": (base_gguf,),
 }
 
