@@ -317,7 +317,7 @@ def _multiply_noise(case, dropout: Dropout):
     ]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 def test_dropout_multiplies_masks_in_at_its_sites(name):
     """The noise covers the first 7 positions, and is on at most of them; levels carry it too."""
     config, load, first = CASES[name]

@@ -94,7 +94,7 @@ def test_every_config_can_be_run(path):
     assert config.reasoner in REASONERS
     for stage in ("imitate", "cold_start", "rl"):
         fill(OptimizerConfig, config[stage].optimizer, total_steps=config[stage].get("steps", 1 << 20))
-    assert (config.data.train, config.data.valid) != ("", "")
+    assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
 
 
 @pytest.mark.parametrize("name", STARTS)
