@@ -226,6 +226,26 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_qwen2_comes_back_as_one(tmp_path):
+    """transformers opens the export as the same class, with the same logits to the bit."""
+    torch = pytest.importorskip("torch")
+    import transformers
+    from published import random_model, tokenizer
+
+    texts = tokenizer("qwen2")
+    model = random_model("qwen2", len(texts))
+    model.save_pretrained(tmp_path / "theirs")
+    texts.save_pretrained(tmp_path / "theirs")
+    identity = identify(str(tmp_path / "theirs"))
+    exchange.import_checkpoint(identity, tmp_path / "ours", read_config(_config("text_llama", tokenizer="")))
+    exchange.export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    back, notes = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(back) is type(model)
+    assert not any(notes.values())
+    with torch.no_grad():
+        assert torch.equal(back(torch.arange(12)[None]).logits, model(torch.arange(12)[None]).logits)
+
+
 def test_values_that_are_not_finite_are_not_imported(there, tmp_path):
     _, _, _, _, exported = there
     shutil.copytree(exported, tmp_path / "broken")
