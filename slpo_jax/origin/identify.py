@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import read_json
+from slpo_jax.io.files import flatten, read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.kinds import Kind, backbone_of
@@ -154,6 +154,6 @@ def _with_gate(description: Description, path: Path) -> Description:
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained, facts = description.gate_trained, StageFolder.of(path).facts
     if facts.is_file():
-        made = read_json(facts, "mend the file")
-        trained = made.get("stage") in _TRAIN_THE_GATE and made.get("gate", {}).get("enabled", True)
+        made = flatten(read_json(facts, "mend the file"))
+        trained = made.get("stage") in _TRAIN_THE_GATE and made.get("gate.enabled", True)
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)

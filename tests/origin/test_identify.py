@@ -51,6 +51,8 @@ def test_ours_and_the_run_around_it(case):
     said = found.stage.facts.read_text()
     found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": {"enabled": False}}))  # so it was not used
     assert not identify(str(work / "checkpoints" / "cold_start")).gate_trained
+    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": 5}))  # edited by hand
+    assert identify(str(work / "checkpoints" / "cold_start")).gate_trained
     found.stage.facts.write_text(said)
     before = identify(str(work / "checkpoints" / "imitate"))
     assert (before.gate, before.gate_trained) == (0, False)
