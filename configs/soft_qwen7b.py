@@ -20,7 +20,7 @@ def get_config(method: str = "latent_sft"):
         raise UserError(f"configs/soft_qwen7b.py:{method}: no such method; give one of {', '.join(_PUBLISHED)}")
     config = default_config()
     latent_sft(config, f"DJCheng/Qwen2.5-Math-7B-Latent-{_PUBLISHED[method]}-4k-Top10", "data")
-    config.prompt.format = _PROMPT
+    config.reasoner, config.prompt.format = "text_qwen2", _PROMPT
     config.stages = ("evaluate",)
     config.max_answer_tokens = 3328  # of 4,096 positions
     config.data.update(train="", valid="")

@@ -92,7 +92,8 @@ def _check_model(settings: Config, need: Any) -> None:
     if settings.init:
         return
     kind_of(settings.reasoner)
-    model, llama = settings.model, BACKBONES[REASONERS[settings.reasoner][1]] is LlamaConfig
+    model, backbone = settings.model, BACKBONES[REASONERS[settings.reasoner][1]]
+    llama = issubclass(backbone, LlamaConfig)
     need(
         model.n_embd % model.n_head == 0,
         f"model.n_embd: {model.n_embd} is not a multiple of model.n_head ({model.n_head}); change one of them",

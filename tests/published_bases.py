@@ -77,7 +77,7 @@ def base_llama(folder: Path, family: str = "llama") -> Published:
     texts = tokenizer("llama")
     own = {"tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE} if family == "llama" else {}
     model = random_model(family, len(texts), seed=12, **own)
-    case = enliven(_reasoner({"init": str(folder), "reasoner": "coconut_llama"}, model, texts), model, end=False)
+    case = enliven(_reasoner({"init": str(folder), "reasoner": f"coconut_{family}"}, model, texts), model, end=False)
     model.save_pretrained(folder, max_shard_size="8KB")
     texts.save_pretrained(folder)
     return case

@@ -8,16 +8,17 @@ import pytest
 
 from benchmarks.measure.programs import programs
 from slpo_jax.config import default_config, read_config
+from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.kinds import KINDS
 from slpo_jax.models import xla_cpu
-from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.run.experiment import assemble
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 
 DTYPES = ("bfloat16", "float32")
-UNLIKELY = ("latent", "soft")  # their thoughts' likelihood is intractable
+BACKBONES = ("gpt2", "llama")  # Qwen2 is Llama's program and biases
+UNLIKELY = tuple(name for name, settings in THINKERS.items() if not settings.has_likelihood)
 OF_LATENTS, IN_WORDS, OF_COLAR = ("latent", "additive"), ("hybrid",), ("colar",)
 RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut",
              "colar": "colar", "regular": "colar", "latent_sft": "text"}  # fmt: skip
@@ -106,6 +107,9 @@ def _lowered(config, stage: str) -> list[str]:
         exported.append(jax.export.export(each.function, platforms=("cuda", "tpu"))(*each.arguments))
     assert exported
     assert all(each.platforms == ("cuda", "tpu") for each in exported)
+    outputs = [jax.tree.unflatten(each.out_tree, [None] * each.out_tree.num_leaves) for each in exported]
+    logged = {name for made in outputs for name in (made[1] if isinstance(made, tuple) else ())}
+    assert not logged - {*SCALARS, "counts", "skipped_in_a_row"}, "logged, and defined nowhere"
     return [each.mlir_module() for each in exported]
 
 

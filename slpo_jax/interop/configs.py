@@ -7,7 +7,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.llama import LlamaConfig, RopeScaling
+from slpo_jax.models.llama import LlamaConfig, Qwen2Config, RopeScaling
 
 BackboneConfig = GPT2Config | LlamaConfig
 
@@ -111,7 +111,7 @@ def _llama(fields: _Fields) -> LlamaConfig:
     head_dim = fields.count("head_dim", width // heads)
     if head_dim % 2:
         raise UserError(f"{fields.source}: head_dim is {head_dim}, which rope can't halve; give another model")
-    return LlamaConfig(
+    return (Qwen2Config if values["model_type"] == "qwen2" else LlamaConfig)(
         vocab_size=fields.count("vocab_size"),
         n_positions=fields.count("max_position_embeddings"),
         n_embd=width,
@@ -123,7 +123,6 @@ def _llama(fields: _Fields) -> LlamaConfig:
         norm_epsilon=fields.real("rms_norm_eps", 1e-6),
         rope_theta=rope_fields.real("rope_theta", 10_000.0),
         rope_scaling=_rope_scaling(rope_fields),
-        qkv_bias=values["model_type"] == "qwen2",
         tied=fields.flag("tie_word_embeddings", False),
     )
 
@@ -163,7 +162,7 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
         }
     scaling = config.rope_scaling
     family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
-    if config.qkv_bias:
+    if isinstance(config, Qwen2Config):
         family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
     return {
         **family,

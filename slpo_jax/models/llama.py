@@ -46,13 +46,14 @@ class LlamaConfig:
         n_inner: width of the feed-forward layer.
         rope_theta: base of the rotary frequencies.
         rope_scaling: None for the plain ones.
-        qkv_bias: queries, keys and values have biases, which makes it a Qwen2.
+        qkv_bias: queries, keys and values have biases.
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
         scan_layers: layers are a loop over one block, which is compiled once.
     """
 
+    title: ClassVar = "Llama"
     dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
 
     vocab_size: int = 128256
@@ -77,6 +78,15 @@ class LlamaConfig:
             raise UserError(f"n_kv_head: {self.n_kv_head} does not divide n_head, {self.n_head}; use one that does")
         if self.head_dim % 2:
             raise UserError(f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; use an even one")
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen2Config(LlamaConfig):
+    """Shapes of a Qwen2."""
+
+    title: ClassVar = "Qwen2"
+
+    qkv_bias: bool = True
 
 
 def rope_frequencies(config: LlamaConfig) -> np.ndarray:

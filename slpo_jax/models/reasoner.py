@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
-from slpo_jax.models.llama import Llama, LlamaConfig
+from slpo_jax.models.llama import Llama, LlamaConfig, Qwen2Config
 from slpo_jax.models.parts import REASONER, reads, writes
 
 Params = Any
 BACKBONE = "backbone"
 BackboneConfig = GPT2Config | LlamaConfig
-BACKBONES: dict[str, type[BackboneConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
+BACKBONES: dict[str, type[BackboneConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
 
 
 class LatentLaw(NamedTuple):
@@ -169,4 +169,4 @@ def vocabulary_rows(tree: Params) -> int:
 
 def backbone(config: BackboneConfig) -> Backbone:
     """The backbone that the config's class stands for."""
-    return {GPT2Config: GPT2, LlamaConfig: Llama}[type(config)](config)
+    return GPT2(config) if isinstance(config, GPT2Config) else Llama(config)

@@ -7,7 +7,6 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.origin.description import Description
 from slpo_jax.stages import CONTROL, IMITATE, RL, TITLES
 
@@ -34,12 +33,12 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
-    kind, backbone = description.kind, "GPT-2" if isinstance(description.model, GPT2Config) else "Llama"
+    kind = description.kind
     parts = [
         f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {kind.name}, slpo]\n---",
         f"# {name}",
         (
-            f"A latent reasoner: {kind.title} on {backbone} ({description.model.n_layer} layers, width "
+            f"A latent reasoner: {kind.title} on {description.model.title} ({description.model.n_layer} layers, width "
             f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",

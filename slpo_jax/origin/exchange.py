@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from absl import logging
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -29,6 +30,9 @@ from slpo_jax.origin.thinking import have_asked, thinking_files, thinks
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.text.chat import PromptConfig
 from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Origin:
@@ -120,6 +124,20 @@ def write_export(
     how = thinks(config, origin), EXPLAINER in params
     files["README.md"] = model_card(source, origin.description, target.name, *how)
     export_reasoner(target, params, origin, files, str(source))
+    _check_tokenizer(target, origin.template.tokenizer)
+
+
+def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Say so where transformers opens another tokenizer: of a Qwen2 it takes its own, whatever the files name."""
+    from transformers import AutoTokenizer
+
+    text = "Tom has 15 apples, she's 7 ."
+    if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:
+        logging.warning(
+            "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
+            "PreTrainedTokenizerFast.from_pretrained",
+            folder,
+        )
 
 
 def export_reasoner(

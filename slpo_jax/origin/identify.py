@@ -31,7 +31,7 @@ class Identity:
     Attributes:
         source: as it was given.
         kind: None where it has a language model's tensors alone, which are a base model's or `kinds.PLAIN`'s.
-        backbone: "gpt2" or "llama".
+        backbone: its name in `models.reasoner.BACKBONES`.
         description: what it says of itself, its gate included; None for what this project did not write.
         tokenizer: loads the tokenizer that comes with it; None if there is none.
         orbax: the checkpoint, where it is one of ours.
@@ -123,7 +123,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     described = opened.description
     kind = type(described.kind) if described else opened.layout.kind
     return Identity(
-        source, kind, opened.layout.backbone, described, opened.tokenizer, opened=opened, base=base,
+        source, kind, opened.backbone, described, opened.tokenizer, opened=opened, base=base,
         lora_alpha=lora_alpha,
     )  # fmt: skip
 

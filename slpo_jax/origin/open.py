@@ -111,7 +111,7 @@ def _random(config: Config, kind: type[Kind]) -> Origin:
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
     fields = {field.name for field in dataclasses.fields(backbone)}
     shapes = {name: value for name, value in vars(config.model).items() if name in fields}
-    if backbone is LlamaConfig:
+    if issubclass(backbone, LlamaConfig):
         shapes["n_kv_head"] = shapes["n_kv_head"] or config.model.n_head
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
         shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}

@@ -77,6 +77,12 @@ class Opened:
         return (hidden.shape[0] if hidden else 0) if self.layout.gate else None
 
     @property
+    def backbone(self) -> str:
+        """Its name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
+        kind, stored = self.model.get("model_type", ""), self.layout.backbone
+        return kind if BACKBONE_OF.get(kind) == stored else stored
+
+    @property
     def embedding(self) -> Stored:
         """The token embedding [V, D]."""
         return self.layout.tensors.model[EMBEDDING[self.layout.backbone]]

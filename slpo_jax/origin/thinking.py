@@ -9,11 +9,9 @@ from slpo_jax.config import Config
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.opening import GENERATION_FILE
 from slpo_jax.policy.policy import Stopping
-from slpo_jax.policy.thinkers.colar import Colar
 from slpo_jax.text.templates import Template
 
 CODE = "custom_generate/generate.py"  # where transformers looks for it
-_DETERMINISTIC = ("latent", "additive", "colar")  # thinkers that without noise feed the reasoner's own latents
 # transformers' own `generate` fails with the text under this key where the code is not trusted, or is not there.
 _REFUSING = "bad_words_ids"
 _UNTRUSTED = (
@@ -29,7 +27,8 @@ def thinks(config: Config, origin: Origin) -> bool:
     Args:
         config: to evaluate it with.
     """
-    return origin.kind.layers is not None and config.thinker.name in _DETERMINISTIC and _asks_alike(origin.template)
+    own = config.thinker.chosen.is_the_reasoners
+    return origin.kind.layers is not None and own and _asks_alike(origin.template)
 
 
 def _asks_alike(template: Template) -> bool:
@@ -63,8 +62,8 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks(config, origin):
         return {GENERATION_FILE: _json(settings | {_REFUSING: _UNKNOWN})}
-    own = config.thinker.chosen
-    halting = template.token(own.end_text) if isinstance(own, Colar) and own.end_text else None
+    ended_by, least = config.thinker.chosen.ended_by
+    halting = template.token(ended_by) if ended_by else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": list(template.banned_ids) or None,
@@ -73,7 +72,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
         "latent_layers": origin.kind.layers,
         "gate_layers": _gate_layers(origin.description.gate),
         "halting_token_id": halting,
-        "halting_least": own.least if isinstance(own, Colar) else 0,
+        "halting_least": least,
         _REFUSING: _UNTRUSTED,
     }
     if stopping == "length":

@@ -101,7 +101,7 @@ def parse_completion(text: str, style: AnswerStyle) -> str | None:
     elif style == "last_number":
         found = last_number(text)
     else:
-        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number', 'boxed' or 'text'")
+        raise UserError(f"answer style {style!r} is unknown; use 'after_mark', 'last_number', 'boxed' or 'texts'")
     if found is None:
         return None
     negative, number = found

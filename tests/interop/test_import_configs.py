@@ -46,6 +46,8 @@ def checkpoint(tmp_path):
 def test_config_of_another_model(checkpoint, write, changes, parts):
     broken = checkpoint(write)
     broken.edit("config.json", **changes)
+    if "qwen2" in changes.values():
+        broken.settings["reasoner"] = "coconut_qwen2"
     broken.refused(str(broken.init), *parts)
 
 

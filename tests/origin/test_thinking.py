@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -31,6 +32,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.solver import load_solver, solve
 from slpo_jax.sections import values
@@ -254,6 +256,24 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, thinker, latent
     assert generation.exists() == reasoner.startswith("coconut")
     if generation.exists():
         assert "slpo_jax alone" in json.loads(generation.read_text())["bad_words_ids"]
+
+
+def test_a_registered_policy_that_ends_itself_is_exported(tmp_path, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Closing(THINKERS["colar"]):
+        """Another name, and another end."""
+
+        end_text: str = "?"
+        least: int = 2
+
+    monkeypatch.setitem(THINKERS, "closing", Closing)
+    config = run_config("colar_gpt2")
+    config.thinker.name, config.gate.enabled = "closing", False
+    exported = _export(config, tmp_path)
+    settings = json.loads((exported / "generation_config.json").read_text())
+    assert (exported / "custom_generate" / "generate.py").exists()
+    assert settings["halting_token_id"] == AutoTokenizer.from_pretrained(exported).convert_tokens_to_ids("?")
+    assert settings["halting_least"] == 2
 
 
 def test_the_file_needs_neither_jax_nor_this_package(exported):

@@ -25,6 +25,7 @@ from tiny import (
 )
 
 from slpo_jax.errors import UserError
+from slpo_jax.kinds import colar
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
@@ -84,6 +85,24 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
             inputs = np.concatenate([inputs, slow.embed(answer[-1:])])
         assert found.tokens[row].tolist() == answer + [PAD] * (ROLLOUT.answer_slots - len(answer))
     jax.tree.map(np.testing.assert_array_equal, run(params).actions, found.actions)
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_a_policy_says_whether_its_thought_has_a_likelihood(name):
+    reasoner = REASONER if name != "colar" else colar.Colar(4, gaussian=True).on(CONFIG)
+    assert (THINKERS[name]()(reasoner, GATE).log_prob is not None) == THINKERS[name].has_likelihood
+
+
+@pytest.mark.parametrize(
+    ("objective", "thinkers"),
+    [
+        ("exact", "additive, colar, noisy_soft, gumbel, gumbel_top_k, hybrid"),
+        ("pathwise", "additive, colar, noisy_soft, gumbel, gumbel_top_k"),
+    ],
+)
+def test_a_thought_without_noise_is_told_those_that_have_some(objective, thinkers):
+    with pytest.raises(UserError, match=rf"[ (]{thinkers}[,)]"):
+        OBJECTIVES[objective]().check("key", policy_of(_config(), REASONER, "soft"), 4)
 
 
 def test_a_block_of_the_likeliest_tokens_is_plain_decoding():

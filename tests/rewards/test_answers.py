@@ -3,13 +3,14 @@
 import re
 import time
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slpo_jax.errors import UserError
-from slpo_jax.rewards.answers import canonical_decimal, is_correct, parse_completion, read_completion
+from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal, is_correct, parse_completion, read_completion
 
 CANONICAL = {
     "72": "72",
@@ -188,6 +189,13 @@ def test_long_texts_are_read_in_linear_time():
         parse_completion(texture * 30_000 + ",5", "last_number")
         parse_completion("5" + texture * 30_000 + "5", "last_number")
     assert time.process_time() - begun < 3
+
+
+def test_a_style_that_is_offered_exists():
+    with pytest.raises(UserError) as told:
+        parse_completion("# 1", "text")
+    offered = re.findall(r"'(\w+)'", str(told.value).partition(";")[2])
+    assert offered == [*get_args(AnswerStyle)]
 
 
 @pytest.mark.parametrize("style", ["after_mark", "last_number"])

@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import shutil
+from importlib.metadata import version
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.kinds import REASONERS, backbone_of
 from slpo_jax.models.gate import stopping_gate
+from slpo_jax.models.llama import Qwen2Config
 from slpo_jax.origin import exchange
 from slpo_jax.origin.identify import identify
 from slpo_jax.origin.open import open_origin
@@ -77,7 +79,9 @@ def test_transformers_opens_and_decodes_the_same(there):
     origin, reasoner, params, _, exported = there
     model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    is_qwen2 = type(origin.description.model) is Qwen2Config  # AutoTokenizer would cut it as Qwen2's own
+    opens = transformers.PreTrainedTokenizerFast if is_qwen2 else transformers.AutoTokenizer
+    tokenizer = opens.from_pretrained(exported)
     text = "Tom has 5 apples . He buys 3 . How many now ?"
     ids = tokenizer(text)["input_ids"]
     assert ids == origin.template.tokenizer(text)["input_ids"]
@@ -237,13 +241,28 @@ def test_a_qwen2_comes_back_as_one(tmp_path):
     model.save_pretrained(tmp_path / "theirs")
     texts.save_pretrained(tmp_path / "theirs")
     identity = identify(str(tmp_path / "theirs"))
-    exchange.import_checkpoint(identity, tmp_path / "ours", read_config(_config("text_llama", tokenizer="")))
+    exchange.import_checkpoint(identity, tmp_path / "ours", read_config(_config("text_qwen2", tokenizer="")))
     exchange.export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    assert "on Qwen2 (2 layers" in (tmp_path / "back" / "README.md").read_text()
     back, notes = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert type(back) is type(model)
     assert not any(notes.values())
     with torch.no_grad():
         assert torch.equal(back(torch.arange(12)[None]).logits, model(torch.arange(12)[None]).logits)
+
+
+@pytest.mark.parametrize("reasoner", ["text_qwen2", "text_llama"])
+def test_a_tokenizer_that_transformers_opens_as_another_is_named(tmp_path, warnings, reasoner):
+    if int(version("transformers").partition(".")[0]) < 5:
+        pytest.skip("earlier ones take a tokenizer.json as it is")
+    config = _config(reasoner)
+    origin = open_origin(read_config(config))
+    params = {"reasoner": random_tree(origin.kind.on(origin.description.model), 3)}
+    save_params(tmp_path / "checkpoints" / "slpo", params)
+    origin.write(tmp_path / "checkpoints" / "reasoner")
+    exchange.export_checkpoint(tmp_path / "checkpoints" / "slpo", tmp_path / "exported")
+    said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
+    assert len(said) == (reasoner == "text_qwen2")
 
 
 def test_values_that_are_not_finite_are_not_imported(there, tmp_path):

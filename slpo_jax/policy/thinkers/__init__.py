@@ -26,6 +26,16 @@ THINKERS: dict[str, type[ThinkerSettings]] = {
 """By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
 
 
+def with_likelihood(in_vectors: bool = False) -> str:
+    """The names of those with a likelihood, for messages.
+
+    Args:
+        in_vectors: without those whose thoughts are tokens.
+    """
+    each = THINKERS.items()
+    return ", ".join(name for name, own in each if own.has_likelihood and not (in_vectors and own.writes))
+
+
 def has_parameters(name: str) -> bool:
     """Whether a thinker of this name has parameters of its own, as far as can be told of one that is not here."""
     return name not in THINKERS or THINKERS[name].has_parameters
@@ -53,4 +63,7 @@ def thinker_config() -> ThinkerConfig:
     return section
 
 
-__all__ = ["THINKERS", "Action", "Thinker", "ThinkerConfig", "ThinkerSettings", "has_parameters", "thinker_config"]
+__all__ = [
+    "THINKERS", "Action", "Thinker", "ThinkerConfig", "ThinkerSettings", "has_parameters", "thinker_config",
+    "with_likelihood",
+]  # fmt: skip

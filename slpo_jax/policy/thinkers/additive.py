@@ -18,6 +18,8 @@ class Additive(ThinkerSettings):
     """
 
     of_latents = True
+    is_the_reasoners = True
+    has_likelihood = True
 
     sigma: float = setting(0.6, above=0)
 

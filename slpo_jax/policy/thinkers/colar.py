@@ -34,6 +34,8 @@ class Colar(ThinkerSettings):
 
     of_latents = True
     of_kind = "colar"
+    is_the_reasoners = True
+    has_likelihood = True
 
     temperature: float = setting(1.0, above=0)
     reduction: Literal["mean", "sum"] = "mean"
@@ -41,6 +43,10 @@ class Colar(ThinkerSettings):
     least: int = setting(1, least=0)
     going_on: bool = False
     end_id: int | None = setting(None, least=0, in_config=False)
+
+    @property
+    def ended_by(self) -> tuple[str, int]:
+        return self.end_text, self.least
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is {"of": the latent, "halts": whether the thought has ended before it}."""

@@ -26,6 +26,8 @@ class Gumbel(Kept):
             that of the weights themselves (Maddison et al., 2017).
     """
 
+    has_likelihood = True
+
     temperature: float = setting(1.0, above=0)
     min_p: float = setting(0.0, least=0, most=1)
     most: int = setting(0, least=0, note="0 keeps all")

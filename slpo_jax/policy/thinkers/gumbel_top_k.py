@@ -39,6 +39,7 @@ class GumbelTopK(ThinkerSettings):
         halt_id: the first of `config.prompt.closing`. No key of the section.
     """
 
+    has_likelihood = True
     counts_tokens = ("top_k", "least", "most")
 
     top_k: int = setting(0, least=0, note="0 is all")

@@ -35,6 +35,7 @@ class Hybrid(ThinkerSettings):
         end_id: of `end_text`. No key of the section.
     """
 
+    has_likelihood = True
     writes = True
     has_parameters = True
 

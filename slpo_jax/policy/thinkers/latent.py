@@ -12,6 +12,7 @@ class Latent(ThinkerSettings):
     """Nothing to set."""
 
     of_latents = True
+    is_the_reasoners = True
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
         """The action is the latent itself; its density, over dropout's masks, is intractable."""

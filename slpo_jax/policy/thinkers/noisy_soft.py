@@ -22,6 +22,8 @@ class NoisySoft(Kept):
         scale: sigma as a multiple of the root mean square of the embeddings' coordinates.
     """
 
+    has_likelihood = True
+
     temperature: float = setting(0.5, above=0)
     top_k: int = setting(0, least=0, note="0 keeps all")
     top_p: float = setting(1.0, above=0, most=1)

@@ -93,11 +93,20 @@ class ThinkerSettings(abc.ABC):
     """Whether it has `says`: a latent reasoner writes only after its thought."""
     has_parameters: ClassVar[bool] = False
     """Whether it has parameters of its own, which every checkpoint has then."""
+    is_the_reasoners: ClassVar[bool] = False
+    """Whether without noise it feeds just the reasoner's own latents, so that exports think in PyTorch too."""
+    has_likelihood: ClassVar[bool] = False
+    """Whether it has `log_prob`, and so noise of its own."""
     counts_tokens: ClassVar[tuple[str, ...]] = ()
     """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def ended_by(self) -> tuple[str, int]:
+        """For exports: the text of one token that ends a thought as the likeliest, "" is none, and `Thinker.least`."""
+        return "", 0
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:

@@ -8,6 +8,7 @@ from slpo_jax.checked import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, score
+from slpo_jax.policy.thinkers import with_likelihood
 from slpo_jax.training.objectives.objective import Objective, at_capacity, means, policy_gradient_loss
 
 
@@ -28,9 +29,8 @@ class Exact(Objective):
         super().check(key, policy, group)
         if policy.thinker.log_prob is None:
             raise UserError(
-                f"{key}: needs a thought with a likelihood, and that of config.thinker.name is intractable; use "
-                "config.thinker.name=additive (of a text reasoner noisy_soft, gumbel or hybrid), or another objective "
-                "(slpo, pathwise)"
+                f"{key}: needs a thought with a likelihood, and that of config.thinker.name is intractable; use one of "
+                f"{with_likelihood()}, or another objective (slpo, pathwise)"
             )
         if policy.config.dropout_rate:
             raise UserError(

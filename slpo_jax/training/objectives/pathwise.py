@@ -18,6 +18,7 @@ from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import replay
+from slpo_jax.policy.thinkers import with_likelihood
 from slpo_jax.training.objectives.objective import Objective, means, policy_gradient_loss
 
 
@@ -100,8 +101,8 @@ class Pathwise(Objective):
         if weight and self.k != 1 and not _thoughts_differ(policy):
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
-                "config.dropout.rate, use a config.thinker.name with noise of its own (additive, noisy_soft, gumbel), "
-                "or estimator=reward"
+                "config.dropout.rate, use a config.thinker.name with noise of its own "
+                f"({with_likelihood(in_vectors=True)}), or estimator=reward"
             )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
