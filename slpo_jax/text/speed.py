@@ -28,7 +28,7 @@ def speed_of(template: "Template") -> int:
         UserError: at none.
     """
     if not isinstance(template.question_text, Asked):
-        raise UserError("config.reasoner: only CoLaR's is asked at a speed; set it to colar_gpt2, colar_llama or colar_qwen2")
+        raise UserError("config.reasoner: only CoLaR's is asked at a speed; set it to colar_gpt2 or another colar's")
     return template.question_text.speed
 
 
