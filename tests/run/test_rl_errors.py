@@ -143,6 +143,11 @@ CASES = {
         "config.objective.slpo.pass_k: 5 is more than the 4 that pkpo can take",
         "lower it or raise the group",
     ),
+    "pkpo without a baseline": (
+        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 1},
+        "config.objective.slpo.pass_k: pkpo has no baseline at 1",
+        "rloo",
+    ),
     "k of pkpo_sloo": (
         {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 4},
         "config.objective.slpo.pass_k: 4 is more than the 3 that pkpo_sloo can take",
