@@ -137,8 +137,9 @@ def test_colar_s_published_training(recipe, batch, epochs, speed):
     grpo, colar = config.objective.grpo, config.thinker.colar
     assert (grpo.advantage, grpo.clip, colar.reduction, colar.going_on) == ("grpo", 0.2, "mean", False)
     assert (config.max_latents, colar.least, config.max_answer_tokens) == (64, 1, 16)
-    evaluated = config.evaluate
-    assert (evaluated.temperature, evaluated.top_p, evaluated.top_k, evaluated.samples) == (1.0, 0.9, 50, 5)
+    assert config.evaluate.samples == 5
+    for answers in (config.rl, config.evaluate):  # one generate() for both
+        assert (answers.temperature, answers.top_p, answers.top_k) == (1.0, 0.9, 50)
 
 
 @pytest.mark.parametrize("reasoner", ["coconut", "codi"])
@@ -245,6 +246,8 @@ def test_methods_of_the_paper_s_second_half(name):
         if "rl" in config.stages
     }
     assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005, "soft_grpo": 0.001}
+    clips = {name: found[name].objective[name].dual_clip for name in ("grpo", "lepo", "hrpo", "soft_grpo")}
+    assert clips == dict.fromkeys(clips) | {"soft_grpo": 3.0}
     # One rollout a device and gradient accumulation: a mean within each rollout, then over rollouts.
     token_level = {name: config.objective[name] for name, config in found.items() if name in ("grpo", "lepo", "hrpo")}
     assert {name: node.reduction for name, node in token_level.items()} == dict.fromkeys(token_level, "sequence_mean")
