@@ -1,7 +1,7 @@
 """SIM-CoT (Wei et al., 2025) on GPT-2 (124M), then the paper's cold start, SLPO and evaluation.
 
 `--config=configs/simcot_gpt2.py:coconut` (the default) goes on from a COCONUT checkpoint of yours, `--config.init=..`:
-five stages of two latents, 3 epochs each, 35 epochs in all, the second model beside every stage. `:codi` trains CODI
+five stages of two latents, 3 epochs each, 32 epochs in all, the second model beside every stage. `:codi` trains CODI
 from GPT-2 itself with it, as published but for dropout of the adapters' inputs. Both read GSM8K-Aug from `data/`, as
 `configs/coconut_gpt2.py`.
 """
@@ -11,7 +11,7 @@ from slpo_jax.run.presets import GSM8K_AUG, coconut_imitation, codi_imitation, p
 
 
 def get_config(reasoner: str = "coconut"):
-    config, epoch = default_config(), -(-GSM8K_AUG // 128)
+    config = default_config()
     config.reasoner = f"{reasoner}_gpt2"
     paper(config, "data", cold_start_micro_batches=2, evaluation_batch=2048)
     if reasoner == "codi":
@@ -22,7 +22,11 @@ def get_config(reasoner: str = "coconut"):
     else:
         config.init = "ModalityDance/latent-tts-coconut"
         coconut_imitation(config)
-        config.imitate.update(max_latent_stage=5, cot_steps=0, stage_steps=3 * epoch, final_steps=20 * epoch)
+        batch = 64  # 8 on each of 8 devices
+        epoch = -(-GSM8K_AUG // batch)
+        config.imitate.update(
+            batch_size=batch, max_latent_stage=5, cot_steps=0, stage_steps=3 * epoch, final_steps=17 * epoch
+        )
     config.imitate.update(recipe="simcot", dropout=0.1)  # GPT-2's own
     config.stages = ("imitate", "cold_start", "rl", "evaluate")
     return config

@@ -1,14 +1,14 @@
 """Group-relative advantages (paper appendix, reward and advantage). G is at least 2."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import chex
 import jax
 import jax.numpy as jnp
-
-from slpo_jax.policy.subsets import solved_share
+import numpy as np
 
 Advantage = Callable[[jax.Array], jax.Array]
 """Rewards float [G] of a group -> advantages [G], without gradient."""
@@ -56,54 +56,58 @@ def best_positive(advantages_G: jax.Array, likelihoods_G: jax.Array) -> jax.Arra
 
 
 def subset_worth(rewards_G: jax.Array, k: int) -> jax.Array:
-    """Of each rollout: the share, of all subsets of k rollouts, of those that it is in and that hold a right one.
+    """Of each rollout: the sum over the subsets of k rollouts that it is in of their best reward, by number of subsets.
 
-    That is k/G of a right rollout and k/G rho(G - 1, c, k - 1) of a wrong one, with c right. The sum over i of
-    worth_i grad log pi is an unbiased estimate of the gradient of Pass@k (PKPO, Walder and Karkhanis, 2025), so the
-    mean over i, which the loss has, is one of 1/G of it.
+    The sum over i of worth_i grad log pi is an unbiased estimate of the gradient of the expected best of k, with
+    rewards 0 and 1 that of Pass@k (PKPO, Walder and Karkhanis, 2025), so the mean over i, which the loss has, is one of
+    1/G of it.
 
     Args:
-        rewards_G: float [G], of zeros and ones.
+        rewards_G: float [G].
         k: 1 <= k <= G.
     """
     chex.assert_rank(rewards_G, 1)
-    group = rewards_G.shape[0]
-    return k / group * jnp.where(rewards_G > 0, 1.0, solved_share(group - 1, rewards_G.sum(), k - 1))
+    group, order_G = rewards_G.shape[0], jnp.argsort(rewards_G)
+    best_G = np.array([math.comb(j, k - 1) / math.comb(group, k) for j in range(group)])  # the j-th from below is best
+    with_GG = np.triu(np.tile(np.diff(best_G, prepend=0), (group, 1)), 1) + np.diag(best_G)  # and i is in it too
+    worth_G = jnp.sum(with_GG.astype(np.float32) * rewards_G[order_G][None], axis=1)
+    return jnp.zeros_like(worth_G).at[order_G].set(worth_G)
 
 
 def pkpo(rewards_G: jax.Array, k: int) -> jax.Array:
-    """Advantages whose policy gradient is that of Pass@k, by PKPO's eq. 33, rewards 0 or 1.
+    """Advantages whose policy gradient is that of the expected best of k rollouts, by PKPO's eq. 33.
 
-    A rollout's worth (`subset_worth`) less k/G rho(G - 1, c - r_i, k - 1), the worth that the others leave to a wrong
-    one: 0 for a wrong rollout and, with k above 1, where all are right. So a solved problem is left alone, with sampled
-    answers as with greedy ones. With k = 1 there is no baseline, and a right rollout has 1/G.
+    What a rollout adds to the best reward of k - 1 others, in the mean over all subsets: 0 for the worst ones and where
+    all are equal. So a solved problem is left alone, with sampled answers as with greedy ones.
 
     Args:
-        rewards_G: float [G], of zeros and ones.
-        k: 1 <= k <= G.
+        rewards_G: float [G].
+        k: 2 <= k <= G.
     Returns:
         [G], without gradient.
     """
+    chex.assert_rank(rewards_G, 1)
     group = rewards_G.shape[0]
-    baseline_G = k / group * solved_share(group - 1, rewards_G.sum() - rewards_G, k - 1)
-    return jax.lax.stop_gradient(subset_worth(rewards_G, k) - baseline_G)
+    best_G = np.array([math.comb(j, k - 2) / math.comb(group, k) for j in range(group)], np.float32)  # of k - 1 others
+    added_GG = jnp.maximum(rewards_G[:, None] - jnp.sort(rewards_G)[None], 0.0)
+    return jax.lax.stop_gradient(jnp.sum(added_GG * best_G[None], axis=1))
 
 
 def pkpo_sloo(rewards_G: jax.Array, k: int) -> jax.Array:
     """The same gradient with PKPO's baseline of eq. 29, what a rollout of the others is worth when i is left out.
 
-    That is k/(G - 1) rho(G - 1, c - r_i, k), of fewer rollouts: where all are right, each has -k / (G (G - 1)). Only in
-    the mean over sampled answers does that cancel; greedy ones are pushed down on every problem that is solved.
+    That is of fewer rollouts: where all have the reward r, each has -r k / (G (G - 1)). Only in the mean over sampled
+    answers does that cancel; greedy ones are pushed down on every problem that is solved.
 
     Args:
-        rewards_G: float [G], of zeros and ones.
+        rewards_G: float [G].
         k: 1 <= k < G.
     Returns:
         [G], without gradient.
     """
-    group = rewards_G.shape[0]
-    baseline_G = k / (group - 1) * solved_share(group - 1, rewards_G.sum() - rewards_G, k)
-    return jax.lax.stop_gradient(subset_worth(rewards_G, k) - baseline_G)
+    group, worth_G = rewards_G.shape[0], subset_worth(rewards_G, k)
+    baseline_G = group / ((group - 1) * (group - k)) * (worth_G.sum() - k * worth_G)
+    return jax.lax.stop_gradient(worth_G - baseline_G)
 
 
 ADVANTAGES: dict[str, Callable[[int], Advantage]] = {

@@ -17,7 +17,7 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, encode_prompts
 from slpo_jax.policy.thinkers import Action
-from slpo_jax.rewards.ending import answer_mask, said_eos
+from slpo_jax.rewards.ending import answer_mask, ends, said_eos
 
 
 @struct.dataclass
@@ -102,6 +102,15 @@ def used_slots(policy: Policy, trajectories: Trajectories) -> tuple[jax.Array, j
     if trajectories.said is not None:
         spoken_NA &= ~said_eos(trajectories.said, trajectories.lengths, config.eos_ids)[:, None]
     return steps_T[None] <= trajectories.lengths[:, None], spoken_NA
+
+
+def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
+    """bool [N]: which rollouts have no end within the budget of answer tokens, so that they can't be right."""
+    config = policy.config
+    ended_N = ends(trajectories.tokens, config.eos_ids, config.stops).any(axis=1)
+    if trajectories.said is not None:
+        ended_N |= said_eos(trajectories.said, trajectories.lengths, config.eos_ids)
+    return ~ended_N
 
 
 def smallest_capacity(policy: Policy, choices: Sequence[Capacity], trajectories: Trajectories, group: int) -> jax.Array:

@@ -189,7 +189,7 @@ LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "temp
 """Latent-GRPO's settings of the objective grpo."""
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
 """SofT-GRPO's of the thinker gumbel_top_k, whose defaults are Latent-GRPO's."""
-SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "kl_weight": 0.001, "detach_inputs": True}
+SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "dual_clip": 3.0, "kl_weight": 0.001, "detach_inputs": True}
 # By method: the thinker, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
 # rate published for Llama-3.2-3B. Settings of thinkers are the papers' by default.
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {

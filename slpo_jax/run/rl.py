@@ -4,11 +4,13 @@ import dataclasses
 from typing import Any
 
 import optax
+from absl import logging
 
 from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import THINKER
 from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
@@ -31,6 +33,13 @@ def check(experiment: Experiment, name: str) -> None:
         raise UserError(
             f"config.objective.{name}.minibatches: {parts} do not cut config.rl.batch_size={config.batch_size} into "
             f"equal parts for {devices} devices x {config.micro_batches} micro-batches; change one of them"
+        )
+    if objective.needs_answers and experiment.config.reward != CORRECT:
+        logging.warning(
+            "config.objective.%s: learns the reference answers, whatever config.reward=%s says, which only a gate's "
+            "stop goes by; to learn what is rewarded set its estimator to reward",
+            name,
+            experiment.config.reward,
         )
 
 

@@ -11,8 +11,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.score import used_slots
-from slpo_jax.rewards.ending import ends, said_eos
+from slpo_jax.policy.score import are_cut, used_slots
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig
@@ -149,12 +148,3 @@ def written_tokens(policy: Policy, trajectories: Trajectories) -> jax.Array:
     """Tokens of all completions together: the answers', and where it is written down, the thoughts'."""
     fed_NT, spoken_NA = used_slots(policy, trajectories)
     return spoken_NA.sum() if trajectories.said is None else fed_NT.sum() + spoken_NA.sum()
-
-
-def are_cut(policy: Policy, trajectories: Trajectories) -> jax.Array:
-    """bool [N]: which rollouts have no end within the budget of answer tokens, so that they can't be right."""
-    config = policy.config
-    ended_N = ends(trajectories.tokens, config.eos_ids, config.stops).any(axis=1)
-    if trajectories.said is not None:
-        ended_N |= said_eos(trajectories.said, trajectories.lengths, config.eos_ids)
-    return ~ended_N

@@ -1,4 +1,4 @@
-"""RLOO and GRPO against numbers worked out by hand, PKPO against all subsets."""
+"""RLOO and GRPO against numbers worked out by hand, PKPO, of any rewards, against all subsets."""
 
 import functools
 import itertools
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, pkpo_sloo, rloo, solved_share
+from slpo_jax.policy.advantage import ADVANTAGES, grpo, pkpo, pkpo_sloo, rloo
+from slpo_jax.policy.subsets import solved_share
 
 
 def test_rloo_by_hand():
@@ -41,9 +42,9 @@ EACH = [rloo, grpo, PKPO, PKPO_SLOO]
 def test_no_gradient_and_nothing_where_all_are_equal(advantage):
     rewards = jnp.array([1.0, 0, 0, 1])
     np.testing.assert_array_equal(jax.jacobian(advantage)(rewards), np.zeros((4, 4)))
-    for value in (0.0, 1.0):
-        # The baseline of eq. 29 is of fewer rollouts: k/G - k/(G - 1) where all are right.
-        expected = -2 / (8 * 7) if advantage is PKPO_SLOO and value else 0.0
+    for value in (0.0, 1.0, -1.0, 0.5):
+        # The baseline of eq. 29 is of fewer rollouts: (k/G - k/(G - 1)) r where all have r.
+        expected = -2 / (8 * 7) * value if advantage is PKPO_SLOO else 0.0
         np.testing.assert_allclose(advantage(jnp.full(8, value)), np.full(8, expected), rtol=1e-5, atol=0)
 
 
@@ -59,46 +60,53 @@ def test_one_group_at_a_time(advantage):
 GROUPS = [(group, k) for group in range(2, 6) for k in range(1, group)]
 
 
-def _patterns(group):
-    return np.array(list(itertools.product((0.0, 1.0), repeat=group)), np.float32)
+def _rewards(group):
+    """All of 0 and 1, then of any kind: equal ones, negative ones, and some that are neither."""
+    draw = np.random.default_rng(group)
+    others = [np.full((1, group), -1.0), draw.integers(-2, 3, (20, group)), draw.normal(0, 3, (20, group))]
+    return np.concatenate([list(itertools.product((0.0, 1.0), repeat=group)), *others]).astype(np.float32)
 
 
 def _worth(rewards, members, k) -> dict[int, float]:
-    """Of each member: the share, of all their subsets of k, of those that it is in and that hold a right one."""
+    """Of each member: the sum of the best rewards of all their subsets of k that it is in, by the number of subsets."""
     subsets = list(itertools.combinations(members, k))
-    return {i: sum(i in s and any(rewards[j] for j in s) for s in subsets) / len(subsets) for i in members}
+    return {i: sum(max(rewards[j] for j in s) for s in subsets if i in s) / len(subsets) for i in members}
 
 
 @pytest.mark.parametrize(("group", "k"), GROUPS)
 def test_pkpo_sloo_is_the_sum_over_all_subsets(group, k):
-    patterns, everyone, expected = _patterns(group), range(group), []
+    patterns, everyone, expected = _rewards(group), range(group), []
     for rewards in patterns:
         worth = _worth(rewards, everyone, k)
         baselines = [np.mean([*_worth(rewards, [j for j in everyone if j != i], k).values()]) for i in everyone]
         expected.append([worth[i] - baselines[i] for i in everyone])
     found = jax.vmap(ADVANTAGES["pkpo_sloo"](k))(patterns)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found).max() > 0.1
 
 
-@pytest.mark.parametrize(("group", "k"), [*GROUPS, (4, 4)])
-def test_pkpo_is_the_share_of_subsets_that_a_right_rollout_alone_solves(group, k):
-    """Of all subsets of k: those that hold it and nothing else that is right; a wrong one adds nothing to any."""
-    patterns, everyone = _patterns(group), range(group)
+@pytest.mark.parametrize(("group", "k"), [(group, k) for group, k in [*GROUPS, (4, 4)] if k > 1])
+def test_pkpo_is_what_a_rollout_adds_to_the_best_of_its_subsets(group, k):
+    """Of all subsets of k: their best reward, less the best without it; nothing where none is better than another."""
+    patterns, everyone = _rewards(group), range(group)
     subsets = list(itertools.combinations(everyone, k))
-    alone = [
-        [np.mean([rewards[i] == 1 and i in s and sum(rewards[j] for j in s) == 1 for s in subsets]) for i in everyone]
+    added = [
+        [
+            sum(max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) for s in subsets if i in s)
+            / len(subsets)
+            for i in everyone
+        ]
         for rewards in patterns
     ]
     found = jax.vmap(ADVANTAGES["pkpo"](k))(patterns)
-    np.testing.assert_allclose(found, alone, atol=1e-6)
+    np.testing.assert_allclose(found, added, atol=1e-5)
     assert np.abs(found).max() > 0.1
 
 
 def test_pkpo_by_hand():
     # 2 of 4 right, k = 2: of 6 pairs each right one alone solves 2. All right: no pair has but one.
     np.testing.assert_allclose(pkpo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 3, 1 / 3, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(pkpo_sloo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 18, 1 / 18, -1 / 3, -1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(pkpo_sloo(jnp.array([1.0, 1, 0, 0]), 2), [1 / 18, 1 / 18, -1 / 3, -1 / 3], rtol=1e-5)
     np.testing.assert_array_equal(pkpo(jnp.ones(8), 4), np.zeros(8))
 
 
@@ -111,8 +119,9 @@ def test_solved_share_by_counting(n):
             assert solved_share(n, jnp.float32(right), k) == pytest.approx(counted, abs=1e-6)
 
 
-@pytest.mark.parametrize("advantage", [pkpo, pkpo_sloo])
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("k", "advantage"), [(1, pkpo_sloo), *((k, advantage) for k in (2, 3) for advantage in (pkpo, pkpo_sloo))]
+)
 def test_pkpo_s_policy_gradient_is_that_of_pass_at_k(k, advantage):
     """In the mean over all groups of draws from a categorical policy, 1/G sum_i A_i grad log p is 1/G of Pass@k's."""
     group, right = 4, np.array([1.0, 0.0, 0.0, 1.0], np.float32)

@@ -1,4 +1,4 @@
-"""Beam search over latents: one beam of one candidate is a plain rollout; otherwise a slow search in numpy's order."""
+"""Beam search over latents: one beam of one candidate is a plain rollout; otherwise a slow search of one prompt."""
 
 import dataclasses
 
@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 from tiny import CONFIG, ROLLOUT, both_params, compiled, policy_of, random_params, random_prompts, take_rows
 
 from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
-from slpo_jax.policy.rollout import sample
+from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 
 T, KEY = ROLLOUT.max_latents, jax.random.key(3)
-INDEX = jnp.arange(3)
+LENGTHS = (4, 7, 3, 5, 6, 2)
+INDEX = jnp.arange(len(LENGTHS))
 BY_THRESHOLD = dataclasses.replace(ROLLOUT, stopping="threshold", dropout_rate=0.3)
 BY_LENGTH = dataclasses.replace(BY_THRESHOLD, stopping="length")
 
@@ -28,7 +30,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def prompts():
-    return random_prompts((4, 7, 3), 7)
+    return random_prompts(LENGTHS, 7)
 
 
 def searched(params, prompts, config, rule, beams, candidates):
@@ -40,7 +42,7 @@ def searched(params, prompts, config, rule, beams, candidates):
 
 @pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.6), (BY_LENGTH, 3)])
 def test_one_beam_of_one_candidate_is_a_plain_rollout(params, prompts, config, rule):
-    rule = jnp.full(3, rule)
+    rule = jnp.full(len(LENGTHS), rule)
     found = searched(params, prompts, config, rule, 1, 1)
     keys = noise.row_keys(KEY, INDEX, jnp.zeros_like(INDEX))
     plain = compiled(lambda params: sample(policy_of(config), params, prompts, keys, rule))(params)
@@ -49,23 +51,36 @@ def test_one_beam_of_one_candidate_is_a_plain_rollout(params, prompts, config, r
     np.testing.assert_allclose(found.actions, plain.actions, atol=1e-5)
 
 
-def test_with_two_latents_the_search_is_an_enumeration(params, prompts):
-    """Every candidate for h_1, of these the best two, every candidate for h_2 after each, of all the best."""
-    config, beams, candidates = dataclasses.replace(BY_LENGTH, max_latents=2), 2, 3
-    found = searched(params, prompts, config, jnp.full(3, 2), beams, candidates)
-    policy, width, rule = policy_of(config), beams * candidates, jnp.full(beams * candidates, 2)
-    roll_out = compiled(lambda params, prompt, keys, prefix: sample(policy, params, prompt, keys, rule, prefix=prefix))
-    score = compiled(lambda params, prompt, *of: latent_scores(policy, params["latent_rm"], prompt, *of))
-    for row in range(3):
-        prompt = take_rows(prompts, [row])
-        keys = noise.row_keys(KEY, jnp.full(width, row), jnp.arange(width))
-        blank = dataclasses.replace(roll_out(params, prompt, keys, None), lengths=jnp.zeros(width, jnp.int32))
-        first = roll_out(params, prompt, keys, blank)
-        r1 = np.asarray(score(params, prompt, first.actions, first.lengths))[:, 0]
-        kept = np.argsort(-r1, kind="stable")[:beams]
-        given = jax.tree.map(lambda x, kept=kept: x[np.repeat(kept, candidates)], first.actions)
-        second = roll_out(
-            params, prompt, keys, dataclasses.replace(first, actions=given, lengths=jnp.ones(width, jnp.int32))
-        )
-        total = np.asarray(score(params, prompt, second.actions, second.lengths)).sum(axis=1)
-        np.testing.assert_allclose(found.actions[row], second.actions[total.argmax()], atol=1e-5)
+@pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.55), (BY_LENGTH, 3)])
+def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
+    """One prompt at a time: every candidate for each beam's next latent, of these the best by the sum so far.
+
+    A thought that has ended is one candidate and not several; under a gate it keeps its last score.
+    """
+    beams, candidates, rows, steps = 3, 2, len(LENGTHS), 4
+    config, width = dataclasses.replace(config, max_latents=steps), beams * candidates
+    found = searched(params, prompts, config, jnp.full(rows, rule), beams, candidates)
+    fixed, gate = policy_of(dataclasses.replace(config, stopping="length")), params["gate"]["out"]
+    roll_out = compiled(
+        lambda params, prompt, keys, until, prefix: sample(fixed, params, prompt, keys, until, prefix=prefix).actions
+    )
+    score = compiled(lambda params, prompt, *of: latent_scores(fixed, params["latent_rm"], prompt, *of))
+    by_gate, repeated = config.stopping == "threshold", 0
+    for row in range(rows):
+        prompt, keys = take_rows(prompts, [row]), noise.row_keys(KEY, jnp.full(width, row), jnp.arange(width))
+        h, lengths = np.zeros((width, steps, CONFIG.n_embd), np.float32), np.zeros(width, int)
+        ended = lengths > 0
+        for step in range(1, steps + 1):
+            begun, lengths = np.where(ended, lengths, step - 1), np.where(ended, lengths, step)
+            h = np.asarray(roll_out(params, prompt, keys, lengths, Trajectories(h, begun, tokens=None, keys=None)))
+            until = step if by_gate else min(step, rule)
+            total = np.asarray(score(params, prompt, h, lengths))[:, :until].sum(axis=1)
+            once = [n for n in range(width) if not ended[n] or n % candidates == 0]
+            repeated += len(once) < width
+            best = sorted(once, key=lambda n, total=total: -total[n])[:beams]
+            gates = special.expit(h[:, step - 1] @ gate["kernel"][:, 0] + gate["bias"])
+            ended = ended | ((gates if by_gate else step) >= rule)
+            h, lengths, ended = (np.repeat(x[best], candidates, axis=0) for x in (h, lengths, ended))
+        assert found.lengths[row] == lengths[0]
+        np.testing.assert_allclose(found.actions[row, : lengths[0]], h[0, : lengths[0]], atol=1e-5)
+    assert repeated

@@ -8,6 +8,7 @@ from small_run import load_config
 from slpo_jax.checks import check
 from slpo_jax.config import objective_of, read_config
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.run.presets import objective_variant
@@ -143,6 +144,11 @@ CASES = {
         "config.objective.slpo.pass_k: 5 is more than the 4 that pkpo can take",
         "lower it or raise the group",
     ),
+    "pkpo without a baseline": (
+        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 1},
+        "config.objective.slpo.pass_k: pkpo has no baseline at 1",
+        "rloo",
+    ),
     "k of pkpo_sloo": (
         {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 4},
         "config.objective.slpo.pass_k: 4 is more than the 3 that pkpo_sloo can take",
@@ -248,6 +254,22 @@ def test_one_line_before_any_work(case, tmp_path):
     line = _refused(config, tmp_path)
     assert line.startswith(begins)
     assert says in line
+
+
+@pytest.mark.parametrize(("estimator", "said"), [("pass_at_k", True), ("mixture", True), ("reward", False)])
+@pytest.mark.parametrize("reward", [CORRECT, "mine"])
+def test_that_pathwise_learns_references_whatever_the_reward_is_said_before(
+    estimator, said, reward, tmp_path, warnings, monkeypatch
+):
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float(len(text)))
+    config = load_config()
+    config.update(reward=reward, stages=("imitate", "rl"))
+    config.rl.update(objectives=("pathwise",), temperature=1.0)
+    config.objective.pathwise.estimator = estimator
+    _check_all(config, tmp_path)
+    lines = [line for line in warnings if "config.reward=mine" in line]
+    assert len(lines) == (said and reward == "mine")
+    assert all(line.startswith("config.objective.pathwise: learns the reference answers") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from plain_gpt2 import dropout_factors
 from scipy import special, stats
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
 from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.colar import Colar
+from slpo_jax.models.dropout import Dropout
+from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
@@ -80,7 +83,21 @@ def _law(params, hidden_D):
     return dense("mean", x), np.exp(dense("log_std", x))
 
 
-def _slow_loss(case, name: str, speed: int, key, loss="mse"):
+def _factors(key, prompt: int, slots: int, rate: float):
+    """What each site multiplies a row's positions with: noise is on in the prompt and in all slots."""
+    if not rate:
+        return {}
+    on = jnp.ones((1, prompt), bool)
+    parts = (
+        noise.prompt_dropout(key[None], on, rate, "all"),
+        noise.answer_dropout(key[None], jnp.arange(slots), rate, "all"),
+    )
+    keys = jnp.concatenate([part.keys_BL for part in parts], axis=1)
+    factors = dropout_factors(Dropout(keys, jnp.ones(keys.shape, bool), rate), CONFIG.n_embd, CONFIG.n_layer)
+    return jax.tree.map(np.asarray, factors)
+
+
+def _slow_loss(case, name: str, speed: int, key, loss="mse", rate=0.0):
     """(cross-entropy, the head's loss), as means over the whole batch, of texts put together from words."""
     slow, batch = SlowReasoner(case.params["reasoner"], CONFIG), case.batch
     said, latent = [], []
@@ -97,6 +114,7 @@ def _slow_loss(case, name: str, speed: int, key, loss="mse"):
             vectors = [_projected(case.params, vector) for vector in vectors]
         mark, answer = IDS["###"], [IDS["Answer:"], IDS[problem.answer], TEMPLATE.eos_id]
         fed = np.concatenate([slow.embed([mark]), vectors, slow.embed([mark, *answer[:-1]])])
+        slow.factors = _factors(noise.row_keys(key, batch.index)[row], len(prompt), len(fed), rate)
         hidden = slow.hidden(np.concatenate([slow.embed(prompt), fed]))[len(prompt) - 1 :]
         targets = np.asarray(batch.targets)[row, : len(hidden)].tolist()
         assert targets[0] == targets[1 + len(chunks)] == mark
@@ -117,19 +135,29 @@ def _slow_loss(case, name: str, speed: int, key, loss="mse"):
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("colar", {}), ("colar", {"latent_loss": "nll"}), ("regular", {})], ids=["mse", "nll", "regular"]
+    ("name", "own", "rate"),
+    [("colar", {}, 0.0), ("colar", {"latent_loss": "nll"}, 0.0), ("regular", {}, 0.0), ("colar", {}, 0.3)],
+    ids=["mse", "nll", "regular", "dropout"],
 )
-def test_losses_are_the_slow_loop_s(name, own):
+def test_losses_are_the_slow_loop_s(name, own, rate):
     case, key = _case(name, latent_weight=WEIGHT, **own), jax.random.key(5)
     asked = TEMPLATE.tokenizer.decode(real_tokens(case.batch.prompts, 0))
     speed = int(asked.rpartition("speed: ")[2][0])
     assert speed == (1 if name == "regular" else 3)
-    total, sums = compiled(case.recipe.loss_of(POLICY))(case.params, case.batch, key)
-    said, latent = _slow_loss(case, name, speed, key, own.get("latent_loss", "mse"))
+    total, sums = compiled(case.recipe.loss_of(POLICY.having(dropout_rate=rate)))(case.params, case.batch, key)
+    said, latent = _slow_loss(case, name, speed, key, own.get("latent_loss", "mse"), rate)
     means = {name: float(total / count) for name, (total, count) in sums.items()}
     assert means["said"] == pytest.approx(said, rel=1e-3)
     assert means["latent"] == pytest.approx(latent, rel=1e-3)
     assert float(total) / ROWS == pytest.approx(said + WEIGHT * latent, rel=1e-3)
+
+
+def test_the_projector_is_a_loop_s():
+    """To a finer tolerance than a loss has, which hardly knows how many groups a norm is of."""
+    params = _case("regular").params
+    codes = np.random.default_rng(1).normal(size=(5, CONFIG.n_embd)).astype(np.float32)
+    found = StepProjector(CONFIG.n_embd).apply({"params": params[PROJECTOR]}, codes)
+    np.testing.assert_allclose(SCALE * found, [_projected(params, code) for code in codes], atol=1e-5)
 
 
 def test_at_speed_one_inputs_are_embeddings():

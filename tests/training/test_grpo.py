@@ -11,7 +11,7 @@ from frozen import ADDITIVE, BATCH, KEY, POLICY, SIGMA, Frozen
 from scipy import special
 from slow_policy import as_float64, assert_is_gradient, normal_log_prob, token_by_token
 from small_steps import GROUP, ROLLOUT, difference, small_params
-from tiny import SlowReasoner, compiled, keys_of, policy_of, real_tokens
+from tiny import EOS, PAD, SlowReasoner, compiled, keys_of, policy_of, real_tokens
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import device_mesh, shard_rows
@@ -78,6 +78,36 @@ def test_of_the_first_choices_the_likeliest_right_one_counts():
         right = [i for i in range(4) if group[i] > 0]
         best = max(right, key=lambda i: (scores[i], -i), default=None)
         assert kept.tolist() == [a if best in (i, None) else 0 for i, a in enumerate(group.tolist())]
+
+
+def test_latent_grpo_s_advantages_are_a_loop_s():
+    """The first choice is the right rollout's of the best mean; one that was cut off has none, best or not."""
+    rng, group, rows = np.random.default_rng(0), 4, 40
+    lengths, words = rng.integers(1, T + 1, rows), rng.integers(0, A + 1, rows)  # words before the end, if it is there
+    tokens = np.full((rows, A), PAD)
+    for row, count in enumerate(words):
+        tokens[row, : count + 1] = [*[42] * count, EOS][:A]
+    advantages = rng.normal(size=(rows // group, group)).astype(np.float32)
+    advantages[0] = -np.abs(advantages[0])
+    before_NC = rng.normal(-2, 1, (rows, T + A + 1)).astype(np.float32)
+    thoughts = Trajectories(np.zeros((rows, T, 1)), lengths, tokens, keys=None, behaviour=before_NC)
+    found = GRPO(first_choice="best")._of_best_first(ADDITIVE, thoughts, advantages)
+
+    flat, chosen, firsts = advantages.ravel(), [], {np.mean: [], np.sum: []}
+    for row in range(rows):
+        spoken = min(words[row] + 1, A)
+        chosen.append(before_NC[row, [*range(lengths[row]), *range(T, T + spoken), T + A]])
+    for how, best in firsts.items():
+        for start in range(0, rows, group):
+            right = [row for row in range(start, start + group) if flat[row] > 0]
+            best += [max(right, key=lambda row, how=how: how(chosen[row]))] if right else range(start, start + group)
+    assert firsts[np.mean] != firsts[np.sum]
+    assert any(words[row] == A for row in firsts[np.mean])
+    for row in range(rows):
+        a = 0.0 if words[row] == A else flat[row]
+        assert found[row, 0] == (a if row in firsts[np.mean] else 0.0)
+        made = [*range(1, lengths[row]), *range(T, T + min(words[row] + 1, A)), T + A]
+        np.testing.assert_array_equal(found[row, made], a)
 
 
 BETA = 0.4
@@ -185,7 +215,7 @@ def test_options_of_latent_grpo_are_a_loop_s(frozen, before, found):
         best = max((i for i in group if advantages[i] > 0), key=means.__getitem__, default=row)
         first.add((best == row, bool(advantages[row] > 0)))
         for number, (kind, place, log_prob) in enumerate(made):
-            a = advantages[row] * (number > 0 or best == row)
+            a = advantages[row] * (number > 0 or best == row) * (EOS in frozen.rollouts[row].spoken)
             ratio = np.exp(log_prob - before[row, PLACES[kind] + place])
             held = min(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
             losses.append(-WEIGHTS[kind] * (max(held, 1.3 * a) if a < 0 else held))

@@ -126,6 +126,19 @@ def test_completions_differ_under_noise(prompts):
     assert any(len(np.unique(each, axis=0)) > 1 for each in said.reshape(-1, *said.shape[2:]))
 
 
+def test_completions_go_on_from_as_many_latents_as_they_are_labels_of(prompts):
+    """Where these are all, what is said is the thought's own answer, which has no noise; before, latents are drawn."""
+    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0), thinker="additive", sigma=2.0)
+    batch, key, length = PromptedBatch(prompts, jnp.zeros((2, 0), jnp.uint8), jnp.arange(2)), jax.random.key(5), 3
+    params = both_params()
+    drawn = compiled(lambda: draw_thoughts(policy, params, batch, length, key, 2))()
+    asked = drawn.actions, drawn.lengths, length, key, 4
+    said = np.asarray(compiled(lambda: complete(policy, params, batch, *asked))())
+    own = np.broadcast_to(drawn.tokens[:, None, None], said.shape)
+    np.testing.assert_array_equal(said[:, length - 1 :], own[:, length - 1 :])
+    assert all(not np.array_equal(said[:, at], own[:, at]) for at in range(length - 1))
+
+
 def published(folder, reasoner, rows: int = CONFIG.vocab_size, **more):
     """The authors' layout, key for key: a GPT-2 without head under `transformer.`, and `classifier`."""
     tensors = {

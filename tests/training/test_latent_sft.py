@@ -1,4 +1,4 @@
-"""Latent-SFT against transformers' GPT-2 with masks and positions written out row by row."""
+"""Latent-SFT against a plain GPT-2 with masks and positions written out row by row."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from plain_gpt2 import plain_hidden
 from scipy import special
-from tiny import compiled, load_hf, policy_of
+from tiny import compiled, policy_of
 
 from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
@@ -65,6 +66,17 @@ def test_noise_never_makes_the_closing_token_the_likeliest():
     np.testing.assert_allclose(both.sum(-1), 1, rtol=1e-5)
 
 
+def test_noise_on_labels_is_clamped_at_both_ends():
+    """Of many equal weights the shares at the ends are Gumbel's: P(g < -1.5) and P(g > 3), which are 4.5 apart."""
+    count = 20_000
+    q, ids = jnp.full((1, count), 1 / count), jnp.zeros((1, count), jnp.int32)
+    moved = np.log(latent_sft.perturbed(jax.random.key(0), q, ids, jnp.array([True]), 8, 1.0)[0])
+    ends = np.array([moved.min(), moved.max()])
+    assert np.ptp(ends) == pytest.approx(4.5, abs=1e-4)
+    shares = np.mean(np.abs(moved - ends[:, None]) < 1e-5, axis=1)
+    np.testing.assert_allclose(shares, [np.exp(-np.exp(1.5)), 1 - np.exp(-np.exp(-3.0))], rtol=0.15)
+
+
 @pytest.fixture(scope="module")
 def case():
     template = Text().template(arithmetic_tokenizer(20), prompt=PROMPT)
@@ -82,27 +94,18 @@ def case():
     return SimpleNamespace(**locals())
 
 
-def _hidden(model, inputs, positions, seen):
-    """transformers' hidden states [L, D] of one row; `seen` [L, L] says who sees whom."""
-    import torch
-
-    mask = torch.where(torch.tensor(seen), 0.0, torch.finfo(torch.float32).min)[None, None]
-    with torch.no_grad():
-        return model.transformer(
-            inputs_embeds=torch.tensor(np.asarray(inputs, np.float32))[None], attention_mask=mask,
-            position_ids=torch.tensor(positions)[None],
-        ).last_hidden_state[0].double().numpy()  # fmt: skip
-
-
 def _slow(case, phase: str, index: int):
     """Sums of a problem's cross-entropies and of its divergences, and their numbers."""
-    template, table = case.template, np.asarray(case.params[REASONER]["backbone"]["wte"], np.float64)
-    decoder, encoder = (load_hf(case.params[name], case.config) for name in (REASONER, ENCODER))
+    template = case.template
+    decoder, encoder = (
+        jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[name]) for name in (REASONER, ENCODER)
+    )
+    table, own = decoder["backbone"]["wte"], encoder["backbone"]["wte"]
     prompt = case.problems.prompts[index]
     written = [token for step in case.problems.steps[index] for token in step]
     rest = [*template.closing_ids, *case.problems.answers[index], template.eos_id]
     chunks = [written[at : at + RATIO] for at in range(0, len(written), RATIO)] if phase != "cot" else []
-    own, inputs, compress = np.asarray(case.params[ENCODER]["backbone"]["wte"]), list[np.ndarray](), list[int]()
+    inputs, compress = list[np.ndarray](), list[int]()
     inputs += [own[token] for token in prompt]
     for chunk in chunks:
         inputs += [own[token] for token in chunk] + [case.params[COMPRESS]["embedding"]]
@@ -110,7 +113,7 @@ def _slow(case, phase: str, index: int):
     seen = np.tri(len(inputs), dtype=bool)
     for at in compress:
         seen[at + 1 :, at] = False
-    read = _hidden(encoder, inputs, np.arange(len(inputs)), seen)[compress] @ own.T.astype(np.float64)
+    read = plain_hidden(encoder, np.array(inputs), {}, case.config.n_head, sees_LL=seen)[compress] @ own.T
     ids = np.argsort(-read, axis=-1)[:, :TOP_K]
     labels = special.softmax(np.take_along_axis(read, ids, -1), axis=-1)
 
@@ -130,7 +133,8 @@ def _slow(case, phase: str, index: int):
                                   kinds[k] == kinds[q] or latents[kinds[q]] == k)
                       for k in range(len(slots))] for q in range(len(slots))])  # fmt: skip
     inputs, tokens, positions = zip(*(slot[:3] for slot in slots), strict=True)
-    log_p = special.log_softmax(_hidden(decoder, inputs, np.array(positions), seen) @ table.T, axis=-1)
+    hidden = plain_hidden(decoder, np.array(inputs), {}, case.config.n_head, np.array(positions), seen)
+    log_p = special.log_softmax(hidden @ table.T, axis=-1)
     learned = [at for at, token in enumerate(tokens) if token is not None]
     entropy = -sum(log_p[at - 1, tokens[at]] for at in learned)
     away = [np.sum(q * (np.log(q) - log_p[at - 1][i])) for q, i, at in zip(labels, ids, latents, strict=True)]

@@ -11,9 +11,10 @@ from small_steps import prompted_batch, small_params
 from tiny import EOS, PAD, ROLLOUT, compiled, policy_of
 
 from slpo_jax.policy.rollout import Trajectories
+from slpo_jax.policy.score import are_cut
 from slpo_jax.rewards.ending import StopStrings
 from slpo_jax.rewards.stopping import stop_tables
-from slpo_jax.training.rl import are_cut, make_improvement, roll_out
+from slpo_jax.training.rl import make_improvement, roll_out
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
 ENDS = (4, 5)

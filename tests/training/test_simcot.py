@@ -110,15 +110,48 @@ def test_explanations_are_the_slow_loop_s(case):
 
 @pytest.mark.parametrize("case", ["curriculum"], indirect=True)  # CODI has no stages
 def test_a_stage_s_thoughts_say_the_steps_that_they_replace(case):
-    """Up to the last stage, in which the last thought says what is still written too; the slots hold it all."""
+    """And no other, in the last stage too; where no step is written the last thought says all that are left."""
     settings = dataclasses.replace(case.settings, recipe="simcot", stage_steps=2)
     recipe, said = recipe_of(settings, case.name), []
-    for phase in recipe.phases(case.problems, LATENTS)[:2]:
+    for phase in recipe.phases(case.problems, LATENTS):
         batch = recipe.batch(case.problems, phase, 0, 1, 4, (24,), recipe.slots(case.problems, phase))
         row = [index % len(PROBLEMS) for index in batch.own.index].index(3)
         texts = zip(batch.texts.targets[row], batch.texts.weights[row], strict=True)
         said.append([case.template.tokenizer.decode(text[weight > 0][:-1]) for text, weight in texts])
-    assert said == [[LONG[0]], SAID["curriculum"][3]]
+    assert said == [[LONG[0]], [LONG[0], LONG[1]], SAID["curriculum"][3]]
+
+
+@pytest.mark.parametrize("case", ["distil"], indirect=True)
+def test_thoughts_that_say_nothing_are_no_part_of_codi_s_mean(case):
+    problems = encode_problems(case.template, PROBLEMS[:2])  # of two steps at most, for five thoughts
+    batch = case.recipe.batch(problems, case.phase, 0, 1, 4, (24,), case.recipe.slots(problems, case.phase))
+    half = batch.own.student.suffix.weights.sum() / 2
+    np.testing.assert_allclose(batch.texts.weights.sum(axis=(0, 2)), [half, half, 0, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["curriculum"], indirect=True)
+def test_a_row_s_mean_is_over_its_own_thoughts(case):
+    """Of a number of latents that is drawn for each row: every token weighs 1 over rows and the row's thoughts."""
+    recipe = recipe_of(dataclasses.replace(case.settings, recipe="simcot", final_latents="random"), case.name)
+    (phase,) = recipe.phases(case.problems, LATENTS)
+    batch = recipe.batch(case.problems, phase, 0, 1, 16, (24,), recipe.slots(case.problems, phase))
+    total, counts = batch.own.suffix.weights.sum(), batch.own.latents // 2
+    assert {1, 2} <= set(counts)
+    for count, weights in zip(counts, batch.texts.weights, strict=True):
+        assert (weights.max(axis=-1) > 0).sum() == count
+        np.testing.assert_allclose(weights[weights > 0], total / (16 * max(1, count)), rtol=1e-6)
+
+
+def test_the_second_model_has_dropout_where_the_published_one_has(case):
+    """CODI's; COCONUT's is never in training mode. The reasoner's states are one vector, whatever is dropped."""
+    flat = jax.tree.map(np.zeros_like, case.params["reasoner"])
+    flat["backbone"]["ln_f"]["bias"] += np.linspace(-1, 1, case.config.n_embd, dtype=np.float32)
+    params, found = case.params | {"reasoner": flat}, []
+    for rate in (0.0, 0.5):
+        policy = case.policy.having(dropout_rate=rate)
+        sums = compiled(case.recipe.loss_of(policy))(params, case.batch, jax.random.key(0))[1]
+        found.append(float(sums["explained"][0]))
+    assert (found[0] == found[1]) == (case.name == "curriculum")
 
 
 @pytest.mark.slow

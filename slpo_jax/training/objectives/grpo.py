@@ -13,7 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import Capacity, can_halt, capacities, score, smallest_capacity, used_slots
+from slpo_jax.policy.score import Capacity, are_cut, can_halt, capacities, score, smallest_capacity, used_slots
 from slpo_jax.training.objectives.objective import Objective, at_capacity
 from slpo_jax.training.state import Sums
 
@@ -87,7 +87,8 @@ class Grpo(Objective):
         clip: how far rho may go from 1; None does not clip.
         dual_clip: where A is negative rho counts as this at most (Ye et al., 2020); None does not clip.
         first_choice: "best": of the first choices only that of the rollout with positive A and the best mean
-            log-probability keeps its A, and the group's others have 0; without a positive A, all keep it (Latent-GRPO).
+            log-probability keeps its A, and the group's others have 0; without a positive A, all keep it; then all
+            choices of a rollout that was cut off have 0, which still counts in the group's mean (Latent-GRPO).
         tempered: the tokens' likelihood is at the temperature that they are sampled at, not at 1.
         reduction: over choices: "token_mean" of the whole batch, "sequence_mean" of each rollout's own means, or "sum"
             over a rollout's, as the other objectives.
@@ -209,12 +210,13 @@ class Grpo(Objective):
         return [*([(self.latent_weight, fed_NT)] if latents else []), *halted, (1.0, spoken_NA), *stop]
 
     def _of_best_first(self, policy: Policy, trajectories, advantages_BG: jax.Array) -> jax.Array:
-        """[N, C]: the rollouts' advantages, at their first choices after `best_positive`."""
+        """[N, C]: the rollouts' advantages, at their first choices after `best_positive`; 0 of those that were cut."""
         made_NC = jnp.concatenate([made for _, made in self._made(policy, trajectories)], axis=1)
         mean_N = jnp.mean(trajectories.behaviour, axis=1, where=made_NC)
         first_BG = jax.vmap(best_positive)(advantages_BG, mean_N.reshape(advantages_BG.shape))
         is_first_NC = made_NC & (jnp.cumsum(made_NC, axis=1) == 1)
-        return jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
+        kept_NC = jnp.where(is_first_NC, first_BG.reshape(-1, 1), advantages_BG.reshape(-1, 1))
+        return jnp.where(are_cut(policy, trajectories)[:, None], 0.0, kept_NC)
 
     def _choices(
         self, policy: Policy, capacity: Capacity, params, batch, trajectories, advantages_NC: jax.Array | None = None

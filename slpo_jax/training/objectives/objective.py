@@ -36,7 +36,7 @@ class Objective(abc.ABC):
         thinker_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: how a group's rewards become A_i.
-        pass_k: k of "pkpo", at most G, and of "pkpo_sloo", below G.
+        pass_k: k of "pkpo", from 2 to G, and of "pkpo_sloo", below G.
         stop_weight: factor of the stop term A_i log P(tau_i); without a gate there is none.
     """
 
@@ -132,6 +132,11 @@ class Objective(abc.ABC):
             raise UserError(
                 f"{key}.pass_k: {self.pass_k} is more than the {most} that {self.advantage} can take of "
                 f"config.rl.group={group}; lower it or raise the group"
+            )
+        if self.advantage == "pkpo" and self.pass_k == 1:
+            raise UserError(
+                f"{key}.pass_k: pkpo has no baseline at 1, and moves what is equally good; use the advantage rloo, "
+                "whose mean is the same, or give at least 2"
             )
         if self.advantage == "pkpo_sloo" and (policy.config.temperature == 0.0 or policy.config.top_k == 1):
             raise UserError(

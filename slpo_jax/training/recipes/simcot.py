@@ -61,7 +61,7 @@ class _Thoughts:
         lines: whether steps are said as they are, with line breaks between those that one thought says; else as the
             recipe writes them.
         spare: what a thought beyond the steps says: the answer, or nothing.
-        last: the stage from which the last thought says all steps that are left, those that are written too.
+        noise: whether the second model has dropout, where imitation has.
         mean: of the loss, see `SimCot`.
     """
 
@@ -70,7 +70,7 @@ class _Thoughts:
     first: int
     lines: bool
     spare: Literal["answer", ""]
-    last: int
+    noise: bool
     mean: Literal["rows", "tokens"]
 
 
@@ -149,15 +149,14 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
         )
     if default.name == "curriculum":
         return _Thoughts(
-            settings.c_thought, after=False, first=1, lines=True, spare="answer", last=settings.max_latent_stage,
-            mean="rows",
+            settings.c_thought, after=False, first=1, lines=True, spare="answer", noise=False, mean="rows",
         )  # fmt: skip
     if settings.final_latents != "published":
         raise UserError(
             "config.imitate.final_latents: simcot on CODI explains the last hidden state too, where all rows have it: "
             "set it to published"
         )
-    return _Thoughts(1, after=True, first=0, lines=False, spare="", last=0, mean="tokens")
+    return _Thoughts(1, after=True, first=0, lines=False, spare="", noise=True, mean="tokens")
 
 
 def _with_last(thoughts: _Thoughts, count: int) -> int:
@@ -183,8 +182,7 @@ def _texts(
     """What each thought of these problems says, eos included, where there are `count` before CODI's last."""
     template, count = problems.template, _with_last(thoughts, count)
     line = template.tokenizer("\n", add_special_tokens=False)["input_ids"] if thoughts.lines else []
-    joins = count and (phase.dropped is None or phase.dropped >= thoughts.last)
-    rows = []
+    joins, rows = count and phase.dropped is None, []
     for index, said in zip(indices, steps, strict=True):
         texts = said[:count]
         if joins and len(said) > count:
@@ -232,13 +230,13 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    model = second_model(policy.reasoner.config, params)
+    model, rate = second_model(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.noise else 0.0
     hidden_NLD, _ = reads(EXPLAINER, model.forward)(
         params,
         inputs_NLD,
         jnp.broadcast_to(thoughts.first + places_L, inputs_NLD.shape[:2]),
         jnp.ones(inputs_NLD.shape[:2], bool),  # padding is on the right, where no word looks
-        dropout=noise.answer_dropout(keys_N, places_L, policy.config.dropout_rate, "all"),
+        dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
     before_NLD, log_probs = hidden_NLD[:, thoughts.latents - 1 :], reads(EXPLAINER, model.log_probs)
     return -jnp.sum(log_probs(params, before_NLD, targets_NL, weights_NL != 0)[0] * weights_NL)
