@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -87,6 +88,22 @@ def read_json(
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
+
+
+def to_json(value: Any, **layout: Any) -> str:
+    """JSON as `json.dumps` lays it out, with null for NaN and the infinities, for which JSON has no word."""
+    try:
+        return json.dumps(value, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_known(value), allow_nan=False, **layout)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(value: Any) -> Any:

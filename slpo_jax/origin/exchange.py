@@ -50,10 +50,6 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = with_second(origin.read(explain), explain, source)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not np.isfinite(leaf).all():
-            name = "/".join(part.key for part in path)
-            raise UserError(f"{source}: {name} holds values that are not finite; give a checkpoint that is whole")
     if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
         what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
