@@ -18,9 +18,10 @@ from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_pa
 from slpo_jax.io.workdir import REASONER_FOLDER
 from slpo_jax.kinds import KINDS, PLAIN
 from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
+from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.origin import second_model
 from slpo_jax.origin.card import model_card, short
-from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
+from slpo_jax.origin.identify import Identity, has_gate, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.opening import SIDE_FILE
 from slpo_jax.origin.second_model import with_second, write_second
@@ -87,15 +88,13 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
     template = description.kind.template(identity.tokenizer(), prompt=asked)
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
-    origin = Origin(description, template)
-    write_export(target, source, params, origin, config, *stopping_of(config, identity))
-    return origin
+    return write_export(target, source, params, Origin(description, template), config, *stopping_of(config, identity))
 
 
 def write_export(
     target: Path, source: Path, params: dict[str, Any], origin: Origin, config: Config, stopping: Stopping,
     rule: float | int,
-) -> None:  # fmt: skip
+) -> Origin:  # fmt: skip
     """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
 
     Args:
@@ -105,17 +104,22 @@ def write_export(
         origin: what they are of; its tokenizer is changed.
         config: what it is used with.
         stopping, rule: how its rollouts end.
+    Returns:
+        what was written: without the random gate of a run that has none.
     Raises:
         UserError: no other program knows its latents, or the target is in use.
     """
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
+    if not has_gate(source):
+        origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, gate=None))
     files = thinking_files(config, origin, stopping, rule)
     if thinks(config, origin):
         have_asked(origin.template)
     how = thinks(config, origin), EXPLAINER in params
     files["README.md"] = model_card(source, origin.description, target.name, *how)
     export_reasoner(target, params, origin, files, str(source))
+    return origin
 
 
 def export_reasoner(
@@ -133,10 +137,11 @@ def export_reasoner(
         UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
     """
     description, width = origin.description, origin.description.model.n_embd
-    side = write_tree(description.kind.heads(width), params[REASONER], source)
+    heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
+    side = write_tree(description.kind.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
-    model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"], source)
+    model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder) as made:
         origin.write(made)
         try:
