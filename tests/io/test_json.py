@@ -2,11 +2,17 @@
 
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from absl import flags
 
+from slpo_jax import measure, solve
 from slpo_jax.io.files import to_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run import asked
+from slpo_jax.run.solver import Latent, Solution
 from slpo_jax.training.metrics import MetricsLog
 
 
@@ -51,3 +57,18 @@ def test_metrics_that_are_not_finite_are_null_and_known_again(tmp_path):
     rows = [_strictly(line) for line in again.path.read_text().splitlines()]
     assert [row["loss"] for row in rows] == [0.5, None, None]
     assert [(step, scalars.get("slpo/loss")) for step, scalars in told] == [(1, 0.5), (2, None), (3, None)]
+
+
+@pytest.mark.parametrize("command", [solve, measure])
+def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
+    solution = Solution("Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False)
+    config = SimpleNamespace(init="run", reasoner="coconut_gpt2")
+    solver = SimpleNamespace(stopping="threshold", rule=0.5, drawn_thinker=False, reads=None)
+    found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
+    reasoner = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
+    given = dict(checkpoint="run", samples=0, seed=0, explain=False, json=True, out="", reward="", limit=0)
+    monkeypatch.setattr(flags, "FLAGS", SimpleNamespace(**given))
+    monkeypatch.setattr(asked, "load_asked", lambda **_: reasoner)
+    command.main(["command", "Q?"])
+    printed = _strictly(capsys.readouterr().out)
+    assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]
