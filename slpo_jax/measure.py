@@ -5,12 +5,10 @@ Prints Acc, the share of right answers without noise, and Pass@k of --samples ro
 evaluation, each with its standard error over problems. --out=FILE.jsonl keeps the records.
 """
 
-import json
-
 from absl import flags
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import as_json
+from slpo_jax.io.files import to_json
 from slpo_jax.run import asked
 from slpo_jax.run.command import run_command
 from slpo_jax.run.naming import FLAGS, naming
@@ -27,7 +25,7 @@ def main(argv: list[str]) -> None:
         from slpo_jax.evaluation.records import write_records
 
         write_records(values.out, found.records)
-    print(json.dumps(as_json(found.summary)) if values.json else found)
+    print(to_json(found.summary) if values.json else found)
 
 
 def run() -> None:

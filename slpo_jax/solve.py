@@ -8,13 +8,13 @@ it also draws N rollouts under the noise of the run's evaluation, MC-dropout or 
 from standard input. Nothing is written.
 """
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.files import to_json
 from slpo_jax.run import asked
 from slpo_jax.run.command import run_command
 from slpo_jax.run.naming import FLAGS, naming
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
         reasoner = asked.load_asked(explain=values.explain)
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:
-        print(json.dumps(as_json(reasoner, solution, values.seed), ensure_ascii=False))
+        print(to_json(as_json(reasoner, solution, values.seed), ensure_ascii=False))
         return
     print(solution)
 

@@ -14,8 +14,7 @@ from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
-from slpo_jax.io.files import check_free
-from slpo_jax.origin.exchange import write_export
+from slpo_jax.origin.exchange import replaced_by_export, write_export
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
@@ -134,23 +133,25 @@ class TrainedReasoner:
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
     @naming(ARGUMENTS)
-    def export(self, folder: str | os.PathLike[str], explain: bool = False) -> Path:
+    def export(self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
         Args:
-            folder: must not exist, or be empty; it appears whole or not at all.
+            folder: must not exist, be empty, or be an export that nobody has changed since; it appears whole or not at
+                all.
             explain: with the second model of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
+            overwrite: another folder too, but a run's. Files of other names stay in it.
         Raises:
             UserError: the folder is in use, or the reasoner has parts that no other program knows.
         """
         solver, target = self.solver, Path(_path("folder", folder)).expanduser()
-        check_free(target)
+        replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
         origin, how = solver.setup.origin, (solver.stopping, solver.rule)
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(origin.template, tokenizer=copy.deepcopy(origin.template.tokenizer))
         description = dataclasses.replace(origin.description, settings=used_with(config, solver.rule))
         params = jax.device_get(with_second(solver.params, explain, self.source))
-        write_export(target, Path(self.source), params, Origin(description, template), config, *how)
+        write_export(target, Path(self.source), params, Origin(description, template), config, *how, replaces)
         return target
 
 

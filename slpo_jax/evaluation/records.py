@@ -16,7 +16,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Rows
 from slpo_jax.evaluation.stamps import is_whole, read_stamp
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 _AGAIN = "run the evaluate stage again"
@@ -78,11 +78,8 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Args:
         path: `WORKDIR/eval/ROW/NAME.jsonl`; its folder is made.
         rows: objects with the keys that `read_records` reads; others are kept as they are.
-
-    Raises:
-        ValueError: a row holds NaN or an infinity, which JSON has no word for.
     """
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+    write_text(path, "".join(to_json(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def read_records(path: str | Path) -> EvalRecords:

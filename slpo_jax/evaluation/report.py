@@ -4,7 +4,6 @@
 `python -m slpo_jax.evaluation.report DIR [DIR...] [--out DIR]` does either.
 """
 
-import json
 import math
 import re
 import sys
@@ -26,7 +25,7 @@ from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.sweeps import sweeps_of
 from slpo_jax.evaluation.trained import differing_settings, shown_settings
 from slpo_jax.evaluation.verdict import verdict
-from slpo_jax.io.files import flatten, read_json, write_text
+from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
 
 
@@ -195,7 +194,7 @@ def _settings_notes(runs: Sequence[Rows]) -> list[str]:
 
 
 def _write(workdir: Workdir, report: Mapping[str, Any], evals: Evals, thoughts: Thoughts) -> None:
-    text = json.dumps(report, indent=1, allow_nan=False)
+    text = to_json(report, indent=1)
     # Lists of numbers in a line each; a line's end stands in no string.
     text = re.sub(r"\[\n[^\[\]{}\"]*\]", lambda match: " ".join(match[0].split()), text)
     write_text(workdir.report_json, text + "\n")

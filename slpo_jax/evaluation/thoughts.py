@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import to_json, write_text
 
 
 def write_thoughts(path: Path, evaluation: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -14,7 +14,7 @@ def write_thoughts(path: Path, evaluation: str, rows: Iterable[Mapping[str, Any]
     Args:
         evaluation: digest of what it depends on, of the stamp beside it.
     """
-    text = json.dumps({"evaluation": evaluation, "problems": list(rows)}, ensure_ascii=False, allow_nan=False)
+    text = to_json({"evaluation": evaluation, "problems": list(rows)}, ensure_ascii=False)
     write_text(path, text + "\n")
 
 

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import inspect
 import re
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import AutoTokenizer, DynamicCache, TopPLogitsWarper
 from transformers.utils import ModelOutput, cached_file
 
 SIDE_FILE = "reasoner.safetensors"  # weights of the gate and of what makes latents
-_SETTINGS = ("max_latents", "stop_threshold", "max_new_tokens", "return_dict_in_generate")
+_SAMPLING = ("temperature", "top_p", "num_return_sequences")
+_SETTINGS = ("max_latents", "stop_threshold", "max_new_tokens", "return_dict_in_generate", "do_sample", *_SAMPLING)
 _AS_IT_IS = {"num_beams": 1, "use_cache": True}  # may be said
 _OF_THE_CALL = ("custom_generate", "trust_remote_code")
 _side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -30,7 +32,7 @@ _side_files: weakref.WeakKeyDictionary[Any, dict[str, torch.Tensor]] = weakref.W
 
 @dataclasses.dataclass
 class Thought(ModelOutput):
-    """What was thought and written.
+    """What was thought and written; with num_return_sequences=N each prompt has N rows one after the other.
 
     Attributes:
         sequences: int [B, P + A], prompts and answers; what follows an end token is padding. Latents are no tokens.
@@ -47,16 +49,22 @@ class Thought(ModelOutput):
 
 @torch.no_grad()
 def generate(inputs=None, generation_config=None, *, model, input_ids=None, attention_mask=None, **others):
-    """Think, stop and answer, greedily.
+    """Think, stop and answer.
+
+    The thought has no noise. The answer is greedy, or with do_sample=True drawn by torch's generator: at a
+    `temperature`, from all tokens or from the likeliest that have `top_p` of the probability.
 
     Args:
         inputs, input_ids: int [B, P], prompts as the tokenizer's chat template makes them, padded on the left.
         generation_config: in the place of the keyword arguments.
         attention_mask: [B, P], 0 where there is padding; by default where a row begins with the pad token.
         others: `max_latents`; `stop_threshold` of the gate's stop probability, None for `max_latents` in every row;
-            `max_new_tokens` of an answer; `return_dict_in_generate`. generation_config.json has their defaults.
+            `max_new_tokens` of an answer; `do_sample`, `temperature`, `top_p`, and `num_return_sequences` of each
+            prompt; `return_dict_in_generate`. generation_config.json has their defaults. What `generation_config` has
+            for max_new_tokens, such as a pipeline's own, is lowered to what there are positions for.
     Returns:
-        int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`.
+        int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`. A warning shows questions
+        of which the tokenizer doesn't know a word.
     Raises:
         ValueError: the prompt is none of the chat template's, or too long, or something else is asked for.
     """
@@ -65,7 +73,9 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
     if attention_mask is None:
         attention_mask = (ids_BP != settings.pad_token_id).cumsum(dim=1) > 0
     valid_BP = attention_mask.to(model.device).bool()
-    _check(model, settings, ids_BP, valid_BP)
+    _check(model, settings, ids_BP, valid_BP, lowers="max_new_tokens" not in others and generation_config is not None)
+    _warn_of_unknown(model, settings, ids_BP, valid_BP)
+    ids_BP, valid_BP = (x.repeat_interleave(settings.num_return_sequences, dim=0) for x in (ids_BP, valid_BP))
     feed = _reader(model, len(ids_BP))
     hidden_BD = feed(model.get_input_embeddings()(ids_BP), valid_BP)
     latents_BTD, stops_BT, lengths_B = _think(model, settings, feed, hidden_BD)
@@ -81,10 +91,18 @@ def _settings(model, given, others: dict[str, Any]):
     own = settings.to_dict() | _AS_IT_IS
     for name, value in ((given.to_diff_dict() if given is not None else {}) | others).items():
         said = value is not None and value is not False and name not in _OF_THE_CALL
-        if name in _SETTINGS and (said or name == "stop_threshold"):
+        if name in _SETTINGS and (value is not None or name == "stop_threshold"):
             setattr(settings, name, value)
         elif said and not (name in own and value == own[name]):
-            raise ValueError(f"generate: {name} has no effect on a latent reasoner, which is greedy; leave it out")
+            raise ValueError(f"generate: {name} has no effect on a latent reasoner; leave it out")
+    for name in _SAMPLING:
+        setattr(settings, name, 1 if getattr(settings, name) is None else getattr(settings, name))
+        # A pipeline's configuration has a temperature even where it is told not to sample.
+        asked = settings.num_return_sequences if name == "num_return_sequences" else others.get(name)
+        if not settings.do_sample and asked not in (None, 1):
+            raise ValueError(f"generate: {name} has no effect on greedy answers; set do_sample=True, or leave it out")
+    if settings.temperature <= 0 or not 0 < settings.top_p <= 1 or settings.num_return_sequences < 1:
+        raise ValueError("generate: temperature is above 0, top_p above 0 to 1, and num_return_sequences at least 1")
     threshold = settings.stop_threshold
     if threshold is not None and not settings.gate_layers:
         raise ValueError("generate: stop_threshold has no effect without a gate; leave it out, or set max_latents")
@@ -93,8 +111,12 @@ def _settings(model, given, others: dict[str, Any]):
     return settings
 
 
-def _check(model, settings, ids_BP, valid_BP) -> None:
-    """Fail on what would be answered wrongly without a word."""
+def _check(model, settings, ids_BP, valid_BP, lowers: bool) -> None:
+    """Fail on what would be answered wrongly without a word.
+
+    Args:
+        lowers: max_new_tokens, rather, where there are too few positions.
+    """
     start, most = model.config.latent_start_id, model.config.max_position_embeddings
     if not (valid_BP[:, -1] & (ids_BP[:, -1] == start)).all():
         raise ValueError(
@@ -102,11 +124,27 @@ def _check(model, settings, ids_BP, valid_BP) -> None:
             "tokenizer.apply_chat_template, of several ones with padding=True"
         )
     slots = int(valid_BP.sum(dim=1).max()) + settings.max_latents + settings.max_new_tokens
-    if slots > most:
+    if lowers and most < slots < most + settings.max_new_tokens:
+        settings.max_new_tokens -= slots - most
+        lowered = f"generate: max_new_tokens is {settings.max_new_tokens}, for which the model has positions"
+        warnings.warn(lowered, stacklevel=4)
+    elif slots > most:
         raise ValueError(
             f"generate: prompt, {settings.max_latents} latents and {settings.max_new_tokens} tokens of the answer are "
             f"{slots} positions, the model has {most}; shorten the prompt, or lower max_new_tokens"
         )
+
+
+def _warn_of_unknown(model, settings, ids_BP, valid_BP) -> None:
+    """Show the questions of which the tokenizer lacks a word, with its mark in the place of that."""
+    unknown_BP = valid_BP & (ids_BP == (-1 if settings.unknown_token_id is None else settings.unknown_token_id))
+    if not unknown_BP.any():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path, **_revision())
+    for row in unknown_BP.any(dim=1).nonzero()[:, 0]:
+        text = tokenizer.decode(ids_BP[row][valid_BP[row]][:-1])
+        said = f"generate: a word is unknown to the tokenizer where this has {tokenizer.unk_token}: {text!r}"
+        warnings.warn(said, stacklevel=4)
 
 
 def _reader(model, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -169,10 +207,19 @@ def _answer(model, settings, feed, rows: int) -> torch.Tensor:
     while len(tokens) < settings.max_new_tokens and not ended_B.all():
         logits_BV = head(feed(embed(token_B)[:, None], ~ended_B[:, None]))
         logits_BV[:, settings.suppress_tokens or []] = -torch.inf
-        token_B = logits_BV.argmax(dim=-1).masked_fill(ended_B, settings.pad_token_id)
+        said_B = _drawn(settings, logits_BV) if settings.do_sample else logits_BV.argmax(dim=-1)
+        token_B = said_B.masked_fill(ended_B, settings.pad_token_id)
         tokens.append(token_B)
         ended_B = ended_B | torch.isin(token_B, eos_ids)
     return torch.stack(tokens, dim=1)
+
+
+def _drawn(settings, logits_BV: torch.Tensor) -> torch.Tensor:
+    """Tokens [B] at the temperature, of the fewest that have top_p of the probability."""
+    logits_BV = logits_BV.float() / settings.temperature
+    if settings.top_p < 1:
+        logits_BV = TopPLogitsWarper(settings.top_p)(None, logits_BV)
+    return torch.multinomial(logits_BV.softmax(dim=-1), 1)[:, 0]
 
 
 def _through(layers: list[list[Any]], weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -193,7 +240,12 @@ def _side_weights(model, settings) -> dict[str, torch.Tensor]:
     """The tensors beside the language model's, read once."""
     if model not in _side_files:
         needed = settings.latent_layers or settings.gate_layers
-        commit = re.search("[0-9a-f]{40}", __file__)  # of this very file, if it is the hub's
-        path = cached_file(model.name_or_path, SIDE_FILE, revision=commit and commit[0]) if needed else None
+        path = cached_file(model.name_or_path, SIDE_FILE, **_revision()) if needed else None
         _side_files[model] = load_file(path, device=str(model.device)) if path else {}
     return _side_files[model]
+
+
+def _revision() -> dict[str, str]:
+    """That of this very file, if it is the hub's."""
+    commit = re.search("[0-9a-f]{40}", __file__)
+    return {"revision": commit[0]} if commit else {}

@@ -17,7 +17,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.interop.gguf_header import Header, Place, read_header
 from slpo_jax.interop.gguf_tokenizer import build_tokenizer, token_id
-from slpo_jax.interop.tensors import Stored
+from slpo_jax.interop.tensors import Stored, finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -85,7 +85,8 @@ def open_gguf(path: Path) -> GgufModel:
         config["rope_scaling"] = _llama3_scaling(header, config)
     entries = {}
     for name, (hf_name, shape, heads) in names.items():
-        entries[hf_name] = Stored(hf_name, shape, functools.partial(_read, header, name, heads))
+        read = functools.partial(_read, header, name, heads)
+        entries[hf_name] = Stored(hf_name, shape, finite(header.path, name, read))
     return GgufModel(config, entries, header)
 
 

@@ -67,6 +67,18 @@ def open_tensors(path: Path) -> dict[str, Stored]:
     return _open_file(path)
 
 
+def finite(path: Path, name: str, read: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+    """`read`, of a tensor of this name in this file, which refuses NaN and infinities: a model would say nonsense."""
+
+    def checked() -> np.ndarray:
+        array = read()
+        if not np.isfinite(array).all():
+            raise UserError(f"{path}: {name} holds values that are not finite; give a checkpoint that is whole")
+        return array
+
+    return checked
+
+
 def _is_torch(path: Path) -> bool:
     """Whether a file begins as torch's two formats do: a zip archive, or a pickle of protocol 2 and later."""
     with path.open("rb") as file:
@@ -151,7 +163,8 @@ def _open_safetensors(path: Path) -> dict[str, Stored]:
         view = file.get_slice(name)
         if view.get_dtype() not in SAFETENSORS_DTYPES:
             raise UserError(f"{path}: {name} is stored as {view.get_dtype()}; convert it to a float of 16 or 32 bits")
-        entries[name] = Stored(name, tuple(view.get_shape()), functools.partial(file.get_tensor, name))
+        read = functools.partial(file.get_tensor, name)
+        entries[name] = Stored(name, tuple(view.get_shape()), finite(path, name, read))
     return entries
 
 
@@ -172,7 +185,7 @@ def _open_torch(path: Path) -> dict[str, Stored]:
             raise UserError(f"{path}: {name} is not a plain dense tensor; save it as one")
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2:
             raise UserError(f"{path}: {name} is stored as {tensor.dtype}; convert it to a float of 16 or 32 bits")
-        entries[name] = Stored(name, tuple(tensor.shape), functools.partial(_to_numpy, tensor))
+        entries[name] = Stored(name, tuple(tensor.shape), finite(path, name, functools.partial(_to_numpy, tensor)))
     return entries
 
 

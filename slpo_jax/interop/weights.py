@@ -9,6 +9,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.interop.tensors import Stored
+from slpo_jax.io.files import flatten
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.models.llama import LlamaConfig
 
@@ -155,6 +156,11 @@ def write_tree(weights: list[Weight], tree: Tree, source: str = "checkpoint") ->
             out[weight.name] = np.ascontiguousarray(array.T) if weight.transposed else array
             shapes[weight.name] = Stored(weight.name, out[weight.name].shape, lambda: np.empty(0))
     check_tree(weights, shapes, source)
+    if more := sorted(flatten(tree).keys() - {".".join(weight.path) for weight in weights}):
+        raise UserError(
+            f"{source}: has {more[0].replace('.', '/')} too, which is no part of the model that its config.json and "
+            "reasoner.json describe; give those that the checkpoint was trained with"
+        )
     return out
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +35,44 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
-def check_free(folder: Path) -> None:
+def check_free(folder: Path, remedy: str = "give another directory") -> None:
     """Refuse a folder to write to that is in use.
 
     Raises:
         UserError: it exists and is not an empty directory.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and is not empty; give another directory")
+        raise UserError(f"{folder}: exists and is not empty; {remedy}")
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Another folder, to be filled, that becomes this one when all is written; on an error there is nothing.
+def whole_folder(folder: Path, replaces: Collection[str] | None = None) -> Iterator[Path]:
+    """Another folder, to be filled, that becomes this one when all is written; on an error there is nothing new.
 
+    Args:
+        replaces: names in a folder that is in use which go; others stay where nothing takes their place. None is for a
+            folder that is not in use.
     Raises:
         UserError: as `check_free`.
     """
-    check_free(folder)
+    if replaces is None:
+        check_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield made
         made.chmod(0o755)  # mkdtemp makes it private
-        if folder.exists():
-            folder.rmdir()
-        made.replace(folder)
+        if replaces is None:
+            if folder.exists():
+                folder.rmdir()
+            made.replace(folder)
+            return
+        written = [path.name for path in made.iterdir()]
+        for old in (folder / name for name in {*replaces, *written}):
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        for name in written:
+            (made / name).replace(folder / name)
+        made.rmdir()
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
@@ -87,6 +100,22 @@ def read_json(
     if not isinstance(values, dict):
         raise UserError(f"{path}: is no JSON object; {remedy}")
     return values
+
+
+def to_json(value: Any, **layout: Any) -> str:
+    """JSON as `json.dumps` lays it out, with null for NaN and the infinities, for which JSON has no word."""
+    try:
+        return json.dumps(value, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_known(value), allow_nan=False, **layout)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(value: Any) -> Any:

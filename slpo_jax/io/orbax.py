@@ -24,7 +24,7 @@ def load_params(directory: Path, like: Any) -> Any:
         directory: `WORKDIR/checkpoints/STAGE`, or one step's directory in it.
         like: parameters of the same shapes, or their `jax.ShapeDtypeStruct`s.
     Raises:
-        UserError: no checkpoint there, a damaged one, or one of another model.
+        UserError: no checkpoint there, a damaged one, with NaN among its values, or one of another model.
     """
     import orbax.checkpoint as ocp
 
@@ -33,7 +33,7 @@ def load_params(directory: Path, like: Any) -> Any:
         raise _damaged(path, problem)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            return checkpointer.restore(path, abstract_tree(like))
+            found = checkpointer.restore(path, abstract_tree(like))
         except (OSError, json.JSONDecodeError) as error:
             raise _damaged(path, _reason(error)) from None
         except (ValueError, KeyError) as error:
@@ -42,6 +42,12 @@ def load_params(directory: Path, like: Any) -> Any:
                 f"{path}: does not fit this config's model ({what}); set config.gate, config.model and config.thinker "
                 "as they were"
             ) from None
+    for at, leaf in jax.tree.leaves_with_path(found):
+        # What is spread over processes is a running stage's own.
+        if leaf.is_fully_replicated and not np.isfinite(leaf).all():
+            name = jax.tree_util.keystr(at, simple=True, separator="/")
+            raise _damaged(path, f"{name} holds values that are not finite")
+    return found
 
 
 def _difference(stored: Any, like: Any) -> str:

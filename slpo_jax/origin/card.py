@@ -151,8 +151,10 @@ def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
             (
                 "Latents, stops and answers are those of slpo_jax; several questions are a list of chats, with "
                 "`padding=True`. `trust_remote_code` has transformers run `custom_generate/generate.py`; without it, "
-                "`generate` is an error. Its arguments `max_latents`, `stop_threshold` and `max_new_tokens` are by "
-                "default those in `generation_config.json`."
+                "`generate` is an error (transformers 4.57 runs a local folder's without being asked). Its arguments "
+                "`max_latents`, `stop_threshold` and `max_new_tokens` are by default those in "
+                "`generation_config.json`; `do_sample=True`, `temperature`, `top_p` and `num_return_sequences` draw "
+                "answers after the same thought."
             ),
         ]
     if description.kind.has_latents:
@@ -194,4 +196,6 @@ def _files(description: Description, thinks: bool, explains: bool) -> str:
             "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
         )
     lines.append("- `reasoner.json`: kind of reasoner and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
+    lines.append("- `digests.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked.")
+    lines.append("\n`save_pretrained` writes the first line's files alone: copy the others beside them.")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Checkpoints between Orbax and Hugging Face."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
-from slpo_jax.io.workdir import REASONER_FOLDER
+from slpo_jax.io.seal import SEAL, is_as_sealed, seal, sealed
+from slpo_jax.io.workdir import REASONER_FOLDER, Workdir
 from slpo_jax.kinds import KINDS, PLAIN
 from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
+from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.origin import second_model
 from slpo_jax.origin.card import model_card, short
-from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
+from slpo_jax.origin.description import FILE
+from slpo_jax.origin.identify import Identity, has_gate, identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.opening import SIDE_FILE
 from slpo_jax.origin.second_model import with_second, write_second
@@ -54,10 +57,6 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = with_second(origin.read(explain), explain, source)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not np.isfinite(leaf).all():
-            name = "/".join(part.key for part in path)
-            raise UserError(f"{source}: {name} holds values that are not finite; give a checkpoint that is whole")
     if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
         what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
@@ -74,14 +73,14 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
 
     Args:
         source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
-        target: must not exist, or be empty.
+        target: must not exist, be empty, or be an export that nobody has changed since.
         explain: SIM-CoT's second model too, which must have been kept.
     Returns:
         what the checkpoint is.
     Raises:
         UserError: no checkpoint there, or the target is in use.
     """
-    check_free(target)
+    replaces = replaced_by_export(target)
     source = Path(newest_checkpoint(str(source)))
     if not is_checkpoint(source):
         raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
@@ -95,36 +94,62 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
     template = description.kind.template(identity.tokenizer(), prompt=asked)
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
-    origin = Origin(description, template)
-    write_export(target, source, params, origin, config, *stopping_of(config, identity))
-    return origin
+    how = stopping_of(config, identity)
+    return write_export(target, source, params, Origin(description, template), config, *how, replaces)
+
+
+def replaced_by_export(
+    target: Path, overwrite: bool = False, remedy: str = "give another directory"
+) -> Collection[str] | None:
+    """What of a folder an export there takes the place of; None where it is not in use.
+
+    An export that nobody has changed since is replaced without being asked.
+
+    Raises:
+        UserError: it is in use, and not to be overwritten, or by a run.
+    """
+    own = {SEAL} | {name.partition("/")[0] for name in sealed(target)}
+    if (target / FILE).is_file() and is_as_sealed(target):
+        return own
+    if not (overwrite and target.is_dir()):
+        check_free(target, remedy)
+        return None
+    if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
+        raise UserError(f"{target}: is a run's folder; give another directory")
+    return own
 
 
 def write_export(
     target: Path, source: Path, params: dict[str, Any], origin: Origin, config: Config, stopping: Stopping,
-    rule: float | int,
-) -> None:  # fmt: skip
+    rule: float | int, replaces: Collection[str] | None = None,
+) -> Origin:  # fmt: skip
     """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
 
     Args:
-        target: must not exist, or be empty.
+        target: not in use, but for what it replaces.
         source: where it is from, for the model card.
         params: all parts, on the host.
         origin: what they are of; its tokenizer is changed.
         config: what it is used with.
         stopping, rule: how its rollouts end.
+        replaces: see `replaced_by_export`.
+    Returns:
+        what was written: without the random gate of a run that has none.
     Raises:
         UserError: no other program knows its latents, or the target is in use.
     """
     if THINKER in params:
         raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
+    if not has_gate(source):
+        origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, gate=None))
     files = thinking_files(config, origin, stopping, rule)
     if thinks(config, origin):
         have_asked(origin.template)
     how = thinks(config, origin), EXPLAINER in params
     files["README.md"] = model_card(source, origin.description, target.name, *how)
-    export_reasoner(target, params, origin, files, str(source))
+    export_reasoner(target, params, origin, files, str(source), replaces)
     _check_tokenizer(target, origin.template.tokenizer)
+    return origin
 
 
 def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -141,25 +166,28 @@ def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None
 
 
 def export_reasoner(
-    folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str], source: str = "checkpoint"
-) -> None:
+    folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str], source: str = "checkpoint",
+    replaces: Collection[str] | None = None,
+) -> None:  # fmt: skip
     """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
 
     Args:
-        folder: must not exist, or be empty; it appears whole or not at all.
+        folder: not in use, but for what it replaces; it appears whole or not at all.
         params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
         origin: what they are of.
         texts: of further files, by their places in the folder.
         source: where they are from, for messages.
+        replaces: see `replaced_by_export`.
     Raises:
         UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
     """
     description, width = origin.description, origin.description.model.n_embd
-    side = write_tree(description.kind.heads(width), params[REASONER], source)
+    heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
+    side = write_tree(description.kind.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
-    model = write_tree(backbone_weights(description.model), params[REASONER]["backbone"], source)
-    with whole_folder(folder) as made:
+    model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
+    with whole_folder(folder, replaces) as made:
         origin.write(made)
         try:
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
@@ -173,6 +201,7 @@ def export_reasoner(
             write_text(made / name, text)
         for file in filter(Path.is_file, made.iterdir()):
             file.chmod(0o644)  # safetensors makes its files private
+        seal(made)
 
 
 def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:

@@ -154,6 +154,11 @@ def _with_gate(description: Description, path: Path) -> Description:
     hidden = gate["hidden"]["kernel"].shape[1] if "hidden" in gate else 0
     trained, facts = description.gate_trained, StageFolder.of(path).facts
     if facts.is_file():
-        made = flatten(read_json(facts, "mend the file"))
-        trained = made.get("stage") in _TRAIN_THE_GATE and made.get("gate.enabled", True)
+        trained = read_json(facts, "mend the file").get("stage") in _TRAIN_THE_GATE and has_gate(path)
     return dataclasses.replace(description, gate=hidden, gate_trained=trained)
+
+
+def has_gate(checkpoint: Path) -> bool:
+    """Whether the run around a checkpoint has a gate, which its parameters always have; True where there is no run."""
+    facts = StageFolder.of(checkpoint).facts
+    return not facts.is_file() or bool(flatten(read_json(facts, "mend the file")).get("gate.enabled", True))

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from absl import logging
+
 from slpo_jax.errors import UserError
 from slpo_jax.interop.adapters import (
     CONFIG,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its kind has beside the language model
 GENERATION_FILE = "generation_config.json"
+REFUSING = "bad_words_ids"
+"""An export's key with which transformers' own `generate` fails, where our code is not trusted, or not there."""
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -160,6 +164,10 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     layout = _with_side_file(folder or path.parent, layout, described)
     source = model_folder / descriptions.MODEL_FILE
     model = read_json(source, descriptions.REMEDY)
+    generation = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={})
+    if described is None and isinstance(generation.get(REFUSING), str):
+        text = "%s: is a copy of an export without %s, and is opened without what that says; copy it and %s too"
+        logging.warning(text, path, descriptions.FILE, SIDE_FILE)
     published = described is None and bool(layout.gate)
     return Opened(
         source=str(path),
@@ -169,7 +177,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         has_own_model=own and not original,
         description=described,
         tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
-        generation=read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={}),
+        generation=generation,
         model_base="" if own else base,
         tokenizer_base="" if with_tokenizer == folder else base,
         threshold=said_threshold(model, folder or path.parent) if published else None,

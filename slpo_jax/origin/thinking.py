@@ -6,17 +6,17 @@ from typing import Any
 
 import slpo_jax.interop
 from slpo_jax.config import Config
+from slpo_jax.origin.description import FILE
 from slpo_jax.origin.open import Origin
-from slpo_jax.origin.opening import GENERATION_FILE
+from slpo_jax.origin.opening import GENERATION_FILE, REFUSING, SIDE_FILE
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.text.templates import Template
 
 CODE = "custom_generate/generate.py"  # where transformers looks for it
-# transformers' own `generate` fails with the text under this key where the code is not trusted, or is not there.
-_REFUSING = "bad_words_ids"
 _UNTRUSTED = (
     "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
-    "from_pretrained(..., trust_remote_code=True)"
+    "from_pretrained(..., trust_remote_code=True). Where that was given, this is a copy without {}, which "
+    "save_pretrained leaves out: copy them from the export"
 )
 _UNKNOWN = "set to have this fail: the model thinks before it answers, in a way that slpo_jax alone knows; ask it there"
 
@@ -61,19 +61,23 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     eos_ids = list(dict.fromkeys([template.eos_id, *origin.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
     if not thinks(config, origin):
-        return {GENERATION_FILE: _json(settings | {_REFUSING: _UNKNOWN})}
+        return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
+    described, unknown = origin.description, template.tokenizer.unk_token_id
+    has_side = described.gate is not None or bool(described.kind.heads(described.model.n_embd))
+    left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
     ended_by, least = config.thinker.chosen.ended_by
     halting = template.token(ended_by) if ended_by else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
         "suppress_tokens": list(template.banned_ids) or None,
+        "unknown_token_id": None if unknown == template.eos_id else unknown,  # so GPT-2 calls its eos
         "max_latents": config.max_latents,
         "stop_threshold": rule,
         "latent_layers": origin.kind.layers,
-        "gate_layers": _gate_layers(origin.description.gate),
+        "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
         "halting_least": least,
-        _REFUSING: _UNTRUSTED,
+        REFUSING: _UNTRUSTED.format(left_out),
     }
     if stopping == "length":
         most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))

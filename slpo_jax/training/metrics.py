@@ -9,7 +9,7 @@ from absl import logging
 
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io import hosts
-from slpo_jax.io.files import write_text
+from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.training.trackers import TRACKERS, Tracker
 
@@ -58,7 +58,7 @@ class MetricsLog:
                 kept.append(row)
             else:
                 self._known.add(_timeless(row))
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self.path, "".join(to_json(row) + "\n" for row in kept))
 
     def _rows(self) -> list[dict[str, Any]]:
         """All rows; a last line that an interruption tore is none."""
@@ -76,7 +76,7 @@ class MetricsLog:
         row = {"step": step, "stage": stage, **scalars}
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(to_json(row) + "\n")
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None  # what it says of a full disk has none
         key = _timeless(row)
@@ -107,7 +107,7 @@ class MetricsLog:
 
 def _timeless(row: dict[str, Any]) -> str:
     """A row without what depends on the clock: a run that goes on writes the same again."""
-    return json.dumps({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
+    return to_json({name: value for name, value in row.items() if name not in CLOCK}, sort_keys=True)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The public names: what they give is what the run's own files say, and nothing is imported before it is used."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from small_run import load_config
 import slpo_jax as slpo
 from slpo_jax import registration
 from slpo_jax.checks import check
+from slpo_jax.io.seal import seal
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.run.plan import run_stages
 from slpo_jax.run.shipped import shipped
@@ -169,6 +171,62 @@ def test_errors_name_the_arguments_of_the_call(reasoner, given, message):
     assert "--" not in str(error.value)
 
 
+def _texts(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_export_overwrites_what_it_wrote_and_else_only_when_asked(reasoner, tmp_path):
+    folder = tmp_path / "exported"
+    reasoner.export(folder)
+    written = _texts(folder)
+    slpo.load(reasoner.source, latents=2).export(folder)  # of other settings, and with no gate to go by
+    assert _texts(folder).keys() == written.keys()
+    assert _texts(folder)["generation_config.json"] != written["generation_config.json"]
+    export_checkpoint(Path(reasoner.source), folder)
+    assert _texts(folder) == written
+    refused = "exported: exists and is not empty; give another directory"
+    changes = [
+        lambda: (folder / "README.md").write_text("mine"),
+        lambda: (folder / "model.safetensors").write_bytes(written["model.safetensors"][:-1] + b"\x01"),
+        lambda: (folder / "notes").mkdir() or (folder / "notes" / "a.txt").write_text("mine"),
+        lambda: (folder / "chat_template.jinja").unlink(),
+    ]
+    for change in changes:
+        change()
+        before = _texts(folder)
+        with pytest.raises(slpo.UserError, match=f"{refused}, or overwrite=True$"):
+            reasoner.export(folder)
+        with pytest.raises(slpo.UserError, match=f"{refused}$"):
+            export_checkpoint(Path(reasoner.source), folder)
+        assert _texts(folder) == before
+        reasoner.export(folder, overwrite=True)
+        found = _texts(folder)
+        assert found.pop("notes/a.txt", b"mine") == b"mine"
+        assert found == written
+        shutil.rmtree(folder / "notes", ignore_errors=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_an_export_leaves_nothing_of_the_one_before_it(reasoner, tmp_path):
+    reasoner.export(tmp_path / "exported")
+    (tmp_path / "exported" / "second_model.safetensors").write_text("of a thought in words")
+    seal(tmp_path / "exported")
+    reasoner.export(tmp_path / "exported")
+    assert not (tmp_path / "exported" / "second_model.safetensors").exists()
+
+
+def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
+    shutil.copytree(Path(reasoner.source).parents[1], tmp_path / "work")
+    before = _texts(tmp_path / "work")
+    for folder in ("work", "work/checkpoints/cold_start", "work/checkpoints/cold_start/0"):
+        with pytest.raises(slpo.UserError, match=f"{folder}: is a run's folder; give another directory"):
+            reasoner.export(tmp_path / folder, overwrite=True)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(slpo.UserError, match=r"file: exists"):
+        reasoner.export(tmp_path / "file", overwrite=True)
+    assert _texts(tmp_path / "work") == before
+
+
 @pytest.mark.slow
 def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
     assert reasoner.export(tmp_path / "api") == tmp_path / "api"
@@ -176,7 +234,7 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
     files = sorted(path.relative_to(tmp_path / "api") for path in (tmp_path / "api").rglob("*") if path.is_file())
     pairs = {str(file): {(tmp_path / name / file).read_bytes() for name in ("api", "command")} for file in files}
     differ = [file for file, texts in pairs.items() if len(texts) > 1]
-    assert differ == ["README.md"]  # whose title is the folder's name
+    assert differ == ["README.md", "digests.json"]  # the title is the folder's name
     for name, how in {"other": {"threshold": 0.9, "max_answer_tokens": 3}, "fixed": {"latents": 2}}.items():
         changed = slpo.load(reasoner.source, **how)
         changed.export(tmp_path / name)
@@ -184,8 +242,6 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
         assert (again.solver.stopping, again.solver.rule) == (changed.solver.stopping, changed.solver.rule)
         before, after = changed.solve(QUESTION), again.solve(QUESTION)
         assert (after.answer, after.text, len(after.latents)) == (before.answer, before.text, len(before.latents))
-    with pytest.raises(slpo.UserError, match="fixed: "):
-        reasoner.export(tmp_path / "fixed")
 
 
 @pytest.mark.slow

@@ -147,7 +147,8 @@ def test_curves_are_those_of_the_records(tmp_path):
     """Stop times counted, logged scalars as they are, and the seconds of all steps so far."""
     write_eval(tmp_path, "slpo", "alpha", [1] * 4, np.eye(4)[None, :, :2], lengths=[1, 3, 3, 0])
     logged = [{"step": 10, "loss": 2.0, "seconds": 0.2}, {"step": 15, "valid_accuracy": 0.5},
-              {"step": 20, "loss": 1.0, "seconds": 0.4}, {"step": 30, "loss": float("nan")}]  # fmt: skip
+              {"step": 20, "loss": 1.0, "seconds": 0.4}, {"step": 30, "loss": float("nan")},
+              {"step": 40, "loss": None}]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"stage": "slpo"} | row) + "\n" for row in logged))
     out = report.write_report(tmp_path)
     assert out == json.loads((tmp_path / "report.json").read_text())

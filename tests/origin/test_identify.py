@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 from asked import RUN, T, workdir
+from safetensors.numpy import load_file
 
+import slpo_jax as slpo
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import Row, write_row
@@ -117,15 +119,43 @@ def test_a_checkpoint_that_lost_its_description(case, tmp_path):
         identify(str(tmp_path / "imported"))
 
 
-def test_an_edited_config_is_not_exported(case, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"vocab_size": 999}, r"tensor \S+ has shape \[\d+, \d+\], the model's config says \["),
+        ({"n_layer": 1}, r"has h_1/attn/c_attn/bias too, which is no part of the model"),
+        ({"n_layer": 3}, r"tensor transformer\.h\.2\.\S+ is missing"),
+    ],
+)
+def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
     _, work, _ = case
     shutil.copytree(work, tmp_path / "work")
-    file = tmp_path / "work" / "checkpoints" / "reasoner" / "config.json"
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps(values | {"vocab_size": values["vocab_size"] + 1}))
-    with pytest.raises(UserError, match=r"cold_start: tensor \S+ has shape \[\d+, \d+\], the model's config says \["):
+    path = tmp_path / "work" / "checkpoints" / "reasoner" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=f"cold_start: {part}"):
         exchange.export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
+    """Its parameters have a random one, as all have."""
+    _, work, _ = case
+    shutil.copytree(work, tmp_path / "work")
+    stages = tmp_path / "work" / "checkpoints"
+    for file in (tmp_path / "work" / "config.json", *stages.glob("*/config.json")):
+        values = json.loads(file.read_text())
+        if "gate" in values and file.parent != stages / "reasoner":
+            file.write_text(json.dumps(values | {"gate": values["gate"] | {"enabled": False}}))
+    stage = stages / "cold_start"
+    written = exchange.export_checkpoint(stage, tmp_path / "command").description
+    slpo.load(stage).export(tmp_path / "call")
+    assert (written.gate, written.gate_trained) == (None, False)
+    for folder in (tmp_path / "command", tmp_path / "call"):
+        assert json.loads((folder / "reasoner.json").read_text())["gate"] is None
+        assert "gate" not in (folder / "README.md").read_text()
+        side = folder / "reasoner.safetensors"
+        assert not (side.exists() and [name for name in load_file(side) if name.startswith("gate.")])
+        assert slpo.load(folder).solver.stopping == "length"
 
 
 @pytest.mark.parametrize("lora_alpha", [-3.0, 0.0, float("nan"), float("inf")])

@@ -28,6 +28,7 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.origin.identify import identify
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
@@ -110,9 +111,10 @@ def test_latents_stops_and_answers_are_ours(work, stage):
 
 def test_solve_says_the_same_and_so_does_a_pipeline(work):
     pytest.importorskip("torch")
-    pytest.importorskip("transformers", minversion="5.20")  # pipelines of earlier ones insist on sampling
     folder = work.parent / "cold_start"
-    said = pipeline("text-generation", str(folder), trust_remote_code=True)(_chats([QUESTION]))[0][0]["generated_text"]
+    ask = pipeline("text-generation", str(folder), trust_remote_code=True)
+    # Before transformers 5.20 a pipeline samples if it isn't told otherwise, and has its own number of tokens.
+    said = ask(_chats([QUESTION]), do_sample=False, max_new_tokens=ANSWER)[0][0]["generated_text"]
     solution = solve(load_solver(str(folder)), QUESTION)
     assert (said[-1]["role"], said[-1]["content"].split()) == ("assistant", solution.text.split())
 
@@ -159,10 +161,111 @@ def test_arguments_change_what_the_export_says(exported):
     np.testing.assert_allclose(half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02)
 
 
+def _after_a_thought(model, asked, row, latents_TD):
+    """transformers' own logits [V] of an answer's first token, float64."""
+    import torch
+
+    embed = model.get_input_embeddings()
+    ids = asked["input_ids"][row][asked["attention_mask"][row].bool()]
+    end = torch.tensor([model.config.latent_end_id])
+    inputs_LD = torch.cat([embed(ids), latents_TD, embed(end)])
+    logits_V = model(inputs_embeds=inputs_LD[None]).logits[0, -1].detach().double().numpy()
+    logits_V[model.generation_config.suppress_tokens or []] = -np.inf
+    return logits_V
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(None, None), (0.5, 1.0), (2.0, 0.6)])
+def test_sampled_answers_have_the_law_of_the_model_after_the_same_thought(exported, temperature, top_p):
+    torch = pytest.importorskip("torch")
+    model, tokenizer = _open(exported)
+    asked, draws = _asked(tokenizer, QUESTIONS[:2]), 2000
+    greedy = model.generate(**asked, return_dict_in_generate=True)
+    torch.manual_seed(3)
+    how = {"temperature": temperature, "top_p": top_p, "num_return_sequences": draws, "max_new_tokens": 1}
+    drawn = model.generate(**asked, do_sample=True, **how, return_dict_in_generate=True)
+    for row in range(2):
+        own = slice(row * draws, (row + 1) * draws)
+        np.testing.assert_array_equal(drawn.lengths[own], greedy.lengths[row].expand(draws))
+        thought_TD = greedy.latents[row, : greedy.lengths[row]]
+        np.testing.assert_allclose(drawn.latents[own.start, : len(thought_TD)], thought_TD, atol=1e-5)
+        np.testing.assert_array_equal(drawn.sequences[own, :-1], asked["input_ids"][row].expand(draws, -1))
+        logits_V = _after_a_thought(model, asked, row, thought_TD) / (temperature or 1.0)
+        law_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+        order = np.argsort(-law_V)
+        kept = order[: np.searchsorted(np.cumsum(law_V[order]), top_p or 1.0) + 1]  # the fewest that reach top_p
+        law_V = np.where(np.isin(np.arange(len(law_V)), kept), law_V, 0) / law_V[kept].sum()
+        found_V = np.bincount(drawn.sequences[own, -1].numpy(), minlength=len(law_V)) / draws
+        assert found_V[law_V == 0].sum() == 0
+        assert (found_V > 0).sum() > 1, "a law that has several answers"
+        assert (np.abs(found_V - law_V) < 5 * np.sqrt(law_V / draws) + 1e-3).all()  # standard errors
+
+
+def test_a_sampled_answer_goes_on_from_its_own_tokens(exported):
+    """At a temperature near 0 all rows are the greedy answer, token by token, with its end."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    greedy = model.generate(**asked)
+    cold = model.generate(**asked, do_sample=True, temperature=1e-4, num_return_sequences=2)
+    np.testing.assert_array_equal(cold, greedy.repeat_interleave(2, dim=0))
+
+
+def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
+    """As transformers before 5.20 passes them, a whole generation_config."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer, QUESTIONS[:1])
+    given = GenerationConfig(**model.generation_config.to_diff_dict() | {"do_sample": True, "temperature": 0.7})
+    given.max_new_tokens = 256
+    said = model.generate(**asked, generation_config=given)
+    assert asked["input_ids"].shape[1] < said.shape[1] <= 40
+    room = 40 - asked["input_ids"].shape[1] - T
+    assert f"max_new_tokens is {room}, for which the model has positions" in "".join(str(w.message) for w in recwarn)
+    cold = model.generate(**asked, generation_config=given, do_sample=False, max_new_tokens=ANSWER)
+    np.testing.assert_array_equal(cold, model.generate(**asked))
+
+
+def test_a_word_that_is_unknown_is_named(exported, recwarn):
+    model, tokenizer = _open(exported)
+    model.generate(**_asked(tokenizer))
+    assert not [each for each in recwarn if "unknown" in str(each.message)]
+    with pytest.warns(UserWarning, match=r"^generate: a word is unknown .* where this has <unk>: 'Tom has 3 <unk> \. "):
+        model.generate(**_asked(tokenizer, [*QUESTIONS, "Tom has 3 zebras . How many ?"]))
+
+
+def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path, warnings):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "copy")
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    lacks = (
+        r"a copy without custom_generate/generate\.py and reasoner\.safetensors and reasoner\.json, which save_pretrain"
+    )
+    with pytest.raises(ValueError, match=lacks):
+        copied.generate(**asked)
+    identify(str(tmp_path / "copy"))
+    assert len(warnings) == 1
+    assert "copy: is a copy of an export without reasoner.json" in warnings[0]
+    card = (exported / "README.md").read_text()
+    assert "`save_pretrained` writes the first line's files alone: copy the others beside them." in card
+    for name in ("custom_generate/generate.py", "reasoner.safetensors", "reasoner.json"):
+        assert f"- `{name}`" in card
+        write = tmp_path / "copy" / name
+        write.parent.mkdir(exist_ok=True)
+        shutil.copy(exported / name, write)
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    np.testing.assert_array_equal(copied.generate(**asked), model.generate(**asked))
+    assert solve(load_solver(str(tmp_path / "copy")), QUESTION).text == solve(load_solver(str(exported)), QUESTION).text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"do_sample": True}, "do_sample has no effect"),
+        ({"num_return_sequences": 2}, "num_return_sequences has no effect on greedy answers; set do_sample=True"),
+        ({"top_p": 0.5}, "top_p has no effect on greedy answers"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature is above 0"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p above 0 to 1"),
+        ({"do_sample": True, "num_return_sequences": 0}, "num_return_sequences at least 1"),
+        ({"do_sample": True, "top_k": 5}, "top_k has no effect"),
         ({"generation_config": GenerationConfig(num_beams=2)}, "num_beams has no effect"),
         ({"max_latents": -1}, "max_latents is at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 1"),

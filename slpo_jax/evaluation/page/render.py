@@ -1,6 +1,5 @@
 """The page itself: the report and the problems as JSON, put into `report.html` with its style and its scripts."""
 
-import json
 import re
 from collections.abc import Mapping
 from html import escape
@@ -11,6 +10,7 @@ from slpo_jax.evaluation.definitions import SCALARS, about_differences, about_ro
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.evaluation.page.problems import Thoughts, browsed
 from slpo_jax.evaluation.records import Evals
+from slpo_jax.io.files import to_json
 
 MOST_BYTES = 4_900_000
 """Of a page: browsers open it at once, and it can be sent."""
@@ -53,7 +53,7 @@ def _metrics(eval_: Mapping[str, Any]) -> list[str]:
 
 def _as_json(value: Any) -> str:
     """JSON that can't end the script that it stands in."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return to_json(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

@@ -1,0 +1,74 @@
+"""JSON that every reader of JSON takes."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from absl import flags
+
+from slpo_jax import measure, solve
+from slpo_jax.io.files import to_json
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run import asked
+from slpo_jax.run.solver import Latent, Solution
+from slpo_jax.training.metrics import MetricsLog
+
+
+def _strictly(text: str):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (math.nan, None),
+        ({"a": [1.5, math.inf, {"b": -math.inf}]}, {"a": [1.5, None, {"b": None}]}),
+        ((math.nan, "NaN"), [None, "NaN"]),
+        ({"a": 1, "b": [True, None, 0.1]}, {"a": 1, "b": [True, None, 0.1]}),
+    ],
+)
+def test_json_has_no_word_for_nan(value, read):
+    assert _strictly(to_json(value)) == read
+    assert to_json(read, indent=1) == json.dumps(read, indent=1)
+
+
+def test_metrics_that_are_not_finite_are_null_and_known_again(tmp_path):
+    told = []
+
+    class Tracker:
+        def log(self, step, scalars):
+            told.append((step, scalars))
+
+    def log():
+        made = MetricsLog(Workdir(tmp_path))
+        made._trackers["told"] = Tracker()
+        return made
+
+    for number in range(2):  # the second goes on where there was no checkpoint yet
+        again = log()
+        again.rewind("slpo", 0)
+        for step, loss in ((1, 0.5), (2, math.nan), (3, math.inf)):
+            again.write("slpo", step, {"loss": loss, "reward": 1.0, "seconds": float(number)})
+    rows = [_strictly(line) for line in again.path.read_text().splitlines()]
+    assert [row["loss"] for row in rows] == [0.5, None, None]
+    assert [(step, scalars.get("slpo/loss")) for step, scalars in told] == [(1, 0.5), (2, None), (3, None)]
+
+
+@pytest.mark.parametrize("command", [solve, measure])
+def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
+    solution = Solution("Q?", "3", "3", [Latent(math.nan, [("3", math.nan)], np.zeros(2))], cut=False)
+    config = SimpleNamespace(init="run", reasoner="coconut_gpt2")
+    solver = SimpleNamespace(stopping="threshold", rule=0.5, drawn_thinker=False, reads=None)
+    found = SimpleNamespace(summary={"n": 1, "acc": math.nan})
+    reasoner = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
+    given = dict(checkpoint="run", samples=0, seed=0, explain=False, json=True, out="", reward="", limit=0)
+    monkeypatch.setattr(flags, "FLAGS", SimpleNamespace(**given))
+    monkeypatch.setattr(asked, "load_asked", lambda **_: reasoner)
+    command.main(["command", "Q?"])
+    printed = _strictly(capsys.readouterr().out)
+    assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]
