@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,14 @@ from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
-from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
+from slpo_jax.run.usable import (
+    check_answers,
+    check_prompts,
+    check_thinker,
+    check_usable,
+    fitting_slots,
+    say_unknown,
+)
 from slpo_jax.sections import changed
 from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL
 from slpo_jax.text.batches import EncodedProblems, encode_problems
@@ -114,13 +122,16 @@ class Setup:
             key: what they are called in messages.
             where: the same of messages on a problem's words.
         Raises:
-            UserError: a prompt or an answer is too long, or has a word that the tokenizer doesn't know.
+            UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
-        imitated = key == "config.data.train" and IMITATE in self.config.stages
+        trains = key == "config.data.train"
+        unknown = None if trains else Counter[str]()
         try:
-            encoded = encode_problems(self.template, problems, with_steps=imitated)
+            encoded = encode_problems(self.template, problems, trains and IMITATE in self.config.stages, unknown)
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
+        if unknown and hosts.is_first():
+            say_unknown(key, encoded, unknown)
         check_prompts(self.config, key, encoded, max(self.prompt_slots))
         check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
         return encoded
