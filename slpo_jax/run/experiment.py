@@ -31,7 +31,7 @@ from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
-from slpo_jax.run.sources import load_set
+from slpo_jax.run.sources import load_set, only_errors
 from slpo_jax.run.usable import (
     check_answers,
     check_prompts,
@@ -41,11 +41,12 @@ from slpo_jax.run.usable import (
     say_unknown,
 )
 from slpo_jax.sections import changed
-from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL
+from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL, wanted
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import WORDS
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -273,7 +274,7 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config, identity)
+    origin = _opened(config, workdir, identity)
     template, model = origin.template, origin.description.model
     check_usable(config, origin, workdir)
     config = _resolve(config, origin)
@@ -311,6 +312,18 @@ def assemble(
         policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.start_id is None else "packed"),
         reward=reward,
     )
+
+
+def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) -> Origin:
+    """Where a run starts from; words of the training data are those of the workdir, once nothing is trained."""
+    if config.tokenizer == WORDS and workdir and (done := workdir.finished_stages()) and not wanted(config, done):
+        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+
+    def problems():
+        with only_errors():  # the stages warn of the data when they read them
+            return load_set(config, "config.data.train", config.data.train)
+
+    return open_origin(config, identity, problems)
 
 
 def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:

@@ -4,7 +4,7 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from tokenizers import models
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle
+from slpo_jax.text.problem import Problem
 from slpo_jax.text.tokenizer import BREAK, ReasonerTokens, special_names, token_bytes
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class Template:
         found = self.tokenizer(plain, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
         lost = self._no_words | {self._unknown}
         pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
-        return list(dict.fromkeys(plain[begin:end].strip(" ") for token, (begin, end) in pairs if token in lost))
+        return list(dict.fromkeys(plain[begin:end].strip(" ") or " " for token, (begin, end) in pairs if token in lost))
 
     def _encode(
         self,
@@ -231,6 +232,16 @@ class Template:
                 unknown.update(words)
         by_text = dict(zip(distinct, rows, strict=True))
         return [list(by_text[text]) for text in texts]
+
+
+def written_texts(template: Template, problems: Iterable[Problem]) -> Iterator[str]:
+    """All texts that a template makes of problems."""
+    for each in problems:
+        yield template.question_text(each.question)
+        yield template.answer_text(each.answer)
+        for step in each.steps:
+            yield template.step_text(step, True)
+            yield template.step_text(step, False)
 
 
 def listed(words: Iterable[str], most: int = 5) -> str:
