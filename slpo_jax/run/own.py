@@ -38,7 +38,7 @@ def own_settings(
         train, valid: sources as `config.data` takes them; without validation problems some are set apart.
         eval: sets to evaluate on by name; without any some problems are set apart.
         base: what the weights begin with, as `config.init` takes it; "" is a small GPT-2 from random ones that reads
-            bytes.
+            the data's words where they are few, else bytes.
         fields: `config.data.fields`.
     Returns:
         the config, and a line for each choice: every key that was set, its value and the reason.
