@@ -1,13 +1,17 @@
 """Errors that mean "the user can mend this", flags that raise them, and the end of a closed pipe."""
 
 import argparse
+import codecs
 import contextlib
+import io
 import os
 import select
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
+
+_SPELLED = {"±": "+-", "–": "-"}  # where they can't be printed
 
 
 class UserError(Exception):
@@ -48,8 +52,11 @@ class FlagParser(argparse.ArgumentParser):
 def silent_when_unread() -> Iterator[None]:
     """End without a word, with SIGPIPE's status, where nobody reads any more what is printed (`| head`).
 
-    Python ignores that signal, and a worker's closed pipe is to stay an error.
+    Python ignores that signal, and a worker's closed pipe is to stay an error. What the output's encoding lacks is
+    printed as Python would write it in a text.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="slpo_jax")
     try:
         try:
             yield
@@ -64,6 +71,15 @@ def silent_when_unread() -> Iterator[None]:
         for stream in unread:  # what is left in them is written once more at the interpreter's end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
+    if isinstance(error, UnicodeEncodeError) and error.object[error.start] in _SPELLED:
+        return _SPELLED[error.object[error.start]], error.start + 1
+    return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error("slpo_jax", _spelled)
 
 
 def _is_unread(stream: Any) -> bool:

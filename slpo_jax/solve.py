@@ -8,6 +8,8 @@ it also draws N rollouts under the noise of the run's evaluation, MC-dropout or 
 from standard input. Nothing is written.
 """
 
+import codecs
+import io
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,8 @@ def main(argv: list[str]) -> None:
     values = flags.FLAGS
     if len(argv) < 2 and values.checkpoint:
         raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     question = sys.stdin.read() if argv[1:] == ["-"] else " ".join(argv[1:])
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -158,7 +159,7 @@ class TrainedReasoner:
 def _fitting(setup: Setup, problems: Sequence[Problem]) -> tuple[Setup, EncodedProblems]:
     """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
     try:
-        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems])))
+        lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
     except UserError as error:
         raise UserError(f"problems: {error}") from None
     most = setup.reasoner.config.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots

@@ -1,7 +1,7 @@
 """Where a run's first weights, shapes and texts come from: random, a checkpoint of ours, or somebody else's."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,10 @@ from slpo_jax.origin.description import Description, end_tokens, write_descripti
 from slpo_jax.origin.identify import Identity, identify
 from slpo_jax.origin.opening import Opened, fitting
 from slpo_jax.origin.second_model import read_second
-from slpo_jax.text.templates import Template
-from slpo_jax.text.tokenizer import has_latent_tokens, load_tokenizer
+from slpo_jax.text.chat import PromptConfig
+from slpo_jax.text.problem import Problem
+from slpo_jax.text.templates import Template, written_texts
+from slpo_jax.text.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_tokenizer, words_of, words_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -80,17 +82,20 @@ class Origin:
         write_description(folder, self.description, self.template.tokenizer, self.tokens)
 
 
-def open_origin(config: Config, identity: Identity | None = None) -> Origin:
+def open_origin(
+    config: Config, identity: Identity | None = None, problems: Callable[[], Iterable[Problem]] = tuple
+) -> Origin:
     """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
 
     Args:
         identity: of `config.init`, if it was asked for already.
+        problems: to train on, whose words the tokenizer may be made of.
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
     kind = kind_of(config.reasoner)
     if not config.init:
-        return _random(config, kind)
+        return _random(config, kind, problems)
     identity = identity or identify(config.init, config.base, config.lora_alpha)
     found = identity.reasoner or f"{kind.name}_{identity.backbone}"
     if found != config.reasoner:
@@ -103,11 +108,13 @@ def open_origin(config: Config, identity: Identity | None = None) -> Origin:
     return _imported(config, kind, identity.opened)
 
 
-def _random(config: Config, kind: type[Kind]) -> Origin:
+def _random(config: Config, kind: type[Kind], problems: Callable[[], Iterable[Problem]]) -> Origin:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
     made = kind.drawn(config.model.n_embd, config.model)
-    template = made.template(load_tokenizer(config.tokenizer), prompt=config.prompt)
+    words = config.tokenizer == WORDS
+    tokenizer = _of_words(made, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
+    template = made.template(tokenizer, prompt=config.prompt)
     backbone = BACKBONES[REASONERS[config.reasoner][1]]
     fields = {field.name for field in dataclasses.fields(backbone)}
     shapes = {name: value for name, value in vars(config.model).items() if name in fields}
@@ -117,6 +124,13 @@ def _random(config: Config, kind: type[Kind]) -> Origin:
         shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
     model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
     return Origin(Description(made, _at_run_time(config, model)), template)
+
+
+def _of_words(made: Kind, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
+    """A tokenizer of the words of problems, and of what a kind of reasoner writes around them."""
+    own = (ANSWER_MARK, "\n", prompt.closing)
+    around = made.template(words_tokenizer(words_of(own)), prompt=prompt)
+    return words_tokenizer(words_of((*own, *written_texts(around, problems))))
 
 
 def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:

@@ -11,6 +11,7 @@ from slpo_jax.origin.open import Origin
 from slpo_jax.origin.opening import GENERATION_FILE, REFUSING, SIDE_FILE
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import drop_breaks
 
 CODE = "custom_generate/generate.py"  # where transformers looks for it
 _UNTRUSTED = (
@@ -43,6 +44,7 @@ def have_asked(template: Template) -> None:
     """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
     tokenizer = template.tokenizer
     tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
+    drop_breaks(tokenizer)  # which its chat template puts into a question
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
@@ -41,15 +42,22 @@ def run_command(
         # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
+        logging.get_absl_handler().setFormatter(_Lines())
         if not flags.FLAGS.debug:
             _say_once()
         main(arguments)
+
+    def parsed(arguments: list[str]) -> list[str]:
+        try:
+            return (parse or parse_flags)(["--help" if each == "-h" else each for each in arguments])
+        except SystemExit:  # of --help, which absl ends with status 1
+            sys.exit(0)
 
     interrupted = interrupts.LINE if goes_on else "interrupted"
     interrupts.watch(interrupted)
     try:
         with interrupts.plain():
-            app.run(quiet, flags_parser=parse or parse_flags)
+            app.run(quiet, flags_parser=parsed)
     except BrokenPipeError:
         raise  # of what is printed, as a rule
     except (UserError, OSError) as error:
@@ -71,6 +79,14 @@ def run_command(
             raise
         print(f"\n{interrupted}", file=sys.stderr)
         sys.exit(interrupts.STATUS)
+
+
+class _Lines(logging.PythonFormatter):
+    """Warnings of our own as what is printed, without time and place; those of others as ever."""
+
+    def format(self, record: python_logging.LogRecord) -> str:
+        ours = record.pathname.startswith(f"{Path(__file__).parents[1]}{os.sep}")
+        return record.getMessage() if ours else super().format(record)
 
 
 def _say_once() -> None:

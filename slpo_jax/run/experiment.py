@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -30,14 +31,22 @@ from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
-from slpo_jax.run.sources import load_set
-from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
+from slpo_jax.run.sources import load_set, only_errors
+from slpo_jax.run.usable import (
+    check_answers,
+    check_prompts,
+    check_thinker,
+    check_usable,
+    fitting_slots,
+    say_unknown,
+)
 from slpo_jax.sections import changed
-from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL
+from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL, wanted
 from slpo_jax.text.batches import EncodedProblems, encode_problems
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import is_at_hand
 from slpo_jax.text.templates import Template
+from slpo_jax.text.tokenizer import WORDS
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -114,13 +123,16 @@ class Setup:
             key: what they are called in messages.
             where: the same of messages on a problem's words.
         Raises:
-            UserError: a prompt or an answer is too long, or has a word that the tokenizer doesn't know.
+            UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
-        imitated = key == "config.data.train" and IMITATE in self.config.stages
+        trains = key == "config.data.train"
+        unknown = None if trains else Counter[str]()
         try:
-            encoded = encode_problems(self.template, problems, with_steps=imitated)
+            encoded = encode_problems(self.template, problems, trains and IMITATE in self.config.stages, unknown)
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
+        if unknown and hosts.is_first():
+            say_unknown(key, encoded, unknown)
         check_prompts(self.config, key, encoded, max(self.prompt_slots))
         check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
         return encoded
@@ -262,7 +274,7 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = open_origin(config, identity)
+    origin = _opened(config, workdir, identity)
     template, model = origin.template, origin.description.model
     check_usable(config, origin, workdir)
     config = _resolve(config, origin)
@@ -300,6 +312,18 @@ def assemble(
         policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.start_id is None else "packed"),
         reward=reward,
     )
+
+
+def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) -> Origin:
+    """Where a run starts from; words of the training data are those of the workdir, once nothing is trained."""
+    if config.tokenizer == WORDS and workdir and (done := workdir.finished_stages()) and not wanted(config, done):
+        config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
+
+    def problems():
+        with only_errors():  # the stages warn of the data when they read them
+            return load_set(config, "config.data.train", config.data.train)
+
+    return open_origin(config, identity, problems)
 
 
 def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:

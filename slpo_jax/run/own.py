@@ -1,8 +1,8 @@
 """Settings for problems of one's own: chosen from the data and the base model, and said."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.config import default_config, read_config
@@ -14,12 +14,15 @@ from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import made_with
 from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.run.chosen import Choice, Measured, choices
-from slpo_jax.run.sources import load_set
+from slpo_jax.run.sources import load_set, only_errors
 from slpo_jax.sections import changed
 from slpo_jax.text.file_rows import FILE_READERS
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import SYNTHETIC_PREFIX, load_problems
 from slpo_jax.text.solutions import measured_number
+from slpo_jax.text.tokenizer import WORDS, words_of
+
+_FEW_WORDS = 1_000
 
 
 def own_settings(
@@ -35,19 +38,15 @@ def own_settings(
         train, valid: sources as `config.data` takes them; without validation problems some are set apart.
         eval: sets to evaluate on by name; without any some problems are set apart.
         base: what the weights begin with, as `config.init` takes it; "" is a small GPT-2 from random ones that reads
-            bytes.
+            the data's words where they are few, else bytes.
         fields: `config.data.fields`.
     Returns:
         the config, and a line for each choice: every key that was set, its value and the reason.
     Raises:
         UserError: a source or the base model can't be used.
     """
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # the run warns of the data when it reads them
-    try:
+    with only_errors():  # the run warns of the data when it reads them
         return _chosen(train, valid, dict(eval or {}), base, fields or {})
-    finally:
-        logging.set_verbosity(before)
 
 
 def _chosen(
@@ -58,8 +57,10 @@ def _chosen(
     chosen = [_put(config, _sets(config, train, valid, eval))]
     given = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
     chosen.append(_put(config, answers_of(given)))
-    origin, latents = _put_start(config, base)
-    why = "as given" if base else "without a base model: random weights, a token a byte"
+    words = 0 if base else few_words(given)
+    origin, latents = _put_start(config, base, words)
+    token = f"one for each of the {words} words of the training data" if words else "a token a byte"
+    why = "as given" if base else f"without a base model: random weights, {token}"
     start = {key: config[key] for key in ("init", "reasoner", "tokenizer") if config[key]}
     chosen.append(Choice(start, why))
     chosen += [_put(config, each) for each in choices(_measured(config, origin, latents))]
@@ -73,12 +74,19 @@ def _put(config: ConfigDict, choice: Choice) -> Choice:
     return choice
 
 
-def _put_start(config: ConfigDict, base: str) -> tuple[Origin, int]:
+def few_words(problems: Sequence[Problem]) -> int:
+    """How many words problems have, where they are so few that each can be a token: ten problems to a word; else 0."""
+    texts = (text for each in problems for text in (each.question, *each.steps, each.answer))
+    return len(words_of(texts, min(len(problems) // 10, _FEW_WORDS)))
+
+
+def _put_start(config: ConfigDict, base: str, words: int) -> tuple[Origin, int]:
     """What the run starts from, and its number of latents if it is a latent reasoner already, else 0."""
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
     if not base:
-        config.tokenizer = "bytes"
-        return open_origin(changed(read_config(config), quiet)), 0
+        config.tokenizer = WORDS if words else "bytes"
+        settings = changed(read_config(config), quiet)
+        return open_origin(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
     config.init = newest_checkpoint(base)
     identity = identify(config.init)
     config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
@@ -132,12 +140,12 @@ def _measured(config: ConfigDict, origin: Origin, latents: int) -> Measured:
     sources |= {f"config.data.eval.{name}": source for name, source in config.data.eval.items()}
     sets = {key: load_set(settings, key, source) for key, source in sources.items()}
     every, train = [each for problems in sets.values() for each in problems], sets["config.data.train"]
-    answers = [len(ids) + 1 for ids in template.answer_ids([each.answer for each in every])]
+    answers = [len(ids) + 1 for ids in template.answer_ids([each.answer for each in every], Counter())]
     steps = template.step_ids([each.steps for each in train])
     return Measured(
         problems=len(train),
         steps=[len(each.steps) for each in train],
-        prompts=list(map(len, template.prompts([each.question for each in every]))),
+        prompts=list(map(len, template.prompts([each.question for each in every], Counter()))),
         answers=answers,
         written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
         parameters=_parameters(model) if config.init else 0,

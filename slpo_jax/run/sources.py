@@ -1,6 +1,7 @@
 """The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from slpo_jax.text.problems import Answers, Problems, Role, check_source, load_p
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
 _KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}  # by config.prompt.answers
+
+
+@contextlib.contextmanager
+def only_errors() -> Iterator[None]:
+    """Without warnings, of data that are going to be read again."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def sets_to_evaluate(config: Config) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Whether what a config asks for can be done with what it starts from."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from slpo_jax.policy.thinkers import THINKERS, Thinker
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
+from slpo_jax.text.templates import listed
 
 
 def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
@@ -193,3 +195,15 @@ def check_prompts(config: Config, key: str, problems: EncodedProblems, most: int
             f"{key}: problem {lengths.index(max(lengths))} has a prompt of {max(lengths)} tokens, more than the "
             f"{most} {room}; {remedy} or drop the problem"
         )
+
+
+def say_unknown(key: str, problems: EncodedProblems, unknown: Counter[str]) -> None:
+    """A line on words that the tokenizer doesn't know."""
+    tokenizer = problems.template.tokenizer
+    texts = zip(problems.prompts, problems.answers, strict=True)
+    rows = sum(tokenizer.unk_token_id in (*prompt, *answer) for prompt, answer in texts)
+    words = [word for word, _ in unknown.most_common()]
+    logging.warning(
+        "%s: %d of %d problems have words that the tokenizer doesn't know, %d in all: %s; they are read as %s, and "
+        "answers with one count as wrong", key, rows, len(problems), len(words), listed(words), tokenizer.unk_token,
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Input order and padded batches in the slot layout of `slpo_jax`, in numpy."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,23 +96,26 @@ class EncodedProblems:
         return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
 
 
-def encode_problems(template: Template, problems: Sequence[Problem], with_steps: bool = True) -> EncodedProblems:
+def encode_problems(
+    template: Template, problems: Sequence[Problem], with_steps: bool = True, unknown: Counter[str] | None = None
+) -> EncodedProblems:
     """Tokenise a set at once.
 
     Args:
         template: the reasoner's texts, bound to its tokenizer.
         problems: the set.
         with_steps: False leaves the steps out, where none are going to be written: they need not be in the vocabulary.
+        unknown: is given the words of questions and answers that the tokenizer doesn't know.
     Returns:
         the ids, to be cut into batches.
     Raises:
-        UserError: a text has a word that the tokenizer doesn't know.
+        UserError: without `unknown`, a text has such a word.
     """
     return EncodedProblems(
         problems=tuple(problems),
-        prompts=template.prompts([problem.question for problem in problems]),
+        prompts=template.prompts([problem.question for problem in problems], unknown),
         steps=template.step_ids([problem.steps if with_steps else () for problem in problems]),
-        answers=template.answer_ids([problem.answer for problem in problems]),
+        answers=template.answer_ids([problem.answer for problem in problems], unknown),
         template=template,
         left_out=getattr(problems, "left_out", 0),
         measured=getattr(problems, "measured", ()),

@@ -4,11 +4,13 @@ torch is not needed: everything here rests on the `tokenizers` library through t
 transformers takes seconds to import, so that is done where one is made.
 """
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import is_hub_id, snapshot
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
+WORDS = "words"  # a tokenizer that is made of the training data
 PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
 TEXT_ANSWER = "####"  # as GSM8K's solutions have it
 PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+BREAK = "\ufdd0"  # is no character; within a special token's name it has that be text
 
 
 class ReasonerTokens(NamedTuple):
@@ -77,6 +81,41 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=GPT2_EOS)
 
 
+def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
+    """The different words of these texts, in alphabetical order: runs of letters, of digits or of other signs.
+
+    They are cut as GPT-2's are, the space before them included, and one stands before each text.
+
+    Args:
+        most: [] stands for more.
+    """
+    chunks, cut = set[str](), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in filter(None, texts):
+        # What lies between spaces is cut alike wherever it stands, and most of it comes many times.
+        chunks.update(re.findall(r"\s*\S+|\s+", text if text[:1] == " " else f" {text}"))
+        if len(chunks) > 10 * most:
+            return []
+    words = {word for chunk in chunks for word, _ in cut.pre_tokenize_str(chunk)}
+    return sorted(words) if len(words) <= most else []
+
+
+def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
+    """A tokenizer of these words alone.
+
+    Decoding gives a text back to the byte, with a space in front of it.
+
+    Args:
+        words: of `words_of`.
+    Returns:
+        a fast tokenizer with `<unk>` (id 0), the words, and then `<eos>` and `<pad>`, which are no words.
+    """
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate([UNK, *words])}, unk_token=UNK))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, unk_token=UNK, pad_token=PAD)
+
+
 def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
@@ -95,12 +134,37 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
         return arithmetic_tokenizer(int(max_value))
     if source == "bytes":
         return byte_tokenizer()
+    if source == WORDS:
+        raise UserError("config.tokenizer: words are the training data's, of a model that begins with random weights; "
+                        "leave it out")  # fmt: skip
     directory = Path(source).expanduser()
     if directory.is_dir():
         return read_tokenizer(directory)
     if not is_hub_id(source):
         raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
     return read_tokenizer(snapshot(source, "config.tokenizer"))
+
+
+def special_names(tokenizer: "PreTrainedTokenizerFast") -> list[str]:
+    """What the tokenizer reads as special tokens where a text spells it out, the longest first."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return sorted({token.content for token in added if token.special}, key=lambda name: (-len(name), name))
+
+
+def drop_breaks(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Have it take no notice of `BREAK` once it has found special tokens, in place.
+
+    A word-level one takes a broken name for an unknown word as it is.
+    """
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.model, models.WordLevel):
+        return
+    for token in backend.get_added_tokens_decoder().values():
+        if token.special and token.normalized:  # would be found in what is left
+            sides = {side: getattr(token, side) for side in ("lstrip", "rstrip", "single_word")}
+            backend.add_special_tokens([AddedToken(token.content, special=True, normalized=False, **sides)])
+    own, drop = backend.normalizer, normalizers.Replace(BREAK, "")
+    backend.normalizer = drop if own is None else normalizers.Sequence([drop, own])
 
 
 def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
@@ -149,12 +213,14 @@ def add_reasoner_tokens(
 
 
 def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:
-    """Give a word-level tokenizer the words of a text that it lacks, in place; other tokenizers can spell them.
+    """Give a word-level tokenizer the words of a text that it lacks, in place.
+
+    Other tokenizers can spell them, or were made of them (`words_tokenizer`).
 
     Args:
         apart: they stand for themselves only where nothing touches them.
     """
-    if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel):
+    if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel) and tokenizer.backend_tokenizer.decoder is None:
         words = [AddedToken(word, single_word=apart, normalized=False) for word in text.split()]
         tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
 

@@ -29,6 +29,7 @@ from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.origin.identify import identify
+from slpo_jax.origin.thinking import have_asked
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
@@ -401,10 +402,11 @@ def _with_a_beginning():
 @pytest.mark.parametrize("kind", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
 def test_the_chat_template_writes_the_prompt(kind, tokenizer):
     template = kind.template(tokenizer())
+    have_asked(template)
     questions = [QUESTION, f"  {QUESTION} "]
     if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):
         questions += ["", "a  b   c", "\ttab\n", '"{{ question }}" {% if %}', "Zoë's 3 \\n", "<|start-latent|>"]
     for question in questions:
         chat = [{"role": "user", "content": question}]
-        ids = template.tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)
+        ids = template.tokenizer.apply_chat_template(chat, return_dict=True)
         assert ids["input_ids"] == template.prompt(question)

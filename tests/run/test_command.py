@@ -2,12 +2,15 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import slpo_jax
+from slpo_jax import cli
 from slpo_jax.run.shipped import shipped_folder
 
 PROGRAM = """
@@ -115,3 +118,34 @@ def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n"
     assert done.stderr == (f"slpo_jax {slpo_jax.__version__}: {line}\n" if line else "")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", ["", *cli._MODULES, "configs"])
+def test_help_is_no_error(command, flag):
+    done = _slpo(*command.split(), flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert command in done.stdout
+
+
+def _slpo(*arguments: str, **settings: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "slpo_jax", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, **settings)
+
+
+def test_warnings_look_as_all_other_lines():
+    """Those of others say where they are from."""
+    ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
+    logs = "__import__('absl.logging').logging"
+    status, lines = _end(f"exec({ours}, {{'logging': {logs}}}) or {logs}.warning('theirs') or SystemExit(0)")
+    assert (status, lines[0]) == (0, "lost 3")
+    assert re.fullmatch(r"W\d{4} .* <string>:\d+\] theirs", lines[1])
+
+
+def test_an_encoding_without_a_character_is_no_error():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    program = PROGRAM.format(error="SystemExit(print('61.7 ± 2.3', '–', '猫'))", flags=[], more="")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"61.7 +- 2.3 - \\u732b\n")
+    done = _slpo("solve", "./nowhere", "-", input="Zoë ?", env=environment)
+    assert (done.returncode, done.stderr[:31]) == (2, "error: --checkpoint: ./nowhere ")

@@ -16,8 +16,10 @@ from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.arguments import Data, with_config
 from slpo_jax.run.chosen import Measured, buckets, choices
+from slpo_jax.run.experiment import assemble
 from slpo_jax.run.own import own_settings
 from slpo_jax.run.plan import run_stages
+from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from slpo_jax.text.problems import load_problems
 from slpo_jax.text.record_fields import FieldsConfig
@@ -55,6 +57,42 @@ def _logical(path: Path, count: int = 20) -> str:
         for n in range(count) for a, b, c in [random.Random(n).sample(["lempus", "rompus", "wumpus"], 3)]
     ]  # fmt: skip
     return write_jsonl(path, rows)
+
+
+WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
+
+
+def _proofs(path: Path, count: int, *more: str) -> str:
+    draw, rows = random.Random(0), {}
+    while len(rows) < count:
+        a, b, c = draw.sample([*WORDS, *more], 3)
+        rows[f"Every {a} is a {b}. Tom is a {a}. Is he a {b} or {c}?"] = f"Tom is a {b}."
+    return write_jsonl(path, [{"question": q, "steps": ["Tom is here."], "answer": a} for q, a in rows.items()])
+
+
+def test_few_words_are_a_token_each(tmp_path, caplog):
+    """Those of the training data; others of a set to evaluate on are counted."""
+    few = [*WORDS, *["Every", "is", "a", "Tom", "Is", "he", "or", "here", ".", "?"]]  # by hand
+    test = _proofs(tmp_path / "test.jsonl", 60, "pimpus", "gimpus")
+    rows = [json.loads(line) for line in Path(test).read_text().splitlines()]
+    source = _proofs(tmp_path / "set.jsonl", 260)
+    config, lines = own_settings(source, f"{source}[valid]", {"test": test})
+    assert config.tokenizer == "words"
+    assert f"tokenizer='words' (without a base model: random weights, one for each of the {len(few)} words" in lines[2]
+    settings = check(config)
+    assert config.prompt_slots == (24,)  # 18 words and signs, a line break, the marker
+    setup = assemble(settings)
+    tokens = {token.lstrip("\u0120") for token in setup.template.tokenizer.get_vocab()}
+    markers = {"<unk>", "<eos>", "<pad>", "<|start-latent|>", "<|end-latent|>", "<|latent|>"}
+    assert tokens == {*few, *markers, "###", "\u010a"}
+    with caplog.at_level("WARNING"):
+        encoded = setup.test_set("test")
+    unread = [any(word in f"{row['question']} {row['answer']}" for word in ("pimpus", "gimpus")) for row in rows]
+    assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
+    assert [0 in ids for ids in encoded.prompts] == unread
+    with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
+        solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
+    assert own_settings(_proofs(tmp_path / "smaller.jsonl", 150))[0].tokenizer == "bytes"  # 7 to a word
 
 
 def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch):
@@ -167,7 +205,7 @@ def test_buckets_hold_all_and_most():
 @pytest.mark.parametrize("kind", ["a table", "a logical set"])
 def test_from_a_raw_file_to_the_report(kind, tmp_path):
     logical = kind == "a logical set"
-    source = _logical(tmp_path / "set.jsonl") if logical else _table(tmp_path / "my.csv")
+    source = _proofs(tmp_path / "set.jsonl", 200) if logical else _table(tmp_path / "my.csv")
     config, _ = own_settings(source, fields=None if logical else FIELDS)
     config.model.update(n_layer=1, n_embd=16)
     config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
@@ -179,7 +217,7 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     experiment = run_stages(check(config), tmp_path / "work")
     report = json.loads((tmp_path / "work" / "report.json").read_text())
     assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
-    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (2 if logical else 4)
+    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (20 if logical else 4)
     assert (tmp_path / "work" / "report.md").is_file()
     assert experiment.reward.on_device is not None
 

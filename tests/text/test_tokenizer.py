@@ -7,11 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from slpo_jax.errors import UserError
+from slpo_jax.io.tokenizer_files import save_tokenizer
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems, vocabulary
-from slpo_jax.text.tokenizer import add_reasoner_tokens, arithmetic_tokenizer, load_tokenizer, token_bytes
+from slpo_jax.text.tokenizer import (
+    add_reasoner_tokens,
+    arithmetic_tokenizer,
+    load_tokenizer,
+    token_bytes,
+    words_of,
+    words_tokenizer,
+)
 
 ARITHMETIC = arithmetic_tokenizer(30)
 NAMES = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"]
@@ -136,6 +144,35 @@ def test_no_eos_is_an_error():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
     with pytest.raises(UserError, match="no eos token"):
         add_reasoner_tokens(tokenizer)
+
+
+PROOF = ["Every lempus is a rompus. Tom is a lempus.\nIs Tom a rompus or wumpus?", "Tom is a rompus.", "3.5 + x = 12"]
+
+
+def test_words_are_those_of_the_texts(tmp_path):
+    """Each once, with the space before it; a text begins as if it stood after one."""
+    own = words_of(PROOF)
+    spaced = ["Every", "lempus", "is", "a", "rompus", "Tom", "or", "wumpus", "3", "+", "x", "=", "12"]
+    assert own == sorted([*(f"\u0120{word}" for word in spaced), ".", "?", "5", "\u010a", "Is"])
+    assert (words_of(PROOF, len(own)), words_of(PROOF, len(own) - 1)) == (own, [])
+    made = words_tokenizer(own)
+    add_reasoner_tokens(made)
+    assert (len(made), made.unk_token_id) == (1 + len(own) + 2 + 3, 0)
+    save_tokenizer(made, tmp_path)
+    for tokenizer in (made, load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+        assert tokenizer.unk_token == "<unk>"
+        for text in [*PROOF, "wumpus is Tom"]:
+            ids = tokenizer(text)["input_ids"]
+            assert 0 not in ids
+            assert _decode(tokenizer, ids) == b"".join(token_bytes(tokenizer)[index] for index in ids).decode()
+            assert _decode(tokenizer, ids) == f" {text}"
+        assert tokenizer("Tom likes 35")["input_ids"] == [made.convert_tokens_to_ids("\u0120Tom"), 0, 0]
+        assert set(tokenizer("<eos> <pad>", split_special_tokens=True)["input_ids"]) == {0}
+
+
+def test_words_are_of_training_data_alone():
+    with pytest.raises(UserError, match=r"config.tokenizer: words are the training data's, .* leave it out"):
+        load_tokenizer("words")
 
 
 def test_load_synthetic():
