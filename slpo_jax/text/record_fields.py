@@ -1,6 +1,5 @@
 """Layouts: what the fields of a record mean, in the forms that math data sets are published in."""
 
-import ast
 import functools
 import itertools
 import re
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
+from slpo_jax.text.cells import said, text_of, written
 from slpo_jax.text.choices import choices_of
 from slpo_jax.text.solutions import marked, measured_number
 
@@ -114,8 +114,6 @@ _WORKED = tuple(dict.fromkeys(each.answer for each in _LAYOUTS if each.worked))
 _STORY = ("context", "Context", "passage", "body", "Body")
 _BEFORE = {"question": _STORY, "Question": _STORY}
 _AFTER = {"instruction": ("input",)}
-_CHATS = ("prompt", "completion", "messages", "conversations")
-_ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 # Where steps are looked for; in the first three nothing else may be.
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought", "thoughts")
 _USUAL = {*_QUESTIONS, *_ANSWERS, *_STORY, *_STEPS, "choices", "options"}
@@ -156,7 +154,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         answer = None if answer is None else choices.answer(where, answer)
     steps, text = _steps(where, record, fields.steps)
     if not text and not steps and layout.answer != "solution" and isinstance(record.get("solution"), str):
-        text = _without_mark(record["solution"])
+        text = _without_mark(text_of(where, record, "solution"))
     return RawProblem(question, steps, answer, layout.numeric, text or solution)
 
 
@@ -200,13 +198,13 @@ def _names(record: Record) -> str:
 
 
 def _question(where: str, record: Record, field: str) -> str:
-    text = _said(where, record, field, "user")
+    text = said(where, record, field, "user")
     if field == "prompt":
         # Without the set's own instruction, which asks for another form of the answer than the reader's.
         match = _DAPO_PROMPT.fullmatch(text)
         return match[1] if match else text
     before, after = (
-        [_text(where, record, name) for name in around.get(field, ()) if record.get(name)]
+        [text_of(where, record, name) for name in around.get(field, ()) if record.get(name)]
         for around in (_BEFORE, _AFTER)
     )
     return "\n".join(filter(str.strip, [" ".join([*before, text]), *after]))
@@ -216,6 +214,7 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
     """The solution that the answer stands in, "" for none, and the answer."""
     value, field = record[layout.answer], layout.answer
     if field == "reward_model" and value is not None:
+        value = written(value) if isinstance(value, str) else value
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
         field, value = "reward_model.ground_truth", value["ground_truth"]
@@ -223,7 +222,7 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
         return "", None
     if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
         return "", str(value)
-    solution, answer = marked(_said(where, {field: value}, field, "assistant"))
+    solution, answer = marked(said(where, {field: value}, field, "assistant"))
     if answer is None:
         is_answer = not layout.worked or canonical_number(solution) or measured_number(solution)
         return "", solution if is_answer else None
@@ -234,8 +233,9 @@ def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str
     """The steps that are listed, and else a text that has them. A column that arrow filled with nulls is as none."""
     for field in [named] if named else _STEPS:
         value = record.get(field)
-        if isinstance(value, str) and re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL):
-            value = _list(value)  # as a table of texts has it
+        if isinstance(value, str):
+            listed = written(text_of(where, record, field))  # as a table of texts has it
+            value = listed if isinstance(listed, list) else value
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):
@@ -247,46 +247,6 @@ def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str
     return (), ""
 
 
-def _list(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-
-
 def _without_mark(text: str) -> str:
     """A solution without its answer's mark; "" for what is none, but a number."""
     return marked(text)[0] if text.strip() and not canonical_number(text) else ""
-
-
-def _said(where: str, record: Record, field: str, role: str) -> str:
-    """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken."""
-    value = record[field]
-    if not isinstance(value, list) or not (field in _CHATS or any(isinstance(said, Mapping) for said in value)):
-        return _text(where, record, field)
-    said = [_message(said) for said in value]
-    if not all(isinstance(text, str) for _, text in said):
-        raise UserError(
-            f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}] or a text'
-        )
-    texts = [text for by, text in said if by in (role, None)]
-    if len(texts) != 1:
-        raise UserError(
-            f"{where}: field '{field}' has {len(texts)} messages of the role {role}, not one; give one problem a record"
-        )
-    return texts[0]
-
-
-def _message(said: Any) -> tuple[str | None, Any]:
-    """Who says what, in one of the two usual forms; None for what isn't said."""
-    if not isinstance(said, Mapping):
-        return None, None
-    by = said.get("role", said.get("from"))
-    return _ROLES.get(by, by), said.get("content", said.get("value"))
-
-
-def _text(where: str, record: Record, field: str) -> str:
-    value = record[field]
-    if not isinstance(value, str):
-        raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
-    return value
