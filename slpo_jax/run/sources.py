@@ -1,6 +1,5 @@
 """The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,7 @@ def check_sources(config: Config, workdir: Path) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def load_set(
-    config: Config, key: str, source: str | Iterable[Mapping[str, Any]], texts: bool = False
-) -> tuple[Problem, ...]:
+def load_set(config: Config, key: str, source: Any, texts: bool = False) -> tuple[Problem, ...]:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
@@ -55,9 +52,7 @@ def load_set(
     Raises:
         UserError: the key, and what is wrong with its source.
     """
-    if not source:
-        if not isinstance(source, str):
-            raise UserError(f"{key}: is empty; give at least one record")
+    if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
     compared = _KINDS.get(config.prompt.answers, "numbers")
     kind: Answers = compared if config.reward == CORRECT and not texts else "texts"

@@ -7,7 +7,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,9 @@ from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
-from slpo_jax.text.dataset_rows import Role, dataset_rows, given_rows
+from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
+from slpo_jax.text.given import given_rows
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.text.solutions import measured_number, written_steps
@@ -92,7 +93,7 @@ class Problems(tuple[Problem, ...]):
 
 
 def load_problems(
-    source: str | Iterable[Mapping[str, Any]],
+    source: Any,
     synthetic: SyntheticConfig | None = None,
     role: Role = "train",
     answers: Answers = "numbers",
@@ -114,7 +115,7 @@ def load_problems(
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
             - "synthetic:NAME" for a generated set;
-            - records with fields, such as a list of dicts or a `datasets.Dataset`.
+            - records with fields, as `given_rows` takes them: a list of dicts, a table, a `datasets.Dataset`.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
             "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
             "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.text.cells import said, text_of, written
+from slpo_jax.text.cells import is_missing, said, text_of, written
 from slpo_jax.text.choices import choices_of
 from slpo_jax.text.solutions import marked, measured_number
 
@@ -139,7 +139,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
             if not strict and _layout(record, FOUND):
                 return read_record(where, record)
             raise unknown_field(where, record, key, name)
-    given, record = record, _with_usual_names(record)
+    given, record = record, _without_missing(_with_usual_names(record), fields.answer)
     layout = _layout(record, fields)
     if layout is None:
         missing = "answer" if fields.question or any(name in record for name in _QUESTIONS) else "question"
@@ -153,7 +153,8 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         question = choices.below(question)
         answer = None if answer is None else choices.answer(where, answer)
     steps, text = _steps(where, record, fields.steps)
-    if not text and not steps and layout.answer != "solution" and isinstance(record.get("solution"), str):
+    worked = record.get("solution")
+    if not text and not steps and layout.answer != "solution" and isinstance(worked, str) and not is_missing(worked):
         text = _without_mark(text_of(where, record, "solution"))
     return RawProblem(question, steps, answer, layout.numeric, text or solution)
 
@@ -163,6 +164,12 @@ def _with_usual_names(record: Record) -> Record:
     others = {name: str(name).strip().lower() for name in record if name not in _USUAL}
     usual = {new: record[name] for name, new in others.items() if new != name and new in _USUAL and new not in record}
     return {**record, **usual} if usual else record
+
+
+def _without_missing(record: Record, answer: str) -> Record:
+    """The record, in which what is missing is None; "None" may be an answer."""
+    exact = (*_ANSWERS, answer)
+    return {name: None if is_missing(value, name not in exact) else value for name, value in record.items()}
 
 
 def _layout(record: Record, fields: FieldsConfig) -> _Layout | None:
@@ -218,7 +225,7 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
         field, value = "reward_model.ground_truth", value["ground_truth"]
-    if value is None:
+    if is_missing(value, words=False):
         return "", None
     if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
         return "", str(value)
@@ -236,6 +243,8 @@ def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str
         if isinstance(value, str):
             listed = written(text_of(where, record, field))  # as a table of texts has it
             value = listed if isinstance(listed, list) else value
+        if isinstance(value, list):
+            value = [step for step in value if not is_missing(step)]
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):

@@ -87,3 +87,62 @@ def test_lists_and_dicts_are_what_was_written(value):
     assert written("[54, 80.10]") == ["54", "80.10"]
     assert written(str(np.array([54, -80]))) == ["54", "-80"]
     assert [written(text) for text in ("a [1]", "[1", "[x]", "{1}", "[" * 100_000, "5", "")] == [None] * 7
+
+
+# What stands for nothing, by the kind of source; the words are those of pandas.
+NOTHING = {
+    "csv": ["", "nan", "NaN", "None", "NULL", "<NA>", "N/A", " null "],
+    "jsonl": [None, float("nan"), "None"],
+    "parquet": [None, float("nan")],
+    "records": [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT, np.nan],
+    "frame": [None, float("nan"), pandas.NA, pandas.NaT],
+}
+
+
+def _source(path, kind, records):
+    """The records as a kind of source has them."""
+    if kind == "records":
+        return records
+    frame = pandas.DataFrame(records)
+    if kind == "frame":
+        return frame
+    if kind == "csv":
+        frame.to_csv(path / "set.csv", index=False)
+    if kind == "parquet":
+        frame.to_parquet(path / "set.parquet")
+    return write_jsonl(path / "set.jsonl", records) if kind == "jsonl" else str(path / f"set.{kind}")
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+@pytest.mark.parametrize(
+    "field", ["steps", "context", "cot", "choices", "solution", "input", "problem", "final_answer"]
+)
+def test_a_missing_value_is_missing_and_no_word(kind, field, tmp_path):
+    question = "instruction" if field == "input" else "question"
+    for nothing in NOTHING[kind]:
+        records = [{question: "Q?", "answer": "5", field: nothing}] * 2
+        assert load_problems(_source(tmp_path, kind, records)) == (Problem("Q?", (), "5"),) * 2
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+def test_a_missing_question_or_answer_is_said(kind, tmp_path, warnings):
+    for nothing in NOTHING[kind]:
+        records = [{"problem": "P?", "answer": "5"}, {"problem": nothing, "answer": "5"}]
+        with pytest.raises(UserError, match=r"(line|row|record) [23]: the question is empty; give its text or remove"):
+            load_problems(_source(tmp_path, kind, records))
+        records = [{"problem": "P?", "answer": "5"}, {"problem": "R?", "answer": nothing}]
+        problems = load_problems(_source(tmp_path, kind, records))
+        assert (problems, problems.left_out) == ((Problem("P?", (), "5"),), 1)
+        assert "left out 1 of 2 problems" in warnings[-1]
+
+
+def test_missing_values_in_lists_chats_and_of_two_layouts(tmp_path):
+    nan = float("nan")
+    assert load_problems([{"question": "Q?", "steps": ["a", nan, None], "answer": "5"}])[0].steps == ("a",)
+    with pytest.raises(UserError, match="record 1: the question is empty"):
+        load_problems([{"prompt": [{"role": "user", "content": nan}], "answer": "5"}])
+    two = pandas.DataFrame([{"question": "Q?", "answer": 5}, {"problem": "P?", "solution": "So.\n\\boxed{6}"}])
+    assert load_problems(two) == (Problem("Q?", (), "5"), Problem("P?", ("So.",), "6"))
+    # An answer may be a word.
+    (problem,) = load_problems([{"question": "Which of them?", "answer": "None"}], answers="texts")
+    assert problem.answer == "None"
