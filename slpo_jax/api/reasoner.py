@@ -116,6 +116,8 @@ class TrainedReasoner:
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
+        if found.reading.unused and not name:
+            logging.warning("problems: not used: %s", found.reading.unused)
         setup, asked = _fitting(setup, found[: limit or None])
         stopping, rule = self.solver.stopping, self.solver.rule
 

@@ -11,8 +11,8 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import EVALUATE
 from slpo_jax.stages import wanted as wanted_stages
-from slpo_jax.text.problem import Problem, without
-from slpo_jax.text.problems import Answers, Problems, Role, check_source, load_problems
+from slpo_jax.text.problem import Problems, without
+from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
@@ -43,7 +43,7 @@ def check_sources(config: Config, workdir: Path) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def load_set(config: Config, key: str, source: Any, texts: bool = False) -> tuple[Problem, ...]:
+def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
@@ -66,9 +66,8 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> tupl
     problems = load(key, source)
     if key == "config.data.train" and config.data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-        total, measured = len(problems), getattr(problems, "measured", ())
-        problems = Problems(without(problems, load("config.data.valid", config.data.valid)))
-        problems.measured = measured
+        total = len(problems)
+        problems = problems.with_only(without(problems, load("config.data.valid", config.data.valid)))
         if 0 < len(problems) < total and config.data.valid != f"{source}[valid]":  # which is set apart from it
             count = total - len(problems)
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)

@@ -15,7 +15,7 @@ _MOST = 160  # characters that are shown of a text
 
 
 def understood(config: Config, key: str, problems: EncodedProblems) -> list[str]:
-    """One line, and of training data a second one with an example.
+    """One line, and others on the source's fields and, of training data, with an example.
 
     Args:
         key: "config.data.train", ".valid" or ".eval.NAME".
@@ -30,7 +30,7 @@ def understood(config: Config, key: str, problems: EncodedProblems) -> list[str]
     said.append(f"answers are {answers}" if config.reward == CORRECT else f"answers are judged by {config.reward}")
     if problems.measured:
         said.append(f"without units and currencies, as that of {problems.measured[0]!r}")
-    lines = [f"{key}: {', '.join(said)}"]
+    lines = [f"{key}: {', '.join(said)}", *(f"  {line}" for line in problems.reading.lines())]
     return [*lines, f"  the first: {example(problems)}"] if trains else lines
 
 

@@ -31,7 +31,7 @@ def given_rows(given: Any) -> Rows:
 
 
 def _records(given: Any) -> Iterable[Any]:
-    if hasattr(given, "with_format"):  # of `datasets`
+    if hasattr(given, "with_format") and not isinstance(given, Mapping):  # of `datasets`
         return from_arrow(given)
     if hasattr(given, "to_pylist") and hasattr(given, "schema"):  # of pyarrow
         return arrow_records(given)

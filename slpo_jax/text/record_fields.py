@@ -12,7 +12,8 @@ from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.text.cells import is_missing, said, text_of, written
-from slpo_jax.text.choices import choices_of
+from slpo_jax.text.choices import choices_of, columns_of
+from slpo_jax.text.problem import Reading
 from slpo_jax.text.solutions import marked, measured_number
 
 # What DAPO's prompts have around the question.
@@ -107,7 +108,8 @@ _LAYOUTS = (
     _Layout("conversations", "conversations", numeric=False, worked=True),
 )
 _QUESTIONS = tuple(dict.fromkeys([*(each.question for each in _LAYOUTS), "question_stem"]))
-_ANSWERS = tuple(dict.fromkeys([*(each.answer for each in _LAYOUTS), "answerKey", "correct", "label", "ground_truth"]))
+_LABELS = ("answerKey", "correct", "correct_answer", "correct_option", "answer_idx", "cop")  # of choices
+_ANSWERS = tuple(dict.fromkeys([*(each.answer for each in _LAYOUTS), *_LABELS, "label", "ground_truth"]))
 _WORKED = tuple(dict.fromkeys(each.answer for each in _LAYOUTS if each.worked))
 
 # Fields that are a part of the question, before or after the one that is named so.
@@ -120,7 +122,13 @@ _USUAL = {*_QUESTIONS, *_ANSWERS, *_STORY, *_STEPS, "choices", "options"}
 _EMPTY: tuple[Any, ...] = (None, "", [])
 
 
-def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict: bool = True) -> RawProblem:
+def read_record(
+    where: str,
+    record: Record,
+    fields: FieldsConfig = FOUND,
+    strict: bool = True,
+    reading: Reading | None = None,
+) -> RawProblem:
     """Read a record in the first of the layouts both of whose fields it has, and has something in.
 
     Args:
@@ -128,6 +136,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         record: fields by name. Numbers are texts (`file_rows.Rounded` for those of 64 bits and less), ints or Decimals.
         fields: names that are given.
         strict: whether a record has to have them; otherwise one that doesn't is read without.
+        reading: is told which fields are used.
     Returns:
         the problem.
     Raises:
@@ -137,7 +146,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         name = getattr(fields, key)
         if name and name not in record:
             if not strict and _layout(record, FOUND):
-                return read_record(where, record)
+                return read_record(where, record, reading=reading)
             raise unknown_field(where, record, key, name)
     given, record = record, _without_missing(_with_usual_names(record), fields.answer)
     layout = _layout(record, fields)
@@ -147,15 +156,22 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
             f"{where}: field '{missing}' is missing, only {_names(given)} are there; name the one that holds it with "
             f"config.data.fields.{missing}"
         )
+    reading = reading or Reading()
+    reading.see({name: record[name] for name in given})
     solution, answer = _answer(where, record, layout)
-    question, choices = _question(where, record, layout.question), choices_of(where, record)
+    question, choices = _question(where, record, layout.question, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)
         answer = None if answer is None else choices.answer(where, answer)
-    steps, text = _steps(where, record, fields.steps)
+        reading.note("choices", choices.fields)
+    reading.note("answer", [layout.answer])
+    steps, text = _steps(where, record, fields.steps, reading)
     worked = record.get("solution")
     if not text and not steps and layout.answer != "solution" and isinstance(worked, str) and not is_missing(worked):
         text = _without_mark(text_of(where, record, "solution"))
+        reading.note("steps", ["solution"])
+    if not text and not steps and solution:
+        reading.note("steps", [layout.answer])
     return RawProblem(question, steps, answer, layout.numeric, text or solution)
 
 
@@ -167,8 +183,8 @@ def _with_usual_names(record: Record) -> Record:
 
 
 def _without_missing(record: Record, answer: str) -> Record:
-    """The record, in which what is missing is None; "None" may be an answer."""
-    exact = (*_ANSWERS, answer)
+    """The record, in which what is missing is None; "None" may be an answer or a choice."""
+    exact = {*_ANSWERS, answer, *columns_of(tuple(record)).values()}
     return {name: None if is_missing(value, name not in exact) else value for name, value in record.items()}
 
 
@@ -204,8 +220,10 @@ def _names(record: Record) -> str:
     return names if len(names) <= 120 else f"{names[:117]}..."
 
 
-def _question(where: str, record: Record, field: str) -> str:
+def _question(where: str, record: Record, field: str, reading: Reading) -> str:
     text = said(where, record, field, "user")
+    around = [name for name in (*_BEFORE.get(field, ()), *_AFTER.get(field, ())) if record.get(name)]
+    reading.note("question", [field, *around])
     if field == "prompt":
         # Without the set's own instruction, which asks for another form of the answer than the reader's.
         match = _DAPO_PROMPT.fullmatch(text)
@@ -236,7 +254,7 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
     return solution, answer
 
 
-def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str]:
+def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tuple[str, ...], str]:
     """The steps that are listed, and else a text that has them. A column that arrow filled with nulls is as none."""
     for field in [named] if named else _STEPS:
         value = record.get(field)
@@ -246,8 +264,10 @@ def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str
         if isinstance(value, list):
             value = [step for step in value if not is_missing(step)]
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
+            reading.note("steps", [field])
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):
+            reading.note("steps", [field])
             return (), text
         if value not in _EMPTY and not isinstance(value, str) and field in (named, *_STEPS[:3]):
             raise UserError(
