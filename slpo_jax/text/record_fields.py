@@ -14,7 +14,7 @@ from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.text.cells import is_missing, said, text_of, written
 from slpo_jax.text.choices import choices_of, columns_of
 from slpo_jax.text.problem import Reading
-from slpo_jax.text.solutions import marked, measured_number
+from slpo_jax.text.solutions import marked, measured_number, without_tags
 
 # What DAPO's prompts have around the question.
 _DAPO_PROMPT = re.compile(
@@ -262,6 +262,7 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
             listed = written(text_of(where, record, field))  # as a table of texts has it
             value = listed if isinstance(listed, list) else value
         if isinstance(value, list):
+            value = [without_tags(step).strip() if isinstance(step, str) and "<" in step else step for step in value]
             value = [step for step in value if not is_missing(step)]
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
             reading.note("steps", [field])
