@@ -262,8 +262,7 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
             listed = written(text_of(where, record, field))  # as a table of texts has it
             value = listed if isinstance(listed, list) else value
         if isinstance(value, list):
-            value = [without_tags(step).strip() if isinstance(step, str) and "<" in step else step for step in value]
-            value = [step for step in value if not is_missing(step)]
+            value = _listed(value)
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
             reading.note("steps", [field])
             return tuple(value), ""
@@ -275,6 +274,15 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
                 f"{where}: field '{field}' is neither texts nor a text; write [\"<<1+2=3>>\", ...] or leave it out"
             )
     return (), ""
+
+
+def _listed(steps: list[Any]) -> list[Any]:
+    """Steps without tags, and without those that are missing; one that is empty stays, as in COCONUT's files."""
+    texts = [
+        step if not isinstance(step, str) or without_tags(step) == step else without_tags(step).strip() or None
+        for step in steps
+    ]
+    return [step for step in texts if step == "" or not is_missing(step)]
 
 
 def _without_mark(text: str) -> str:
