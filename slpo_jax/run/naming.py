@@ -23,6 +23,9 @@ FLAGS = _RENAMED | {f"config.{key}": f"--{name}" for key, name in _ARGUMENTS.ite
 ARGUMENTS = _RENAMED | {f"config.{key}": name for key, name in _ARGUMENTS.items()}
 ARGUMENTS |= {f"--{name}": name for name in (*_ARGUMENTS.values(), "threshold", "explain")}
 """Of `slpo_jax.load` and what it returns."""
+READ = {"config.prompt.answers": "answers"}
+READ |= {f"config.data.fields.{field}": f"fields['{field}']" for field in ("question", "answer", "steps")}
+"""Of `slpo_jax.read`."""
 _OF_TRAIN = ("--config.evaluate.thresholds", "--workdir")
 TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start"}
 """Of `slpo_jax.train`, whose `config` takes keys as they are."""

@@ -17,7 +17,8 @@ from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
-_KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}  # by config.prompt.answers
+KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}
+"""Answers that are no numbers, by config.prompt.answers."""
 
 
 def sets_to_evaluate(config: Config) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Prob
     """
     if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    compared = _KINDS.get(config.prompt.answers, "numbers")
+    compared = KINDS.get(config.prompt.answers, "numbers")
     kind: Answers = compared if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):

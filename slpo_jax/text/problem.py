@@ -63,12 +63,17 @@ class Problems(tuple[Problem, ...]):
         why: where each of these is, and what is wrong with it.
         measured: answers with a unit or a currency, as written, of which the number is taken.
         reading: of the source's fields.
+        said: how `slpo_jax.read` understood the source, in lines, which `print` shows.
     """
 
     left_out: int = 0
     why: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     reading: Reading = Reading()
+    said: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self.said) or repr(self)
 
     def with_only(self, problems: Iterable[Problem]) -> "Problems":
         """Some of them, with what is known of their source."""

@@ -162,7 +162,7 @@ def read_record(
     question, choices = _question(where, record, layout.question, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)
-        answer = None if answer is None else choices.answer(where, answer)
+        answer = choices.answer(where, answer) if answer and answer.strip() else None
         reading.note("choices", choices.fields)
     reading.note("answer", [layout.answer])
     steps, text = _steps(where, record, fields.steps, reading)
