@@ -2,6 +2,7 @@
 
     import slpo_jax as slpo
 
+    print(slpo.read("my_problems.csv"))     # how a file is understood
     run = slpo.train("quickstart")          # what `slpo train` does
     r = slpo.load("runs/quickstart")        # a reasoner with its own T, stopping rule and threshold
     print(r.solve("Tom has 5 apples . He buys 3 . How many now ?", samples=16))
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.evaluation import Difference, Evaluation
+    from slpo_jax.api.reading import read
     from slpo_jax.api.reasoner import TrainedReasoner, load
     from slpo_jax.api.training import Run, train
     from slpo_jax.errors import UserError
@@ -56,6 +58,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 _REGISTER = tuple(f"register_{what}" for what in ("objective", "recipe", "reward", "scorer", "thinker", "tracker"))
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
+    "api.reading": ("read",),
     "api.reasoner": ("TrainedReasoner", "load"),
     "api.training": ("Run", "train"),
     "errors": ("UserError",),
@@ -65,7 +68,7 @@ _PLACES = {
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - as `_PLACES`
-    "Difference", "Evaluation", "TrainedReasoner", "load", "Run", "train", "UserError", "register_objective",
+    "Difference", "Evaluation", "read", "TrainedReasoner", "load", "Run", "train", "UserError", "register_objective",
     "register_recipe", "register_reward", "register_scorer", "register_thinker", "register_tracker", "Latent",
     "Solution", "Vote",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """`slpo COMMAND ..`, which is `python -m slpo_jax COMMAND ..`.
 
     train    run the stages of a config: slpo train quickstart [--config.KEY=VALUE ..]
+    data     see how problems are understood, before training: slpo data FILE
     solve    ask a reasoner, and watch it think: slpo solve RUN "question"
     eval     measure a reasoner on problems: slpo eval RUN FILE
     view     open a run's report in the browser: slpo view RUN
@@ -22,8 +23,8 @@ import slpo_jax
 from slpo_jax.errors import UserError, silent_when_unread
 
 _MODULES = {
-    "train": "main", "solve": "solve", "eval": "measure", "view": "evaluation.view", "report": "evaluation.report",
-    "export": "convert", "import": "convert",
+    "train": "main", "data": "data", "solve": "solve", "eval": "measure", "view": "evaluation.view",
+    "report": "evaluation.report", "export": "convert", "import": "convert",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -88,7 +88,7 @@ class TrainedReasoner:
     @naming(ARGUMENTS)
     def evaluate(
         self,
-        problems: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+        problems: Any,
         samples: int = 16,
         seed: int = 0,
         reward: str | Callable[[str, str, str], float] | None = None,
@@ -98,7 +98,8 @@ class TrainedReasoner:
 
         Args:
             problems: the name of a set of the run, anything that `config.data.eval` takes (a file, a directory, a hub
-                id, a generated set), records such as {"question": .., "answer": ..}, or a `datasets.Dataset`.
+                id, a generated set), or records such as {"question": .., "answer": ..}: a list of them or of what
+                `read` gives, a dict of columns, a table of pandas, polars, pyarrow or numpy, a `datasets.Dataset`.
             samples: rollouts of each problem, k of Pass@k; 0 is none.
             seed: of their noise. For a set of the run, the rollouts are those of the run's own evaluation.
             reward: a registered name, or a function (question, reference, completion) -> number that says what a
@@ -109,16 +110,14 @@ class TrainedReasoner:
         """
         _check_numbers(samples=samples, seed=seed, limit=limit)
         setup, name, source = self.solver.setup, "", problems
-        if isinstance(source, Mapping):  # a `datasets.DatasetDict`
-            raise UserError(f"problems: has the splits {', '.join(map(str, source))}; give one of them")
-        if hasattr(source, "to_dict") and hasattr(source, "columns"):  # a `pandas.DataFrame`
-            source = source.to_dict("records")
         if isinstance(source, str | os.PathLike):
             source = os.fspath(source)
             name = source if source in setup.config.data.eval else ""
             source = setup.config.data.eval.get(source, source)
         judge = setup.reward if reward is None else setup.reward.asking(reward)
         found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
+        if found.reading.unused and not name:
+            logging.warning("problems: not used: %s", found.reading.unused)
         setup, asked = _fitting(setup, found[: limit or None])
         stopping, rule = self.solver.stopping, self.solver.rule
 

@@ -162,10 +162,8 @@ def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
     thinker = description.settings.get("thinker.name", "")
     if description.settings.get("max_latents"):
         return [f"Its thought (`{thinker}`) is slpo_jax's alone: with transformers, `generate` writes without it."]
-    return [
-        "With transformers, `generate` is all that it needs; special tokens that a question spells out are text to "
-        "slpo_jax alone."
-    ]
+    needs = "With transformers, `generate` is all that it needs"
+    return [f"{needs}; special tokens that a question spells out are text to slpo_jax alone."]
 
 
 def _cell(row: dict[str, Any], key: str) -> str:

@@ -10,7 +10,7 @@ from slpo_jax.run.shipped import find_config
 
 _DATA = re.compile(r"--?(train|valid|test|base)(?:=(.*))?", re.DOTALL)
 _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
-_FIELD = re.compile(r"--?config\.data\.fields\.(\w+)=(.*)", re.DOTALL)
+_FIELD = re.compile(r"--?config\.data\.fields\.(\w+)(?:=(.*))?", re.DOTALL)
 
 
 class Data(NamedTuple):
@@ -63,6 +63,12 @@ def take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:
     return rest, found
 
 
+def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without names of a record's fields, and those."""
+    taken = _taken(argv, _FIELD)
+    return [arg for name, _, arg in taken if not name], {name: value for name, value, _ in taken if name}
+
+
 def _taken(argv: list[str], flag: re.Pattern[str]) -> list[tuple[str, str, str]]:
     """(name, value, "") of each flag of a kind, whose value may be the next argument; ("", "", argument) of others."""
     found, left = list[tuple[str, str, str]](), list(argv)
@@ -87,8 +93,7 @@ def with_config(argv: list[str], data: Data) -> list[str]:
     place = next((number for number, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
     before, named, after = argv[:place], argv[place : place + 1], argv[place + 1 :]
     if not named and "train" in sources:
-        fields = {match[1]: match[2] for match in map(_FIELD.fullmatch, argv) if match}
-        spec = {**sources, "eval": data.tests, "fields": fields}
+        spec = {**sources, "eval": data.tests, "fields": take_fields(argv)[1]}
         return [argv[0], f"--config={find_config('own')}:{json.dumps(spec)}", *argv[1:]]  # a key comes after it
     if "base" in sources:
         raise UserError("--base: goes with --train and without a config; beside a config give --config.init")

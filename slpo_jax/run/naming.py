@@ -14,12 +14,18 @@ _ARGUMENTS = {name: name for name in ("base", "tokenizer", "reasoner", "lora_alp
 _ARGUMENTS |= {"init": "checkpoint", "max_latents": "latents", "thinker.name": "thinker"}
 _ARGUMENTS |= {f"prompt.{name}": name for name in ("instruction", "answers", "speed")}
 _ARGUMENTS |= {"evaluate.max_answer_tokens": "max_answer_tokens"}
+# Who uses a reasoner has no key for a field's name.
+_NAME, _RENAME = "name the one that holds it with config.data.fields.", "rename the one that holds it to "
+_RENAMED = {_NAME + field: _RENAME + field for field in ("question", "answer")}
 
-FLAGS = {f"config.{key}": f"--{name}" for key, name in _ARGUMENTS.items()}
+FLAGS = _RENAMED | {f"config.{key}": f"--{name}" for key, name in _ARGUMENTS.items()}
 """Of the commands that use a reasoner."""
-ARGUMENTS = {f"config.{key}": name for key, name in _ARGUMENTS.items()}
+ARGUMENTS = _RENAMED | {f"config.{key}": name for key, name in _ARGUMENTS.items()}
 ARGUMENTS |= {f"--{name}": name for name in (*_ARGUMENTS.values(), "threshold", "explain")}
 """Of `slpo_jax.load` and what it returns."""
+READ = {"config.prompt.answers": "answers"}
+READ |= {f"config.data.fields.{field}": f"fields['{field}']" for field in ("question", "answer", "steps")}
+"""Of `slpo_jax.read`."""
 _OF_TRAIN = ("--config.evaluate.thresholds", "--workdir")
 TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start"}
 """Of `slpo_jax.train`, whose `config` takes keys as they are."""

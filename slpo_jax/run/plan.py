@@ -67,9 +67,10 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
 
 
 def _say_understood(experiment: Experiment) -> None:
-    for key, problems in experiment.sets.items() if hosts.is_first() else ():
-        for line in understood(experiment.config, key, problems):
-            print(line, file=sys.stderr, flush=True)
+    sets = experiment.sets.items() if hosts.is_first() else ()
+    lines = [line for key, problems in sets for line in understood(experiment.config, key, problems)]
+    for line in dict.fromkeys(lines):  # parts of one source have the same fields
+        print(line, file=sys.stderr, flush=True)
 
 
 def run_stage(experiment: Experiment, stage: Stage) -> None:

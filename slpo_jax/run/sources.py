@@ -1,7 +1,7 @@
 """The data sets that the stages of a run ask for: which, known before anything is loaded, and their problems."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import EVALUATE
 from slpo_jax.stages import wanted as wanted_stages
-from slpo_jax.text.problem import Problem, without
-from slpo_jax.text.problems import Answers, Problems, Role, check_source, load_problems
+from slpo_jax.text.problem import Problems, without
+from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
 
-_KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}  # by config.prompt.answers
+KINDS: dict[str, Answers] = {"boxed": "latex", "texts": "texts"}
+"""Answers that are no numbers, by config.prompt.answers."""
 
 
 @contextlib.contextmanager
@@ -56,9 +57,7 @@ def check_sources(config: Config, workdir: Path) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def load_set(
-    config: Config, key: str, source: str | Iterable[Mapping[str, Any]], texts: bool = False
-) -> tuple[Problem, ...]:
+def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:
     """The problems of a key's source; of training problems those that validation has too are left out, and counted.
 
     Args:
@@ -67,11 +66,9 @@ def load_set(
     Raises:
         UserError: the key, and what is wrong with its source.
     """
-    if not source:
-        if not isinstance(source, str):
-            raise UserError(f"{key}: is empty; give at least one record")
+    if isinstance(source, str) and not source:
         raise UserError(f"{key}: not set; give a file or a synthetic set such as synthetic:train")
-    compared = _KINDS.get(config.prompt.answers, "numbers")
+    compared = KINDS.get(config.prompt.answers, "numbers")
     kind: Answers = compared if config.reward == CORRECT and not texts else "texts"
 
     def load(key, source):
@@ -83,9 +80,8 @@ def load_set(
     problems = load(key, source)
     if key == "config.data.train" and config.data.valid:
         # GSM8K's training file holds the validation questions; nothing may be chosen on problems trained on.
-        total, measured = len(problems), getattr(problems, "measured", ())
-        problems = Problems(without(problems, load("config.data.valid", config.data.valid)))
-        problems.measured = measured
+        total = len(problems)
+        problems = problems.with_only(without(problems, load("config.data.valid", config.data.valid)))
         if 0 < len(problems) < total and config.data.valid != f"{source}[valid]":  # which is set apart from it
             count = total - len(problems)
             logging.warning("%s: left out %d of %d problems, which are also in config.data.valid", key, count, total)

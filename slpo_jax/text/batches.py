@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.text.problem import Problem
+from slpo_jax.text.problem import Problem, Reading
 from slpo_jax.text.templates import Ids, Template
 
 Padded = tuple[np.ndarray, np.ndarray]
@@ -39,7 +39,7 @@ class EncodedProblems:
         steps: ids of each problem's steps, one list a step.
         answers: ids of each answer, without end marker and eos.
         template: what made the ids.
-        left_out, measured: of the source, see `slpo_jax.text.problems.Problems`.
+        left_out, measured, reading: of the source, see `slpo_jax.text.problem.Problems`.
     """
 
     problems: tuple[Problem, ...]
@@ -49,6 +49,7 @@ class EncodedProblems:
     template: Template
     left_out: int = 0
     measured: tuple[str, ...] = ()
+    reading: Reading = field(default_factory=Reading)
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -119,6 +120,7 @@ def encode_problems(
         template=template,
         left_out=getattr(problems, "left_out", 0),
         measured=getattr(problems, "measured", ()),
+        reading=getattr(problems, "reading", Reading()),
     )
 
 

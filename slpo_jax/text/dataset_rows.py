@@ -3,11 +3,9 @@
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
@@ -73,22 +71,6 @@ def _of_splits(source: str, where: object, found: _Splits, splits: list[str]) ->
             yield f"{where}, split {split}, row {number}", record
 
 
-def given_rows(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The rows of a `datasets.Dataset`, or of records as Python holds them, as `dataset_rows` gives them."""
-    rows = _from_arrow(records) if hasattr(records, "with_format") else map(_in_words, records)
-    for number, record in enumerate(rows, start=1):
-        yield f"record {number}", record
-
-
-def _in_words(value: Any) -> Any:
-    """Floating-point numbers as the texts that Python shows, whatever holds them: a layout's numbers are exact."""
-    if isinstance(value, Mapping):
-        return {key: _in_words(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_words(inner) for inner in value]
-    return str(value) if isinstance(value, float | np.floating | np.integer) else value
-
-
 def source_path(source: str) -> Path:
     """Where a source's files are, if it is one of files: what is before its config and split."""
     return _parse(source, "train")[0]
@@ -130,10 +112,11 @@ def _loaded(place: str, config: str | None) -> _Splits:
 
 
 def _prepared(found: Mapping[Any, Any]) -> _Splits:
-    return {str(split): functools.partial(_from_arrow, dataset) for split, dataset in found.items()}
+    return {str(split): functools.partial(from_arrow, dataset) for split, dataset in found.items()}
 
 
-def _from_arrow(dataset: Any) -> Iterator[Any]:
+def from_arrow(dataset: Any) -> Iterator[Any]:
+    """The records of a `datasets.Dataset`."""
     for table in dataset.with_format("arrow").iter(batch_size=1000):
         yield from arrow_records(table)
 

@@ -1,7 +1,10 @@
-"""One problem of a set."""
+"""One problem of a set, the problems of a source, and how they were read."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_NAMES = 120  # characters that are shown of the names of fields
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,66 @@ class Problem:
     question: str
     steps: tuple[str, ...]
     answer: str
+
+
+@dataclass
+class Reading:
+    """Which fields of a source's records are used, and as what.
+
+    Attributes:
+        used: fields by what they are: question, choices, answer, steps.
+        filled: fields that have something in them.
+    """
+
+    used: dict[str, dict[str, None]] = field(default_factory=dict)
+    filled: dict[str, None] = field(default_factory=dict)
+
+    def note(self, role: str, fields: Iterable[str]) -> None:
+        """Of a record, these fields are used as `role`."""
+        self.used.setdefault(role, {}).update(dict.fromkeys(fields))
+
+    def see(self, record: Mapping[Any, Any]) -> None:
+        """A record as it was given, what is missing being None."""
+        self.filled.update((str(name), None) for name, value in record.items() if value not in (None, "", []))
+
+    @property
+    def unused(self) -> str:
+        """The fields that nothing was taken from, "" without any."""
+        used = {name.strip().lower() for fields in self.used.values() for name in fields}
+        names = ", ".join(name for name in self.filled if name.strip() and name.strip().lower() not in used)
+        return names if len(names) <= MOST_NAMES else f"{names[: MOST_NAMES - 3]}..."
+
+    def lines(self) -> list[str]:
+        """What was made of the fields, and which are not used."""
+        made = "; ".join(f"{role} from {', '.join(fields)}" for role, fields in self.used.items())
+        return [made] * bool(made) + [f"not used: {self.unused}"] * bool(self.unused)
+
+
+class Problems(tuple[Problem, ...]):
+    """The problems of a source in its order.
+
+    Attributes:
+        left_out: how many more it has, whose answers can't be compared.
+        why: where each of these is, and what is wrong with it.
+        measured: answers with a unit or a currency, as written, of which the number is taken.
+        reading: of the source's fields.
+        said: how `slpo_jax.read` understood the source, in lines, which `print` shows.
+    """
+
+    left_out: int = 0
+    why: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    reading: Reading = Reading()
+    said: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self.said) or repr(self)
+
+    def with_only(self, problems: Iterable[Problem]) -> "Problems":
+        """Some of them, with what is known of their source."""
+        some = Problems(problems)
+        some.__dict__.update(self.__dict__)
+        return some
 
 
 def shared(problems: Iterable[Problem], others: Iterable[Problem]) -> int:

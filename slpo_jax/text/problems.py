@@ -7,7 +7,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,11 @@ from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
-from slpo_jax.text.dataset_rows import Role, dataset_rows, given_rows
-from slpo_jax.text.file_rows import FILE_READERS, Rounded, no_such_file
-from slpo_jax.text.problem import Problem
+from slpo_jax.text.choices import with_letters
+from slpo_jax.text.dataset_rows import Role, dataset_rows
+from slpo_jax.text.file_rows import FILE_READERS, Rounded, Rows, no_such_file
+from slpo_jax.text.given import given_rows
+from slpo_jax.text.problem import Problem, Problems, Reading
 from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.text.solutions import measured_number, written_steps
 from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
@@ -79,25 +81,13 @@ def is_at_hand(source: str) -> bool:
     return source.startswith(SYNTHETIC_PREFIX) or (path.suffix.lower() in FILE_READERS and path.is_file())
 
 
-class Problems(tuple[Problem, ...]):
-    """The problems of a source in its order.
-
-    Attributes:
-        left_out: how many more it has, whose answers can't be compared.
-        measured: answers with a unit or a currency, as written, of which the number is taken.
-    """
-
-    left_out: int = 0
-    measured: tuple[str, ...] = ()
-
-
 def load_problems(
-    source: str | Iterable[Mapping[str, Any]],
+    source: Any,
     synthetic: SyntheticConfig | None = None,
     role: Role = "train",
     answers: Answers = "numbers",
     fields: FieldsConfig = FOUND,
-) -> tuple[Problem, ...]:
+) -> Problems:
     """Read a set of problems.
 
     The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
@@ -114,7 +104,7 @@ def load_problems(
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
             - "synthetic:NAME" for a generated set;
-            - records with fields, such as a list of dicts or a `datasets.Dataset`.
+            - records with fields, as `given_rows` takes them: a list of dicts, a table, a `datasets.Dataset`.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
             "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
             "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one
@@ -129,29 +119,29 @@ def load_problems(
             (`answers.are_right`, style "boxed"), or as any "texts".
         fields: names of fields that a record of the role "train" has to have; others may.
     Returns:
-        the problems in the order of the source.
+        the problems in the order of the source, with what else is known of it.
     Raises:
         UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
             record is malformed; the message has the file and the line (or record), or the data set, the split and the
             row.
     """
     if not isinstance(source, str):
-        return _problems("records", _raw_problems(given_rows(source), fields, False), False, answers)
+        return _problems("records", given_rows(source), fields, False, False, answers)
     if source.startswith(SYNTHETIC_PREFIX):
-        return synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig())
+        return Problems(synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig()))
     if (whole := _whole(source)) != source:
         return _part(source, load_problems(whole, synthetic, "train", answers, fields))
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
-        return _problems(source, _raw_problems(reader(path), fields, role == "train"), True, answers)
+        return _problems(source, reader(path), fields, role == "train", True, answers)
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
             f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or "
             f"{SYNTHETIC_PREFIX}NAME"
         )
-    return _problems(source, _raw_problems(dataset_rows(source, role), fields, role == "train"), False, answers)
+    return _problems(source, dataset_rows(source, role), fields, role == "train", False, answers)
 
 
 def _whole(source: str) -> str:
@@ -160,7 +150,7 @@ def _whole(source: str) -> str:
     return part[1] if part else source
 
 
-def _part(source: str, problems: tuple[Problem, ...]) -> Problems:
+def _part(source: str, problems: Problems) -> Problems:
     """See `load_problems`.
 
     Raises:
@@ -172,13 +162,14 @@ def _part(source: str, problems: tuple[Problem, ...]) -> Problems:
             "config.data.valid and config.data.eval.NAME"
         )
     taken = _PARTS[source[source.rindex("[") + 1 : -1]]
-    found = Problems(problem for place, problem in enumerate(problems) if place % 10 in taken)
-    found.left_out, found.measured = getattr(problems, "left_out", 0), getattr(problems, "measured", ())
-    return found
+    return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in taken)
 
 
-def _problems(source: str, found: Iterator[tuple[str, RawProblem]], all_numeric: bool, answers: Answers) -> Problems:
-    raw = list(found)
+def _problems(
+    source: str, rows: Rows, fields: FieldsConfig, strict: bool, all_numeric: bool, answers: Answers
+) -> Problems:
+    reading = Reading()
+    raw = list(_raw_problems(rows, fields, strict, reading))
     _name_rounded(source, [each.answer for _, each in raw])
     problems, left_out = _with_numbers(raw, all_numeric) if answers == "numbers" else _as_written(raw, answers)
     if left_out:
@@ -190,23 +181,21 @@ def _problems(source: str, found: Iterator[tuple[str, RawProblem]], all_numeric:
     if not problems:
         raise UserError(f"{source}: holds no problems; give one with at least one")
     read = Problems(problems)
-    read.left_out = len(left_out)
+    read.left_out, read.why, read.reading = len(left_out), tuple(left_out), reading
     if answers == "numbers":
         texts = (each.answer for _, each in raw if each.answer and canonical_number(each.answer) is None)
         read.measured = tuple(text for text in texts if measured_number(text) is not None)
     return read
 
 
-def _raw_problems(
-    rows: Iterator[tuple[str, Any]], fields: FieldsConfig, strict: bool
-) -> Iterator[tuple[str, RawProblem]]:
+def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
     first, without_steps = None, strict and bool(fields.steps)
-    for where, record in rows:
+    for where, record in with_letters(rows):
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
         without_steps = without_steps and fields.steps not in record
-        raw = read_record(where, record, fields, strict)
+        raw = read_record(where, record, fields, strict, reading)
         if not raw.question.strip():
             raise UserError(f"{where}: the question is empty; give its text or remove the record")
         yield where, raw

@@ -1,6 +1,5 @@
 """Layouts: what the fields of a record mean, in the forms that math data sets are published in."""
 
-import ast
 import functools
 import itertools
 import re
@@ -12,8 +11,10 @@ from typing import Any, NamedTuple
 from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.text.choices import choices_of
-from slpo_jax.text.solutions import marked, measured_number
+from slpo_jax.text.cells import is_missing, said, text_of, written
+from slpo_jax.text.choices import choices_of, columns_of
+from slpo_jax.text.problem import Reading
+from slpo_jax.text.solutions import marked, measured_number, without_tags
 
 # What DAPO's prompts have around the question.
 _DAPO_PROMPT = re.compile(
@@ -107,22 +108,27 @@ _LAYOUTS = (
     _Layout("conversations", "conversations", numeric=False, worked=True),
 )
 _QUESTIONS = tuple(dict.fromkeys([*(each.question for each in _LAYOUTS), "question_stem"]))
-_ANSWERS = tuple(dict.fromkeys([*(each.answer for each in _LAYOUTS), "answerKey", "correct", "label", "ground_truth"]))
+_LABELS = ("answerKey", "correct", "correct_answer", "correct_option", "answer_idx", "cop")  # of choices
+_ANSWERS = tuple(dict.fromkeys([*(each.answer for each in _LAYOUTS), *_LABELS, "label", "ground_truth"]))
 _WORKED = tuple(dict.fromkeys(each.answer for each in _LAYOUTS if each.worked))
 
 # Fields that are a part of the question, before or after the one that is named so.
 _STORY = ("context", "Context", "passage", "body", "Body")
 _BEFORE = {"question": _STORY, "Question": _STORY}
 _AFTER = {"instruction": ("input",)}
-_CHATS = ("prompt", "completion", "messages", "conversations")
-_ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 # Where steps are looked for; in the first three nothing else may be.
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought", "thoughts")
 _USUAL = {*_QUESTIONS, *_ANSWERS, *_STORY, *_STEPS, "choices", "options"}
 _EMPTY: tuple[Any, ...] = (None, "", [])
 
 
-def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict: bool = True) -> RawProblem:
+def read_record(
+    where: str,
+    record: Record,
+    fields: FieldsConfig = FOUND,
+    strict: bool = True,
+    reading: Reading | None = None,
+) -> RawProblem:
     """Read a record in the first of the layouts both of whose fields it has, and has something in.
 
     Args:
@@ -130,6 +136,7 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         record: fields by name. Numbers are texts (`file_rows.Rounded` for those of 64 bits and less), ints or Decimals.
         fields: names that are given.
         strict: whether a record has to have them; otherwise one that doesn't is read without.
+        reading: is told which fields are used.
     Returns:
         the problem.
     Raises:
@@ -139,9 +146,9 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
         name = getattr(fields, key)
         if name and name not in record:
             if not strict and _layout(record, FOUND):
-                return read_record(where, record)
+                return read_record(where, record, reading=reading)
             raise unknown_field(where, record, key, name)
-    given, record = record, _with_usual_names(record)
+    given, record = record, _without_missing(_with_usual_names(record), fields.answer)
     layout = _layout(record, fields)
     if layout is None:
         missing = "answer" if fields.question or any(name in record for name in _QUESTIONS) else "question"
@@ -149,14 +156,22 @@ def read_record(where: str, record: Record, fields: FieldsConfig = FOUND, strict
             f"{where}: field '{missing}' is missing, only {_names(given)} are there; name the one that holds it with "
             f"config.data.fields.{missing}"
         )
+    reading = reading or Reading()
+    reading.see({name: record[name] for name in given})
     solution, answer = _answer(where, record, layout)
-    question, choices = _question(where, record, layout.question), choices_of(where, record)
+    question, choices = _question(where, record, layout.question, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)
-        answer = None if answer is None else choices.answer(where, answer)
-    steps, text = _steps(where, record, fields.steps)
-    if not text and not steps and layout.answer != "solution" and isinstance(record.get("solution"), str):
-        text = _without_mark(record["solution"])
+        answer = choices.answer(where, answer) if answer and answer.strip() else None
+        reading.note("choices", choices.fields)
+    reading.note("answer", [layout.answer])
+    steps, text = _steps(where, record, fields.steps, reading)
+    worked = record.get("solution")
+    if not text and not steps and layout.answer != "solution" and isinstance(worked, str) and not is_missing(worked):
+        text = _without_mark(text_of(where, record, "solution"))
+        reading.note("steps", ["solution"])
+    if not text and not steps and solution:
+        reading.note("steps", [layout.answer])
     return RawProblem(question, steps, answer, layout.numeric, text or solution)
 
 
@@ -165,6 +180,12 @@ def _with_usual_names(record: Record) -> Record:
     others = {name: str(name).strip().lower() for name in record if name not in _USUAL}
     usual = {new: record[name] for name, new in others.items() if new != name and new in _USUAL and new not in record}
     return {**record, **usual} if usual else record
+
+
+def _without_missing(record: Record, answer: str) -> Record:
+    """The record, in which what is missing is None; "None" may be an answer or a choice."""
+    exact = {*_ANSWERS, answer, *columns_of(tuple(record)).values()}
+    return {name: None if is_missing(value, name not in exact) else value for name, value in record.items()}
 
 
 def _layout(record: Record, fields: FieldsConfig) -> _Layout | None:
@@ -199,14 +220,16 @@ def _names(record: Record) -> str:
     return names if len(names) <= 120 else f"{names[:117]}..."
 
 
-def _question(where: str, record: Record, field: str) -> str:
-    text = _said(where, record, field, "user")
+def _question(where: str, record: Record, field: str, reading: Reading) -> str:
+    text = said(where, record, field, "user")
+    around = [name for name in (*_BEFORE.get(field, ()), *_AFTER.get(field, ())) if record.get(name)]
+    reading.note("question", [field, *around])
     if field == "prompt":
         # Without the set's own instruction, which asks for another form of the answer than the reader's.
         match = _DAPO_PROMPT.fullmatch(text)
         return match[1] if match else text
     before, after = (
-        [_text(where, record, name) for name in around.get(field, ()) if record.get(name)]
+        [text_of(where, record, name) for name in around.get(field, ()) if record.get(name)]
         for around in (_BEFORE, _AFTER)
     )
     return "\n".join(filter(str.strip, [" ".join([*before, text]), *after]))
@@ -216,29 +239,35 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
     """The solution that the answer stands in, "" for none, and the answer."""
     value, field = record[layout.answer], layout.answer
     if field == "reward_model" and value is not None:
+        value = written(value) if isinstance(value, str) else value
         if not isinstance(value, Mapping) or "ground_truth" not in value:
             raise UserError(f"{where}: field 'reward_model' has no ground_truth; write {{\"ground_truth\": ANSWER}}")
         field, value = "reward_model.ground_truth", value["ground_truth"]
-    if value is None:
+    if is_missing(value, words=False):
         return "", None
     if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
         return "", str(value)
-    solution, answer = marked(_said(where, {field: value}, field, "assistant"))
+    solution, answer = marked(said(where, {field: value}, field, "assistant"))
     if answer is None:
         is_answer = not layout.worked or canonical_number(solution) or measured_number(solution)
         return "", solution if is_answer else None
     return solution, answer
 
 
-def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str]:
+def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tuple[str, ...], str]:
     """The steps that are listed, and else a text that has them. A column that arrow filled with nulls is as none."""
     for field in [named] if named else _STEPS:
         value = record.get(field)
-        if isinstance(value, str) and re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL):
-            value = _list(value)  # as a table of texts has it
+        if isinstance(value, str):
+            listed = written(text_of(where, record, field))  # as a table of texts has it
+            value = listed if isinstance(listed, list) else value
+        if isinstance(value, list):
+            value = _listed(value)
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
+            reading.note("steps", [field])
             return tuple(value), ""
         if isinstance(value, str) and (text := _without_mark(value)):
+            reading.note("steps", [field])
             return (), text
         if value not in _EMPTY and not isinstance(value, str) and field in (named, *_STEPS[:3]):
             raise UserError(
@@ -247,46 +276,15 @@ def _steps(where: str, record: Record, named: str) -> tuple[tuple[str, ...], str
     return (), ""
 
 
-def _list(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+def _listed(steps: list[Any]) -> list[Any]:
+    """Steps without tags, and without those that are missing; one that is empty stays, as in COCONUT's files."""
+    texts = [
+        step if not isinstance(step, str) or without_tags(step) == step else without_tags(step).strip() or None
+        for step in steps
+    ]
+    return [step for step in texts if step == "" or not is_missing(step)]
 
 
 def _without_mark(text: str) -> str:
     """A solution without its answer's mark; "" for what is none, but a number."""
     return marked(text)[0] if text.strip() and not canonical_number(text) else ""
-
-
-def _said(where: str, record: Record, field: str, role: str) -> str:
-    """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken."""
-    value = record[field]
-    if not isinstance(value, list) or not (field in _CHATS or any(isinstance(said, Mapping) for said in value)):
-        return _text(where, record, field)
-    said = [_message(said) for said in value]
-    if not all(isinstance(text, str) for _, text in said):
-        raise UserError(
-            f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}] or a text'
-        )
-    texts = [text for by, text in said if by in (role, None)]
-    if len(texts) != 1:
-        raise UserError(
-            f"{where}: field '{field}' has {len(texts)} messages of the role {role}, not one; give one problem a record"
-        )
-    return texts[0]
-
-
-def _message(said: Any) -> tuple[str | None, Any]:
-    """Who says what, in one of the two usual forms; None for what isn't said."""
-    if not isinstance(said, Mapping):
-        return None, None
-    by = said.get("role", said.get("from"))
-    return _ROLES.get(by, by), said.get("content", said.get("value"))
-
-
-def _text(where: str, record: Record, field: str) -> str:
-    value = record[field]
-    if not isinstance(value, str):
-        raise UserError(f"{where}: field '{field}' is {type(value).__name__}, not a text; write it as a text")
-    return value

@@ -13,6 +13,32 @@ _ANSWER_IS = re.compile(
     r"(.*)\b(?:the (?:final )?answer is:?|(?:final )?answer:)\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE
 )
 _BOX_ALONE = re.compile(r"(.*\n)\s*\$*\\boxed\{[^\n]*\}\$*\.?\s*", re.DOTALL)  # a last line that is no step
+# What chats have around a thought, and around its answer.
+_THOUGHT = "think|thinking|thoughts?|reason|reasoning|analysis|scratchpad"
+_THOUGHT_END = re.compile(rf"</(?:{_THOUGHT})>|<\|end_of_thought\|>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(answer|final_answer)>(.*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(
+    rf"</?(?:{_THOUGHT}|solution|answer|final_answer|step)>|<\|(?:begin|end)_of_(?:thought|solution)\|>", re.IGNORECASE
+)
+# **Answer:** 6; **Final Answer**; **The answer is 6.**; ### Answer
+_ANSWER_HEADING = re.compile(
+    r"(?<![\w*#])(?:\#{1,6}[ \t]*)?\*\*[ \t]*(?:the )?(?:final |correct )?answer(?P<is>[ \t]+is)?[ \t]*"
+    r"(?:(?P<closed>:[ \t]*\*\*|\*\*[ \t]*:?)|:|(?(is)(?=\S)|(?!)))"
+    r"|^[ \t]*\#{1,6}[ \t]*(?:the )?(?:final |correct )?answer[ \t]*(?P<line>:|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A line that is a heading and no more, and what a line may begin with.
+_HEADING = re.compile(
+    r"(?=\#{1,3}[ \t]|\*\*.*[^.!?*]\*\*:?\Z)(?=.*[a-z])(?:\#{1,3}[ \t]+)?(?:\*\*)?[ \t]*(?:(?:step|part) ?)?"
+    r"(?:\d+[.):]?)?[^\d=*]*(?:\*\*)?:?",
+    re.IGNORECASE,
+)
+_HEADED = re.compile(
+    r"\*\*[ \t]*(?:solution|explanation|reasoning|rationale|analysis|thought|(?:step|part) ?\d+)[ \t]*"
+    r"(?::[ \t]*\*\*|\*\*[ \t]*:)[ \t]*",
+    re.IGNORECASE,
+)
+_IN_BOLD = re.compile(r"(?<![\w)])\*\*(\S(?:.*?\S)?)\*\*(?!\w)")
 # Beside a number that is the answer. Of one letter that touches it, nobody knows whether it is a unit ("2x", "5k").
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|US\$|USD |EUR |Rs\.? ?)"
 _UNIT = r"(?: ?(?:%|°[CF]?)| [^\W\d_]{1,20}| ?[^\W\d_]{2,20}(?:[/ ][^\W\d_]{1,20}){0,3}| ?[€£¥])"
@@ -36,9 +62,50 @@ def measured_number(text: str) -> str | None:
 def marked(text: str) -> tuple[str, str | None]:
     r"""A solution, without the mark behind which its answer stands if it can be cut, and the answer, None without one.
 
-    The mark is the last "####", or else the last \boxed{}, or else "the answer is" or "answer:" of the last line.
-    MetaMathQA has a line of that kind behind the first mark or the second.
+    The mark is the tag <answer>, or else the end of a thought, </think>, or else a heading, `**Answer:**`, or else the
+    last "####", or else the last \boxed{}, or else "the answer is" or "answer:" of the last line. MetaMathQA has a line
+    of that kind behind "####" or a box.
     """
+    solution, behind = _tagged(text) if "<" in text and _TAG.search(text) else (text, "")
+    solution, under = _headed(solution)
+    solution, said = _marked(solution)
+    if behind := behind or under:
+        inner, under = _headed(behind)
+        said = _marked(under or inner)[1] or (under or inner).strip()
+    return solution, said and _IN_BOLD.sub(r"\1", said)
+
+
+def without_tags(text: str) -> str:
+    """A text without <think> and its like, in whose places lines end."""
+    return _TAG.sub("\n", text)
+
+
+def _tagged(text: str) -> tuple[str, str]:
+    """A solution without tags, and what stands behind the thought or in the answer's tag, "" for nothing."""
+    *_, last = (None, *_ANSWER_TAG.finditer(text))
+    before, behind = (text[: last.start()] + text[last.end() :], last[2]) if last else (text, "")
+    *_, end = (None, *_THOUGHT_END.finditer(before))
+    thought, rest = (before[: end.start()], before[end.end() :]) if end else (before, "")
+    thought, rest, behind = (without_tags(part).strip() for part in (thought, rest, behind))
+    return (thought, behind or rest) if thought else (rest, behind)
+
+
+def _headed(text: str) -> tuple[str, str]:
+    """A solution without the last heading of an answer, and that answer, "" where there is none."""
+    *_, last = (None, *(_ANSWER_HEADING.finditer(text) if "answer" in text.lower() else ()))
+    if last is None:
+        return text, ""
+    before, after = text[: last.start()], text[last.end() :].strip()
+    if last["closed"] is None and last["line"] is None:  # the answer is bold as well
+        after = after.partition("**")[0]
+    line, _, rest = after.partition("\n")
+    if before.strip():
+        return before, after if _marked(after)[1] else line
+    return (rest, line) if line else (text, "")
+
+
+def _marked(text: str) -> tuple[str, str | None]:
+    """`marked` of a text without tags and headings."""
     before, hashes, after = text.rpartition("####")
     said = _ANSWER_IS.fullmatch(text) if "answer" in text.lower() else None  # which takes its time
     boxed = last_boxed(text)
@@ -77,7 +144,8 @@ def _annotations(where: str, text: str) -> tuple[str, ...]:
 
 
 def _lines(_: str, text: str) -> tuple[str, ...]:
-    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n") if line.strip()]
+    lines = [line.strip() for line in _ANNOTATION.sub("", text).split("\n")]
+    lines = [_HEADED.sub("", line, count=1) for line in lines if line and not _HEADING.fullmatch(line)]
     if len(lines) == 1:
         lines = _SENTENCE_END.split(lines[0])
     return tuple(re.split(r";\s+", lines[0]) if len(lines) == 1 else lines)

@@ -66,9 +66,10 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
     records = [{"question": QUESTION, "answer": n, "steps": []} for n in range(4)]
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    arrays = pandas.DataFrame([{**each, "answer": float(each["answer"]), "steps": np.array([])} for each in records])
     found = [
         reasoner.evaluate(problems, samples=3, seed=2)
-        for problems in (records, path, str(path), datasets.Dataset.from_list(records))
+        for problems in (records, path, str(path), datasets.Dataset.from_list(records), slpo.read(path), arrays)
     ]
     assert all(each.records == found[0].records for each in found)
     first = found[0]
@@ -120,7 +121,12 @@ def test_a_reward_of_one_s_own_says_what_is_right(reasoner):
         (lambda r: r.evaluate([], limit=1.5), "limit: 1.5 is not valid"),
         (
             lambda r: r.evaluate(datasets.DatasetDict(a=datasets.Dataset.from_list([{"x": 1}]))),
-            "has the splits a; give",
+            "^problems: has the splits a; give",
+        ),
+        (lambda r: r.evaluate(None), "^problems: NoneType holds no records; give a file, "),
+        (
+            lambda r: r.evaluate({"task": ["Q?"]}),
+            "^problems: record 1: field 'question' is missing, .*; rename the one",
         ),
         (lambda r: r.export(None), "folder: None is no path"),
         (lambda r: slpo.load(""), "checkpoint: '' is no path"),
@@ -278,7 +284,7 @@ def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, config, 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ([], 0, "slpo solve RUN"),
+        ([], 0, "slpo data FILE"),
         (["--version"], 0, slpo.__version__),
         (["configs"], 0, "quickstart"),
         (["configs", "own"], 0, "def get_config"),

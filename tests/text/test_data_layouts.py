@@ -284,7 +284,7 @@ def test_numbers_of_a_parquet_file_are_taken_exactly(tmp_path):
         ({"question": "Q?", "answer": True}, "answer 'True' is no number"),
         ({"question": "Q?", "answer": [1]}, "field 'answer' is list, not a text"),
         ({"question": 5, "answer": "1"}, "field 'question' is int, not a text"),
-        ({"question": "Q?", "answer": float("nan")}, "answer 'nan' is no number"),
+        ({"question": "Q?", "answer": float("nan")}, "no answer; fill it in"),
         ({"question": "Q?", "answer": float("-inf")}, "answer '-inf' is no number"),
         ({"question": "Q?", "cot": "<<1+1=2", "answer": "2"}, "a step opens with << and is not closed"),
         ({"question": "Q?", "cot": [2], "answer": "2"}, "field 'cot' is neither texts nor a text"),

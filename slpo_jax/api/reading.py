@@ -1,0 +1,59 @@
+"""How a source of problems is understood, before anything is trained."""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from absl import logging
+
+from slpo_jax.checked import FieldError
+from slpo_jax.errors import UserError
+from slpo_jax.run.naming import READ, naming
+from slpo_jax.run.own import answers_of
+from slpo_jax.run.sources import KINDS
+from slpo_jax.run.understood import read_as
+from slpo_jax.text.chat import TEXT_STYLES
+from slpo_jax.text.problem import Problems
+from slpo_jax.text.problems import Answers, load_problems
+from slpo_jax.text.record_fields import FieldsConfig
+
+_ARE: dict[Answers, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
+
+
+@naming(READ)
+def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None) -> Problems:
+    """Read problems as `train` does; `print` says how they were understood, and which fields are not used.
+
+    Args:
+        source: a file, a directory, a hub id or a generated set, as `config.data.train` takes it, or records, as
+            `evaluate` takes them.
+        answers: how answers are read, as `config.prompt.answers`: auto, last_number, boxed or texts; "" chooses
+            numbers where nine of ten answers are some, else texts.
+        fields: names of fields that can't be told: question, answer, steps.
+    Returns:
+        the problems, with question, steps and answer each.
+    Raises:
+        UserError: the source can't be read.
+    """
+    if answers and answers not in TEXT_STYLES:
+        raise UserError(f"answers: {answers!r} is not valid; give one of {', '.join(TEXT_STYLES)}")
+    try:
+        named = FieldsConfig(**(fields or {}))
+    except (TypeError, FieldError):
+        raise UserError(f"fields: {fields!r} is not valid; give names as question, answer and steps") from None
+    source = list(source) if isinstance(source, Iterator) else source
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
+    why = ""
+    if not answers:
+        before = logging.get_verbosity()
+        logging.set_verbosity(logging.ERROR)  # what is wrong with the data is said below
+        try:
+            choice = answers_of(load_problems(source, answers="texts", fields=named))
+        finally:
+            logging.set_verbosity(before)
+        answers, why = choice.values["prompt.answers"], f" ({choice.why})"
+    kind = KINDS.get(answers, "numbers")
+    problems = load_problems(source, answers=kind, fields=named)
+    name = source if isinstance(source, str) else "records"
+    problems.said = tuple(read_as(name, problems, _ARE[kind] + why))
+    return problems

@@ -1,0 +1,109 @@
+"""How a file is understood, by `slpo.read` and `slpo data`: against lines and problems written out by hand."""
+
+import subprocess
+import sys
+
+import pandas
+import pytest
+
+import slpo_jax as slpo
+from slpo_jax.text.problem import Problem
+
+TABLE = """id,question,context,answer,rationale,subject
+1,How many?,He has 2 pens.,5,"He has 2.
+He gets 3.
+#### 5",math
+2,How much?,nan,$6,,math
+3,Why?,,because,,math
+"""
+FOUND = (
+    Problem("He has 2 pens. How many?", ("He has 2.", "He gets 3."), "5"),
+    Problem("How much?", (), "$6"),
+    Problem("Why?", (), "because"),
+)
+FIELDS = ["  question from question, context; answer from answer; steps from rationale", "  not used: id, subject"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "set.csv").write_text(TABLE)
+    return tmp_path / "set.csv"
+
+
+def test_what_is_read_says_how_it_was_understood(path, warnings):
+    problems = slpo.read(path)
+    assert problems == FOUND
+    why = "1 of 3 answers are no numbers, 'because' for one; compared as texts"
+    said = f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts ({why})"
+    assert str(problems).splitlines() == [said, *FIELDS]
+    assert slpo.read(problems) == problems  # what it gives, it takes
+    assert warnings == []
+    path.write_text(TABLE.replace("answer", "final_answer").replace("because", "?"))
+    said = f"{path}: 2 problems, 1.0 steps each, 1 without steps, answers are numbers, without units and currencies, "
+    assert str(slpo.read(path, answers="last_number")).splitlines() == [
+        f"{said}as that of '$6'",
+        *(line.replace("from answer", "from final_answer") for line in FIELDS),
+        "  left out: 1 of 3",
+        f"    {path}, line 6: answer '?' is no number",
+    ]
+
+
+def test_records_and_generators_are_read_too():
+    records = [{"task": "Q?", "gold": 5.0, "answer": 7}]
+    problems = slpo.read(iter(records), fields={"question": "task", "answer": "gold"})
+    assert problems == (Problem("Q?", (), "5"),)
+    said = "records: 1 problems, 0.0 steps each, 1 without steps, answers are numbers (1 of 1 answers are numbers)"
+    assert str(problems).splitlines() == [said, "  question from task; answer from gold", "  not used: answer"]
+    assert slpo.read(pandas.DataFrame(records), "boxed", {"question": "task"})[0].answer == "7"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"answers": "number"}, "^answers: 'number' is not valid; give one of auto, last_number, boxed, texts$"),
+        ({"answers": "auto"}, "line 6: answer 'because' is no number; .* compare texts with answers=texts$"),
+        ({"fields": {"prompt": "Question"}}, "^fields: .* is not valid; give names as question, answer and steps$"),
+        ({"fields": {"question": 5}}, "^fields: .* is not valid; give names as question, answer and steps$"),
+        ({"fields": {"answer": "gold"}}, r"has no field 'gold' \(fields\['answer'\]\), only id, question, "),
+    ],
+)
+def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, message):
+    with pytest.raises(slpo.UserError, match=message) as error:
+        slpo.read(path, **given)
+    assert "\n" not in str(error.value)
+
+
+def _data(*arguments):
+    return subprocess.run([sys.executable, "-m", "slpo_jax", "data", *arguments], capture_output=True, text=True)
+
+
+def test_the_command_shows_the_first_problems(path):
+    done = _data(str(path), "--limit=2", "--answers=texts", "--config.data.fields.steps=rationale")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts",
+        *FIELDS,
+        "  1  prompt  He has 2 pens. How many?",
+        "     steps   He has 2.",
+        "             He gets 3.",
+        "     answer  5",
+        "  2  prompt  How much?",
+        "     steps   none",
+        "     answer  $6",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: PROBLEMS: give one source"),
+        (["nowhere.csv"], "error: nowhere.csv: no such file; check the path"),
+        (["nowhere.csv", "--limit=-1"], "error: --limit=-1: is not valid; give"),
+    ],
+)
+def test_what_the_command_can_not_do_is_a_line(arguments, message):
+    done = _data(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
