@@ -79,6 +79,11 @@ SAME_UNITS = [
     ("5 boxes", r"5\text{ box}"), ("5 apples", r"5\text{ red apples}"), ("5 mph", r"5\text{ miles per hour}"),
     (r"\frac{1}{2} m", "0.5 m"), ("5 million", r"5\text{ million}"), ("5 million dollars", "5 million"),
     ("5xy", "5yx"), ("5xx", "5x^2"), ("4y+5x", "5x+4y"), ("ab", "ba"), (r"2\sqrt{3}x", r"\sqrt{12}x"),
+    # in bare letters
+    ("45 m^2", "45"), ("45 m²", "45"), ("45", "45 m^2"), ("45 m²", "45 m^2"), ("45 m^{2}", r"45\text{ m}^2"),
+    ("45 m^2", r"45\text{ square meters}"), (r"45\,m^2", "45"), ("10 m/s", "10"), ("10", r"10\ m/s"), ("60 km/h", "60"),
+    ("9.8 m/s²", "9.8"), ("3 L", "3"), ("3 L", r"3\text{ liters}"), ("3 mL", "3"), ("3 J", "3"), ("1.5 kWh", "1.5"),
+    (r"\frac{1}{2} L", "0.5"), ("1,000 kg/m^3", "1000"),
 ]  # fmt: skip
 OTHER_UNITS = [
     (r"5\text{ millimeters}", r"5\text{ meters}"), (r"5\text{ mm}", r"5\text{ m}"), (r"5\text{ ms}", r"5\text{ m}"),
@@ -90,6 +95,9 @@ OTHER_UNITS = [
     (r"5\text{ red apples}", r"5\text{ green apples}"),
     ("5 million", "5"), ("5 thousand", "5"), ("5", r"5\text{ dozen}"), (r"\$5\text{ million}", "5"),
     ("5 million dollars", "5 dollars"), ("5 million", "5 billion"),
+    ("3 x", "3"), ("3 n", "3"), ("3L", "3"), ("3 L", "4"), ("3 L", "3 mL"), ("3 L", r"3\text{ ml}"), ("3 L", "3x"),
+    ("45 m^2", "45 m^3"), ("45 m^3", r"45\text{ m}^2"), ("45 cm^2", "45 cm^3"), ("45 m", "45 m^2"),
+    ("10 m/s", "10 s/m"), (r"45\text{ cubic meters}", r"45\text{ square meters}"), ("45 m^2", "45 n^2"),
 ]  # fmt: skip
 
 
