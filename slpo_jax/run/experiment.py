@@ -31,7 +31,7 @@ from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set
-from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, fitting_slots
+from slpo_jax.run.usable import check_answers, check_prompts, check_thinker, check_usable, earnable, fitting_slots
 from slpo_jax.sections import changed
 from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL
 from slpo_jax.text.batches import EncodedProblems, encode_problems
@@ -107,12 +107,15 @@ class Setup:
             self._sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
         return self._sets[key]
 
-    def encode(self, key: str, problems: Sequence[Problem], where: str = "") -> EncodedProblems:
-        """Problems with their token ids.
+    def encode(
+        self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
+    ) -> EncodedProblems:
+        """Problems with their token ids, without those whose own answer would be wrong, which are counted.
 
         Args:
             key: what they are called in messages.
             where: the same of messages on a problem's words.
+            judge: of their answers; None is `reward`.
         Raises:
             UserError: a prompt or an answer is too long, or has a word that the tokenizer doesn't know.
         """
@@ -121,6 +124,7 @@ class Setup:
             encoded = encode_problems(self.template, problems, with_steps=imitated)
         except UserError as error:
             raise UserError(f"{where or key}: {error}") from None
+        encoded = earnable(encoded, where or key, judge or self.reward)
         check_prompts(self.config, key, encoded, max(self.prompt_slots))
         check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
         return encoded

@@ -8,6 +8,7 @@ from small_run import load_config
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
+from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
@@ -132,6 +133,43 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
     cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", [], cut=True))
     assert "answer    none: the text has no end" in cut_off
+
+
+# By the style of answers and a stop string: what is no mark, and what its own text would not earn.
+OWN = {
+    ("texts", ""): (["5 # of", "C#", "C# developer"], ["yes", "C#.", "#1", "5#3", "is it: 3"]),
+    ("texts", ","): (["a, b"], ["a b"]),
+    ("boxed", ","): (["(1,2)"], ["1/2"]),
+    ("last_number", "5"): (["15"], ["16", "-0.24"]),
+    ("auto", "."): (["0.5"], ["72"]),
+}
+
+
+@pytest.mark.parametrize(("answers", "stop"), OWN)
+def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(answers, stop, tmp_path, warnings):
+    config = _text_config(answers)
+    config.tokenizer, config.prompt.stop = "bytes", (stop,) if stop else ()
+    config.max_answer_tokens, config.prompt_slots = 40, (40,)
+    config.model.update(n_positions=90)
+    lost, kept = OWN[answers, stop]
+    both = [*kept[:1], *lost, *kept[1:], *lost[:1]]
+    records = [{"problem": f"What is {n}?", "answer": text} for n, text in enumerate(both)]
+    config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
+    setup = assemble(read_config(config))
+    assert [problem.answer for problem in setup.train.problems] == kept
+    assert setup.train.left_out == len(lost) + 1
+    assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
+    text = setup.template.answer_text(lost[0])
+    read = parse_completion(text.partition(stop)[0] if stop else text, setup.template.answer_style)
+    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
+    assert warnings[-1].endswith(
+        f"left out {len(lost) + 1} of {len(both)} problems, whose own answers would be wrong: {said}"
+    )
+    with pytest.raises(UserError, match="and no answer of the 2 is right itself") as error:
+        setup.encode("problems", [Problem("What?", (), lost[0])] * 2)
+    assert "\n" not in str(error.value)
+    judge = setup.reward.asking(lambda *_: 1.0)
+    assert len(setup.encode("problems", [Problem("What?", (), text) for text in both], judge=judge)) == len(both)
 
 
 def test_how_answers_are_read_is_part_of_an_evaluation():
