@@ -19,8 +19,8 @@ _METRICS = {
     ),
     r"maj@(\d+)": (
         "maj@{0}",
-        """Share of problems whose commonest answer among {0} rollouts with noise is right. Of a tie the first seen
-        counts; rollouts without an answer don't vote.""",
+        """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
+        are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
     ),
     r"best@(\d+)_(\w+)": ("best@{0} by {1}", "Share of problems whose rollout of {0} with the best {1} is right."),
     r"vote@(\d+)_(\w+)": (

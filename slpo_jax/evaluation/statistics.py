@@ -78,7 +78,7 @@ def distinct_answers(sample_answers: np.ndarray) -> np.ndarray:
     """How many different answers the samples of a problem and seed have; all that have none count as one: int [S, N].
 
     Args:
-        sample_answers: [S, N, M].
+        sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`).
     """
     return np.array([[len(set(answers)) for answers in of_seed] for of_seed in sample_answers])
 

@@ -15,6 +15,7 @@ from slpo_jax.rewards.answers import (
     are_readable,
     are_right,
     canonical_decimal,
+    in_one_form,
     is_correct,
     last_boxed,
     parse_completion,
@@ -215,6 +216,15 @@ def test_references_that_no_box_can_hold_or_nobody_can_read():
     good = [r"\frac{1}{2}", "27.0", r"\{1,2\}", r"\text{Evelyn}", "1e9", "9" * 501, r"336^\circ", r"(-\infty,2)"]
     assert are_readable(bad) == [False] * len(bad)
     assert are_readable(good) == [True] * len(good)
+
+
+def test_answers_in_one_form_are_the_first_of_their_equals():
+    given = [r"\frac12", "3", "0.5", None, "3.0", r"\dfrac{1}{2}", "}{", "(x+1)^2", "x^2+2x+1", "}{"]
+    form = [r"\frac12", "3", r"\frac12", None, "3", r"\frac12", "}{", "(x+1)^2", "(x+1)^2", "}{"]
+    for known in ((), ("0.5",), ("}{", "7")):
+        assert in_one_form(given, "boxed", known) == form
+    assert in_one_form(["2", None, "2", "3"], "after_mark", ["3"]) == ["2", None, "2", "3"]
+    assert in_one_form([], "boxed", ["3"]) == []
 
 
 def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, monkeypatch):

@@ -8,16 +8,18 @@ from small_run import load_config
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
+from slpo_jax.evaluation.records import arrays_of
+from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.shown import describe
-from slpo_jax.run.solver import Solution, Solver
+from slpo_jax.run.solver import Solution, Solver, counted
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.text.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.training.batches import make_batch
 
 SLOTS = 8
@@ -92,6 +94,41 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
         assert [tuple(sample.values())[2:] for sample in row["samples"]] == [
             (answer, index, cut, hit), (other[1], index, "<eos>" not in other[0], other[2])
         ]  # fmt: skip
+
+
+# By the style, a reference, and what four rollouts say: of each the answer that it votes for.
+VOTES = {
+    "boxed": ("0.5", [r"\boxed{3}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{0.5}", r"\boxed{\dfrac{1}{2}}"],
+              ["3", r"\frac12", "3", r"\frac12", r"\frac12"]),
+    "texts": ("TRUE", ["#### no", "#### True", "#### no.", "#### true", "#### TRUE ."],
+              ["no", "True", "no", "True", "True"]),
+    "auto": ("0.5", ["#### 3", "#### 0.5", "#### 3", "#### 0.50", "#### 00.5"], ["3", "0.5", "3", "0.5", "0.5"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answers", VOTES)
+@pytest.mark.parametrize("judge", ["the reference", "a function"])
+def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, judge, monkeypatch):
+    """Three halves win over two threes, whoever says what is right; the records keep what was written."""
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float("3" not in text and "no" not in text))
+    reference, texts, votes = VOTES[answers]
+    template = text_template(byte_tokenizer(), PromptConfig(answers=answers))
+    reward = _reward(template, CORRECT if judge == "the reference" else "mine")
+    tokens = np.full((5, 30), template.pad_id, np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        ids = [*template.tokenizer(text)["input_ids"], template.eos_id]
+        row[: len(ids)] = ids
+    problems, done = encode_problems(template, [Problem("?", (), reference)]), _done(tokens)
+    scored = Completions({**done.values, "likelihood": np.full(5, 0.5, np.float32)})
+    (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
+    readings = [reward.read(each) for each in tokens]
+    assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
+    records = arrays_of([("", row)])
+    assert records.sample_answers[0, 0].tolist() == votes
+    found = summarise(records)
+    assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
+    assert counted(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
+    assert counted(readings, reward.style).majority == votes[1]
 
 
 def test_a_reader_remembers_a_bounded_number(monkeypatch):
