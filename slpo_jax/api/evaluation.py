@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
+from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.rows import Row
 from slpo_jax.evaluation.statistics import summarise
@@ -52,14 +53,17 @@ class Evaluation:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`."""
+        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`.
+
+        Of shares that are 0 or 1, `intervals` has Wilson's of 95 %.
+        """
         return summarise(self.arrays)
 
     def __str__(self) -> str:
         found = self.summary
-        lines = [f"Acc     {_percent(found, 'acc')} on {found['n']} problems"]
+        lines = [f"Acc     {percent(found, 'acc')} on {found['n']} problems"]
         ks = [key for key in found if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
-        lines += [f"{'P' + key[1:]:<7} {_percent(found, key)}" for key in ks]
+        lines += [f"{'P' + key[1:]:<7} {percent(found, key)}" for key in ks]
         cut = f", {100 * found['cut']:.1f} % cut at the limit" if found.get("cut") else ""
         return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
 
@@ -110,8 +114,3 @@ class Evaluation:
             raise UserError("compare: the two are of different problems; evaluate both on the same set")
         entries, _ = compare_rows([both], rows)
         return {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
-
-
-def _percent(found: Mapping[str, Any], key: str) -> str:
-    error = found.get(f"{key}_se")
-    return f"{100 * found[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")

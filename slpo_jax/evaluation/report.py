@@ -53,6 +53,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     report = _build([evals], [rows], notes)
     report["thresholds"] = sweeps_of(folder.thresholds, rows)
     report["training"] = training_curves(metrics)
+    report = {"verdict": verdict(report), **report}
     _write(folder, report, evals, thoughts_of(folder.root, evals))
     return report
 
@@ -94,10 +95,10 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["verdict"] = verdict(report)
     report["thresholds"] = {
         path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
     }
+    report = {"verdict": verdict(report), **report}
     _write(Workdir(Path(out)), report, {}, {})
     return report
 
@@ -128,7 +129,7 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         for row, sets in summaries[0].items()
     }
     differences, left_out = compare_rows(runs, rows[0])
-    report = {
+    return {
         "eval": eval_,
         AVERAGE: _averages(summaries),
         "differences": differences,
@@ -138,7 +139,6 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         "curves": pass_curves(runs),
         "stop_times": stop_times(runs),
     }
-    return {"verdict": verdict(report), **report}
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,7 +152,10 @@ def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     per_run = {key: [s[key] for s in summaries] for key in keys}
     for key, values in per_run.items():
         out |= {key: float(np.mean(values)), f"{key}_se": mean_se(np.array(values))}
-    return out | {"per_run": per_run}
+    same = {
+        key: of for key, of in first.get("intervals", {}).items() if all(s.get(key) == first[key] for s in summaries)
+    }
+    return out | ({"intervals": same} if same else {}) | {"per_run": per_run}
 
 
 def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -168,6 +171,12 @@ def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             means = {key: float(np.mean([s[key] for s in parts])) for key in keys}
             errors = {f"{key}_se": _se_of_mean([s[f"{key}_se"] for s in parts]) for key in keys}
             per_run.append({"n": sum(s["n"] for s in parts)} | means | errors)
+            bounds = [s.get("intervals", {}) for s in parts]
+            certain = [key for key in keys if all(key in each for each in bounds) and means[key] in (0, 1)]
+            if certain:
+                per_run[-1]["intervals"] = {
+                    key: np.mean([each[key] for each in bounds], axis=0).tolist() for key in certain
+                }
         out[row] = _over_runs(per_run)
     return out
 
