@@ -93,7 +93,7 @@ def _tables(
     by_set = {name: {row: found[name] for row, found in eval_.items() if name in found} for name in sets}
     out = []
     for name, rows in ({AVERAGE: average} if average else by_set).items():
-        lines = [[labels[row], *(_cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
+        lines = [[labels[row], *(cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
         title = _title(name, [figures["n"] for figures in rows.values()])
         out += [f"### {title}", _table(["row", *(header for _, header in columns)], lines)]
     return out
@@ -111,7 +111,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(figures: Mapping[str, Any], key: str) -> str:
+def cell(figures: Mapping[str, Any], key: str) -> str:
+    """A figure as tables have it, with how sure it is; a dash for none."""
     if figures.get(key) is None:
         return "–"
     if key in COUNTS:

@@ -64,7 +64,7 @@ def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(right, 
     for key in ("acc", "pass@1", "pass@4", "maj@4"):
         assert out["intervals"][key] == pytest.approx(interval, abs=1e-4)
         assert markdown.percent(out, key) == ("0.0 [0.0, 49.0]" if right == 0 else "100.0 [51.0, 100.0]")
-        assert markdown._cell(out, key) == markdown.percent(out, key)
+        assert markdown.cell(out, key) == markdown.percent(out, key)
     assert not set(statistics.COUNTS) & out["intervals"].keys()
     assert out["distinct_answers"] == 1
     mixed = statistics.summarise(make_records([1, 0, 0, 0], [3] * 4, [2] * 4, np.full((2, 4, 4), right)))
