@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
+from slpo_jax.evaluation.chance import chance_levels
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.curves import pass_curves, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
@@ -37,8 +38,8 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     `thresholds.json` and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
-        What `report.json` holds: verdict, eval {row: {set: figures}}, average, differences, rows, settings, notes,
-        thresholds, curves, stop_times, training.
+        What `report.json` holds: verdict, eval {row: {set: figures}}, average, chance, differences, rows, settings,
+        notes, thresholds, curves, stop_times, training.
 
     Raises:
         UserError: there are no eval files, or a file is malformed.
@@ -132,6 +133,7 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
     return {
         "eval": eval_,
         AVERAGE: _averages(summaries),
+        "chance": chance_levels(runs[0]),
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": shown_settings(rows),

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from eval_files import ROWS, evals_of, write_eval
+from eval_files import ROWS, evals_of, problem, write_eval
 from scipy import stats
 
 from slpo_jax.errors import UserError
@@ -160,6 +160,36 @@ def test_a_run_of_cut_answers_and_level_rewards_says_so(tmp_path):
     assert alone.endswith(": Acc 0.0 [0.0, 8.8] %, every answer was cut at the limit, and no row to compare with.")
     out = report.compare_runs([tmp_path / "one", tmp_path], tmp_path / "all")
     assert out["eval"]["slpo"]["alpha"]["intervals"]["acc"] == pytest.approx([0, 0.0876], abs=1e-4)
+
+
+QUESTION = "Which?\nA. one\nB. two\nC. three\nD. four"
+# By set: questions and references, what one guess gets right, and what eight do.
+CHANCE = {
+    "two": ([("q", "TRUE"), ("q", "true."), ("q", "true"), ("q", "no")], 0.75, 1.0, "the commonest answer, TRUE,"),
+    "many": ([("q", str(n)) for n in range(10)], 0.1, 0.8, "the commonest answer, 0,"),
+    "letters": ([(QUESTION, letter) for letter in "ABCD"], 0.25, 1 - 0.75**8, "one of the 4 candidates"),
+    "texts": ([(QUESTION, "two"), (QUESTION + "\nE. five", "one")] * 4, 0.5, 1.0, "the commonest answer, two,"),
+    "mixed": ([(QUESTION, "two"), (QUESTION + "\nE. five", "one"), (QUESTION, "three"), (QUESTION + "\nE. 5", "5")] * 2,
+              0.25, 1.0, "the commonest answer, two,"),
+    "prosqa": ([(f"Is Tom a {n}pus or {n}mus?", f"Tom is a {n}pus.") for n in "abcd"], 0.5, 1 - 0.5**8,
+               "one of the 2 candidates"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANCE)
+def test_the_report_has_a_line_on_chance(tmp_path, name):
+    problems, one, eight, said = CHANCE[name]
+    lines = [problem(i, True, [[1] * 8]) for i in range(len(problems))]
+    asked = [line | {"question": each[0], "reference": each[1]} for line, each in zip(lines, problems, strict=True)]
+    records.write_records(tmp_path / "eval" / "slpo" / f"{name}.jsonl", asked)
+    rows.write_row(tmp_path, rows.Row("slpo", "SLPO"))
+    found = report.write_report(tmp_path)["chance"][name]
+    assert (found["acc"], found["pass@8"]) == pytest.approx((one, eight))
+    assert found["text"].startswith(f"Chance level on {name}: {said} is right on {100 * one:.1f} %; one of ")
+    assert found["text"].endswith(f" is on {100 * eight:.1f} %, which Pass@8 is to be read against.")
+    assert found["text"] in (tmp_path / "report.md").read_text()
+    records.write_records(tmp_path / "eval" / "slpo" / f"{name}.jsonl", [each | {"samples": []} for each in asked])
+    assert report.write_report(tmp_path)["chance"][name]["text"].endswith(f"is right on {100 * one:.1f} %.")
 
 
 def test_settings_are_those_of_the_checkpoints(tmp_path):

@@ -127,6 +127,7 @@ function head() {
   return [
     el("h1", {}, DATA.title),
     ...REPORT.verdict.map((text) => el("p", { class: "verdict" }, text)),
+    ...Object.values(REPORT.chance).map(({ text }) => words(text)),
     words(RUNS.length > 1 ? `Means over ${RUNS.length} training runs: ${RUNS.join(", ")}.` : one),
     REPORT.notes.length ? el("ul", {}, REPORT.notes.map((note) => el("li", {}, note))) : "",
   ];
