@@ -66,7 +66,7 @@ def by_samples(figures: Mapping[str, Any], samples: Sequence[int]) -> dict[str, 
     Args:
         figures: of a report's row, mean of the sets.
     """
-    lines = {"greedy": "acc", "first sample": "pass@1", "majority vote": "maj@{}"}
+    lines = {"greedy": "acc", "a sample": "pass@1", "majority vote": "maj@{}"}
     for scorer in dict.fromkeys(match[1] for name in figures if (match := re.fullmatch(r"vote@\d+_(\w+?)", name))):
         if not scorer.endswith("_se"):
             lines |= {f"best of N by {scorer}": f"best@{{}}_{scorer}", f"vote by {scorer}": f"vote@{{}}_{scorer}"}

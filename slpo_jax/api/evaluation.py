@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import compare_rows
+from slpo_jax.evaluation.definitions import defined
+from slpo_jax.evaluation.markdown import cell, percent
 from slpo_jax.evaluation.records import EvalRecords, arrays_of
 from slpo_jax.evaluation.rows import Row
-from slpo_jax.evaluation.statistics import summarise
+from slpo_jax.evaluation.statistics import COUNTS, summarise
 from slpo_jax.rewards.reward import CORRECT
 
 if TYPE_CHECKING:
@@ -25,6 +27,31 @@ class Difference(NamedTuple):
     difference: float
     low: float
     high: float
+
+
+class Comparison(dict[str, Difference]):
+    """The differences of an evaluation from another one, by figure; `print` shows them in percent.
+
+    Args:
+        differences: as fractions.
+        both: labels and figures of the two.
+    """
+
+    def __init__(self, differences: Mapping[str, Difference], both: Sequence[tuple[str, Mapping[str, Any]]]):
+        super().__init__(differences)
+        self._both = both
+
+    def __repr__(self) -> str:
+        lines = [["percent", *(label for label, _ in self._both), "difference", "95 % interval"]]
+        for key, found in self.items():
+            scale, digits = (1, 2) if key in COUNTS else (100, 1)
+            mean, low, high = (f"{scale * value:+.{digits}f}" for value in found)
+            figures = [cell(own, key) for _, own in self._both]
+            lines.append([(defined(key) or (key,))[0], *figures, mean, f"[{low}, {high}]"])
+        first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join("  ".join([name.ljust(first), *map(str.rjust, rest, widths)]) for name, *rest in lines)
+
+    __str__ = __repr__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +79,17 @@ class Evaluation:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`."""
+        """Figures by name, as fractions: n, acc, pass@k, maj@k, latent_steps, .., with standard errors as `_se`.
+
+        Of shares that are 0 or 1, `intervals` has Wilson's of 95 %.
+        """
         return summarise(self.arrays)
 
     def __str__(self) -> str:
         found = self.summary
-        lines = [f"Acc     {_percent(found, 'acc')} on {found['n']} problems"]
+        lines = [f"Acc     {percent(found, 'acc')} on {found['n']} problems"]
         ks = [key for key in found if key.startswith("pass@") and key.removeprefix("pass@").isdigit()]
-        lines += [f"{'P' + key[1:]:<7} {_percent(found, key)}" for key in ks]
+        lines += [f"{'P' + key[1:]:<7} {percent(found, key)}" for key in ks]
         cut = f", {100 * found['cut']:.1f} % cut at the limit" if found.get("cut") else ""
         return "\n".join([*lines, f"{found['latent_steps']:.1f} latents a problem on average{cut}"])
 
@@ -81,14 +111,14 @@ class Evaluation:
             raise UserError("plot: matplotlib is not installed; pip install 'slpo_jax[plot]'") from error
 
         every = {f"{place}": each for place, each in enumerate((self, *others))}
-        rows = {name: Row(name, each.label) for name, each in every.items()}
+        rows = {name: Row(name, label) for name, label in zip(every, _labels([*every.values()]), strict=True)}
         figure = pass_at_k_figure({name: {_SET: each.arrays} for name, each in every.items()}, rows)
         if figure is None:
             raise UserError("plot: there are no samples; evaluate with samples=16, for one")
         return figure
 
-    def compare(self, other: "Evaluation") -> dict[str, Difference]:
-        """This minus the other, by figure, as fractions.
+    def compare(self, other: "Evaluation") -> Comparison:
+        """This minus the other, by figure, as fractions; `print` shows a table in percent.
 
         Raises:
             UserError: they are of different problems, rewards, samples or seeds.
@@ -109,9 +139,14 @@ class Evaluation:
         if not self.arrays.same_problems(other.arrays):
             raise UserError("compare: the two are of different problems; evaluate both on the same set")
         entries, _ = compare_rows([both], rows)
-        return {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
+        found = {each["metric"]: Difference(each["difference"], each["low"], each["high"]) for each in entries}
+        return Comparison(found, [*zip(_labels([self, other]), (self.summary, other.summary), strict=True)])
 
 
-def _percent(found: Mapping[str, Any], key: str) -> str:
-    error = found.get(f"{key}_se")
-    return f"{100 * found[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+def _labels(evaluations: Sequence[Evaluation]) -> list[str]:
+    """What figures and tables call them: their labels, with a number where two have the same."""
+    labels = [each.label for each in evaluations]
+    return [
+        f"{label} ({labels[: place + 1].count(label)})" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]

@@ -19,7 +19,7 @@ from slpo_jax.origin.exchange import replaced_by_export, write_export
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
-from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.run.experiment import Setup
 from slpo_jax.run.naming import ARGUMENTS, naming
 from slpo_jax.run.shown import describe, describe_vote
@@ -118,7 +118,7 @@ class TrainedReasoner:
         found = load_set(setup.config, "problems", source, texts=reward not in (None, CORRECT))
         if found.reading.unused and not name:
             logging.warning("problems: not used: %s", found.reading.unused)
-        setup, asked = _fitting(setup, found[: limit or None])
+        setup, asked = _fitting(setup, found[: limit or None], judge)
         stopping, rule = self.solver.stopping, self.solver.rule
 
         def run(seed: int | None, samples: int, label: str) -> Completions:
@@ -155,7 +155,7 @@ class TrainedReasoner:
         return target
 
 
-def _fitting(setup: Setup, problems: Sequence[Problem]) -> tuple[Setup, EncodedProblems]:
+def _fitting(setup: Setup, problems: Sequence[Problem], judge: Reward) -> tuple[Setup, EncodedProblems]:
     """The problems that the model has positions for, and a setup with room for them; others are counted in a line."""
     try:
         lengths = list(map(len, setup.template.prompts([problem.question for problem in problems], Counter())))
@@ -172,7 +172,7 @@ def _fitting(setup: Setup, problems: Sequence[Problem]) -> tuple[Setup, EncodedP
     longest = max(length for length in lengths if length <= most)
     if longest > max(setup.prompt_slots):
         setup = dataclasses.replace(setup, prompt_slots=(*setup.prompt_slots, longest))
-    return setup, setup.encode("problems", fit)
+    return setup, setup.encode("problems", fit, judge=judge)
 
 
 def _check_numbers(**given: Any) -> None:

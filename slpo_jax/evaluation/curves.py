@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.statistics import mean_se, pass_at_k_unbiased
+from slpo_jax.evaluation.statistics import mean_se, most_k, pass_at_k_unbiased
 
 Curves = dict[str, dict[str, dict[str, Any]]]
 """row -> set -> lists by name."""
 
 
 def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
-    """Unbiased Pass@k of all samples, for k up to those of a seed, or to the seeds where each has one.
+    """Pass@k as `statistics.problem_values` has it, for every k up to `most_k`.
 
     Returns:
         k, value and se, of equal length: the standard error over problems, None of one problem; {} without samples.
@@ -22,7 +22,7 @@ def pass_curve(records: EvalRecords) -> dict[str, list[Any]]:
     if not records.sample_correct.size:
         return {}
     right = records.sample_correct.sum(axis=(0, 2))
-    ks = range(1, (per_seed if per_seed > 1 else seeds) + 1)
+    ks = range(1, most_k(records) + 1)
     curves = [pass_at_k_unbiased(right, seeds * per_seed, k) for k in ks]
     return {"k": [*ks], "value": [float(c.mean()) for c in curves], "se": [mean_se(c) for c in curves]}
 

@@ -11,16 +11,13 @@ _METRICS = {
     r"pass@(\d+)": (
         "P@{0}",
         """Share of problems that at least one of {0} rollouts with noise (dropout's, the latent policy's, sampled
-        answers') gets right; mean over the noise's seeds. In parentheses the standard error over these seeds.""",
-    ),
-    r"pass@(\d+)_unbiased": (
-        "P@{0}, unbiased",
-        "1 - C(n-c, {0}) / C(n, {0}) of all n rollouts with noise of a problem, c of them right; mean over problems.",
+        answers') gets right: the mean of 1 - C(n-c, {0}) / C(n, {0}), of all n rollouts of a problem c right. In
+        parentheses the standard error over the noise's seeds.""",
     ),
     r"maj@(\d+)": (
         "maj@{0}",
-        """Share of problems whose commonest answer among {0} rollouts with noise is right. Of a tie the first seen
-        counts; rollouts without an answer don't vote.""",
+        """Share of problems whose commonest answer among {0} rollouts with noise is right; equal ones (1/2, 0.5)
+        are one. Of a tie the first seen counts; rollouts without an answer don't vote.""",
     ),
     r"best@(\d+)_(\w+)": ("best@{0} by {1}", "Share of problems whose rollout of {0} with the best {1} is right."),
     r"vote@(\d+)_(\w+)": (
@@ -67,8 +64,8 @@ SCALARS = {
     "right_share": "Share of candidate lengths with a right answer.",
     "expected_length": "Mean number of latents under the gate's distribution.",
     "reward": "Mean reward of the rollouts.",
-    "solved": "Share of prompts with a right rollout.",
-    "mixed": "Share of prompts with right and wrong rollouts, which alone have a gradient.",
+    "solved": "Share of prompts with a rollout that counts as right: its reward is 1 or more.",
+    "mixed": "Share of prompts whose rewards differ, which alone have a gradient.",
     "latent_steps": "Mean number of latents of the training rollouts.",
     "answer_tokens": "Mean number of tokens that the training rollouts write.",
     "cut": "Share of training rollouts without an end within the budget of answer tokens.",

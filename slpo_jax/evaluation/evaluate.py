@@ -24,6 +24,7 @@ from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.watch import watch
+from slpo_jax.rewards.answers import in_one_form
 from slpo_jax.rewards.reward import Reading, Reward
 from slpo_jax.text.batches import EncodedProblems
 
@@ -262,6 +263,8 @@ def record_rows(
 ) -> Iterator[dict[str, Any]]:
     """The JSON lines of `eval/ROW/SET.jsonl`, one a problem.
 
+    A sample whose answer is another's in other words, such as 1/2 for 0.5, has the first of these as its `vote`.
+
     Args:
         greedy: the deterministic rollouts.
         sampled: by dropout seed, `samples` rollouts a problem.
@@ -278,6 +281,7 @@ def record_rows(
         found = [(seed, reward.read(completions.tokens[index])) for seed, completions in (searched or {}).items()]
         readings = [first, *(reading for _, reading, _ in drawn), *(reading for _, reading in found)]
         correct, *right = reward.right(readings, [problem] * len(readings))
+        votes = in_one_form([reading.answer for _, reading, _ in drawn], reward.style, [problem.answer])
         chosen = [
             {"seed": seed, "answer": reading.answer, "correct": hit}
             for (seed, reading), hit in zip(found, right[len(drawn) :], strict=True)
@@ -301,9 +305,10 @@ def record_rows(
                     "latent_steps": int(values["latent_steps"]),
                     "cut": reading.cut,
                     "correct": hit,
+                    **({} if vote == reading.answer else {"vote": vote}),
                     **_scores(values),
                 }
-                for (seed, reading, values), hit in zip(drawn, right[: len(drawn)], strict=True)
+                for (seed, reading, values), vote, hit in zip(drawn, votes, right[: len(drawn)], strict=True)
             ],
         } | ({"searched": chosen} if chosen else {})
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.statistics import COUNTS
 
 _ENDS = """\
 **Acc**: one greedy rollout. **P@k**: any of k rollouts with noise; in parentheses its error over the noise's seeds.
-**maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. ± is the standard error over {over}.
+**maj@k**: the commonest answer of k. **#L**: latents of the greedy rollout. ± is the standard error over {over}; of
+shares that are 0 or 100, brackets are Wilson's 95 % interval.
 
 [report.html](report.html) opens in any browser: every metric and its definition, differences with intervals, curves,
 settings and, of a single run, its problems with each row's answers and thoughts.
@@ -31,6 +33,7 @@ def render(report: Mapping[str, Any]) -> str:
         "# Evaluation report",
         *report["verdict"],
         *_tables(report["eval"], report[AVERAGE], columns, labels),
+        " ".join(level["text"] for level in report["chance"].values()),
         head,
         _ENDS.format(over="runs" if len(runs) > 1 else "problems"),
         *(["## Notes", "\n".join(f"- {note}" for note in report["notes"])] if report["notes"] else []),
@@ -38,12 +41,19 @@ def render(report: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def shown_columns(eval_: Mapping[str, Any], suffix: str = "") -> list[tuple[str, str]]:
+def percent(figures: Mapping[str, Any], key: str) -> str:
+    """A share and how sure it is: `61.7 ± 2.1`, or of none and all `0.0 [0.0, 3.7]`."""
+    interval, error = figures.get("intervals", {}).get(key), figures.get(f"{key}_se")
+    if interval:
+        low, high = (f"{100 * bound:.1f}" for bound in interval)
+        return f"{100 * figures[key]:.1f} [{low}, {high}]"
+    return f"{100 * figures[key]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+
+
+def shown_columns(eval_: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Metric and header of a table's columns: Acc, P@1, P@8, P@16 and up, the largest maj@k, #L."""
-    ks = _ks_of(eval_.values(), "pass@", suffix)
-    columns = [(f"pass@{k}{suffix}", f"P@{k}") for k in ks if k in (1, 8) or k >= 16 or k == ks[-1]]
-    if suffix:
-        return columns
+    ks = _ks_of(eval_.values(), "pass@")
+    columns = [(f"pass@{k}", f"P@{k}") for k in ks if k in (1, 8) or k >= 16 or k == ks[-1]]
     maj = [(f"maj@{k}", f"maj@{k}") for k in _ks_of(eval_.values(), "maj@")[-1:]]
     search = (
         [("searched", "beam search")] if any("searched" in x for sets in eval_.values() for x in sets.values()) else []
@@ -84,7 +94,7 @@ def _tables(
     by_set = {name: {row: found[name] for row, found in eval_.items() if name in found} for name in sets}
     out = []
     for name, rows in ({AVERAGE: average} if average else by_set).items():
-        lines = [[labels[row], *(_cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
+        lines = [[labels[row], *(cell(figures, key) for key, _ in columns)] for row, figures in rows.items()]
         title = _title(name, [figures["n"] for figures in rows.values()])
         out += [f"### {title}", _table(["row", *(header for _, header in columns)], lines)]
     return out
@@ -102,11 +112,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(figures: Mapping[str, Any], key: str) -> str:
-    scale, digits = (1, 2) if key == "latent_steps" else (100, 1)
-    texts = [
-        form.format(f"{scale * figures[name]:.{digits}f}")
-        for name, form in ((key, "{}"), (f"{key}_se", " ± {}"), (f"{key}_seed_se", " ({})"))
-        if figures.get(name) is not None
-    ]
-    return "".join(texts) or "–"
+def cell(figures: Mapping[str, Any], key: str) -> str:
+    """A figure as tables have it, with how sure it is; a dash for none."""
+    if figures.get(key) is None:
+        return "–"
+    if key in COUNTS:
+        error = figures.get(f"{key}_se")
+        return f"{figures[key]:.2f}" + ("" if error is None else f" ± {error:.2f}")
+    over_seeds = None if key in figures.get("intervals", {}) else figures.get(f"{key}_seed_se")
+    return percent(figures, key) + ("" if over_seeds is None else f" ({100 * over_seeds:.1f})")

@@ -39,7 +39,7 @@ class EvalRecords:
         seeds: [S] int, dropout seeds in the order they were drawn.
         sample_correct: [S, N, M] bool.
         sample_latent_steps: [S, N, M] int.
-        sample_answers: [S, N, M] object, as `answers`.
+        sample_answers: [S, N, M] object, as `answers`, equal ones of a problem in one form (`answers.in_one_form`).
         sample_cut: [S, N, M] bool.
         sample_scores: [S, N, M] float by scorer.
         searched_correct: [N, S] bool, of the thoughts that were searched for; S is 0 without a search.
@@ -116,8 +116,11 @@ def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
         if len(row["samples"]) != len(seeds) * per_seed or any(len(each) != per_seed for each in grids[-1]):
             raise UserError(f"{where}: has not {per_seed} samples of each seed in {seeds}; {_AGAIN}")
 
-    def samples(key: str, dtype: Any, part: str = "") -> np.ndarray:
-        nsm = [[[(sample[part] if part else sample).get(key) for sample in line] for line in grid] for grid in grids]
+    def samples(key: str, dtype: Any, part: str = "", preferred: str = "") -> np.ndarray:
+        def value(sample: Mapping[str, Any]) -> Any:
+            return sample.get(preferred) or (sample[part] if part else sample).get(key)
+
+        nsm = [[list(map(value, line)) for line in grid] for grid in grids]
         out = np.array(nsm, dtype=dtype).reshape(len(rows), len(seeds), per_seed)
         return np.swapaxes(out, 0, 1)
 
@@ -136,7 +139,7 @@ def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
         seeds=np.array(seeds, dtype=np.int64),
         sample_correct=samples("correct", bool),
         sample_latent_steps=samples("latent_steps", np.int64),
-        sample_answers=samples("answer", object),
+        sample_answers=samples("answer", object, preferred="vote"),
         sample_cut=samples("cut", bool),
         sample_scores={name: samples(name, np.float64, "scores") for name in scorers},
         questions=tuple(str(row.get("question", "")) for _, row in rows),

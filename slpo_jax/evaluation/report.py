@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
+from slpo_jax.evaluation.chance import chance_levels
 from slpo_jax.evaluation.comparisons import AVERAGE, compare_rows
 from slpo_jax.evaluation.curves import pass_curves, stop_times, training_curves
 from slpo_jax.evaluation.markdown import render
@@ -36,8 +37,8 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     `thresholds.json` and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
-        What `report.json` holds: verdict, eval {row: {set: figures}}, average, differences, rows, settings, notes,
-        thresholds, curves, stop_times, training.
+        What `report.json` holds: verdict, eval {row: {set: figures}}, average, chance, differences, rows, settings,
+        notes, thresholds, curves, stop_times, training.
 
     Raises:
         UserError: there are no eval files, or a file is malformed.
@@ -52,6 +53,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
     report = _build([evals], [rows], notes)
     report["thresholds"] = sweeps_of(folder.thresholds, rows)
     report["training"] = training_curves(metrics)
+    report = {"verdict": verdict(report), **report}
     _write(folder, report, evals, thoughts_of(folder.root, evals))
     return report
 
@@ -93,10 +95,10 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["verdict"] = verdict(report)
     report["thresholds"] = {
         path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
     }
+    report = {"verdict": verdict(report), **report}
     _write(Workdir(Path(out)), report, {}, {})
     return report
 
@@ -127,9 +129,10 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         for row, sets in summaries[0].items()
     }
     differences, left_out = compare_rows(runs, rows[0])
-    report = {
+    return {
         "eval": eval_,
         AVERAGE: _averages(summaries),
+        "chance": chance_levels(runs[0]),
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
         "settings": shown_settings(rows),
@@ -137,7 +140,6 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         "curves": pass_curves(runs),
         "stop_times": stop_times(runs),
     }
-    return {"verdict": verdict(report), **report}
 
 
 def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,7 +153,10 @@ def _over_runs(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     per_run = {key: [s[key] for s in summaries] for key in keys}
     for key, values in per_run.items():
         out |= {key: float(np.mean(values)), f"{key}_se": mean_se(np.array(values))}
-    return out | {"per_run": per_run}
+    same = {
+        key: of for key, of in first.get("intervals", {}).items() if all(s.get(key) == first[key] for s in summaries)
+    }
+    return out | ({"intervals": same} if same else {}) | {"per_run": per_run}
 
 
 def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -167,6 +172,12 @@ def _averages(summaries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             means = {key: float(np.mean([s[key] for s in parts])) for key in keys}
             errors = {f"{key}_se": _se_of_mean([s[f"{key}_se"] for s in parts]) for key in keys}
             per_run.append({"n": sum(s["n"] for s in parts)} | means | errors)
+            bounds = [s.get("intervals", {}) for s in parts]
+            certain = [key for key in keys if all(key in each for each in bounds) and means[key] in (0, 1)]
+            if certain:
+                per_run[-1]["intervals"] = {
+                    key: np.mean([each[key] for each in bounds], axis=0).tolist() for key in certain
+                }
         out[row] = _over_runs(per_run)
     return out
 

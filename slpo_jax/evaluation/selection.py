@@ -25,7 +25,7 @@ def weighted_vote(
     is right is read off the first sample that gave it, so references need no canonical form here.
 
     Args:
-        sample_answers: [S, N, M] canonical decimals (or LaTeX, as written) or None.
+        sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`), or None.
         sample_correct: [S, N, M] bool.
         k: votes a problem and seed.
         sample_scores: [S, N, M] float, 0 or more; None: each vote counts the same (the majority).

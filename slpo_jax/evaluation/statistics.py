@@ -17,6 +17,8 @@ from slpo_jax.evaluation.selection import best_of, weighted_vote
 from slpo_jax.policy.subsets import solved_share
 
 FEWEST_VOTES = 4  # of a majority
+COUNTS = ("latent_steps", "sample_latent_steps", "distinct_answers", "answer_tokens")
+"""Metrics that are means of numbers; all others are shares."""
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -37,6 +39,12 @@ class Correlation(NamedTuple):
     n: int
 
 
+def most_k(records: EvalRecords) -> int:
+    """The largest k of Pass@k: the samples of a seed, or the seeds where each has one; 0 without samples."""
+    seeds, _, per_seed = records.sample_correct.shape
+    return per_seed if per_seed > 1 else seeds * per_seed
+
+
 def proportion_se(rate: float, n: int) -> float:
     """Standard error of a proportion, sqrt(p (1 - p) / n). It is 0 at p = 0 and 1, where it means nothing."""
     return math.sqrt(rate * (1.0 - rate) / n)
@@ -47,15 +55,11 @@ def mean_se(values: np.ndarray) -> float | None:
     return float(np.std(values, ddof=1) / math.sqrt(values.size)) if values.size > 1 else None
 
 
-def solved_within(sample_correct: np.ndarray, k: int) -> np.ndarray:
-    """Whether any of the first k samples is right, Pass@k as the paper has it: [S, N, M] bool -> [S, N] bool.
-
-    Raises:
-        ValueError: k is not in 1..M.
-    """
-    if not 1 <= k <= sample_correct.shape[2]:
-        raise ValueError(f"k={k} needs between 1 and {sample_correct.shape[2]} samples a seed")
-    return np.any(sample_correct[:, :, :k], axis=2)
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion of n, which has a width at 0 and 1 too (1927, JASA 22)."""
+    z2 = 1.959964**2
+    middle, half = rate + z2 / (2 * n), math.sqrt(z2 * (rate * (1 - rate) + z2 / (4 * n)) / n)
+    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
 def pass_at_k_unbiased(n_correct: np.ndarray, n: int, k: int) -> np.ndarray:
@@ -78,7 +82,7 @@ def distinct_answers(sample_answers: np.ndarray) -> np.ndarray:
     """How many different answers the samples of a problem and seed have; all that have none count as one: int [S, N].
 
     Args:
-        sample_answers: [S, N, M].
+        sample_answers: [S, N, M], equal ones in one form (`answers.in_one_form`).
     """
     return np.array([[len(set(answers)) for answers in of_seed] for of_seed in sample_answers])
 
@@ -106,10 +110,10 @@ def pearson(x: np.ndarray, y: np.ndarray) -> Correlation:
 def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
     """Every metric as a value a problem [N], whose mean is the metric: what pairing needs.
 
-    Keys: acc, latent_steps, and as far as there are samples pass@k and maj@k (k of `pass_ks(M)`, mean over seeds; maj@k
-    from 4 votes on), best@k_SCORER and vote@k_SCORER (see `selection`), pass@k_unbiased (all S*M samples pooled, k a
-    power of two below S*M), sample_latent_steps and distinct_answers (of the M samples, mean over seeds); with a search
-    for latents searched (mean over seeds).
+    Keys: acc, latent_steps, and as far as there are samples pass@k (of all S*M samples, k of `pass_ks(most_k)`), maj@k
+    (k of `pass_ks(M)`, mean over seeds; from 4 votes on), best@k_SCORER and vote@k_SCORER (see `selection`),
+    sample_latent_steps and distinct_answers (of the M samples, mean over seeds); with a search for latents searched
+    (mean over seeds).
     """
     correct, (seeds, _, per_seed) = records.sample_correct, records.sample_correct.shape
     out = {"acc": records.correct.astype(np.float64), "latent_steps": records.latent_steps.astype(np.float64)}
@@ -117,9 +121,8 @@ def problem_values(records: EvalRecords) -> dict[str, np.ndarray]:
         out["searched"] = records.searched_correct.mean(axis=1)
     if not correct.size:
         return out
-    right, total = correct.sum(axis=(0, 2)), seeds * per_seed
-    out |= {f"pass@{k}": solved_within(correct, k).mean(axis=0) for k in pass_ks(per_seed)}
-    out |= {f"pass@{k}_unbiased": pass_at_k_unbiased(right, total, k) for k in powers_of_two(total - 1)}
+    right = correct.sum(axis=(0, 2))
+    out |= {f"pass@{k}": pass_at_k_unbiased(right, seeds * per_seed, k) for k in pass_ks(most_k(records))}
     for k in pass_ks(per_seed):
         if k >= FEWEST_VOTES:
             out[f"maj@{k}"] = weighted_vote(records.sample_answers, correct, k).mean(axis=0)
@@ -137,8 +140,9 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
 
     Returns:
         n, seeds, samples_per_seed; every metric of `problem_values` with its `_se` over problems; `_seed_se` for
-        pass@k; answer_tokens, tokens of the clean rollout's completion, with its `_se`; cut, the share of clean
-        rollouts without an end within their budget, and sample_cut, of the samples, each with its `_se`;
+        pass@k up to the samples of a seed; intervals {metric: Wilson's} of shares that are 0 or 1; answer_tokens,
+        tokens of the clean rollout's completion, with its `_se`; cut, the share of clean rollouts without an end within
+        their budget, and sample_cut, of the samples, each with its `_se`;
         pearson_{steps,difficulty}_{r,p,n}: the clean rollout's latent length against the problem's steps and against
         `difficulty`.
     """
@@ -150,13 +154,18 @@ def summarise(records: EvalRecords) -> dict[str, Any]:
     for key, values in problem_values(records).items():
         out[key] = float(values.mean())
         out[f"{key}_se"] = proportion_se(out[key], out["n"]) if key == "acc" else mean_se(values)
-        if key.startswith("pass@") and not key.endswith("_unbiased"):
-            out[f"{key}_seed_se"] = mean_se(solved_within(records.sample_correct, int(key[5:])).mean(axis=1))
+        if key.startswith("pass@") and int(key[5:]) <= out["samples_per_seed"]:
+            right_SN = records.sample_correct.sum(axis=2)
+            of_seeds = pass_at_k_unbiased(right_SN, out["samples_per_seed"], int(key[5:]))
+            out[f"{key}_seed_se"] = mean_se(of_seeds.mean(axis=1))
     out |= {"answer_tokens": float(records.answer_tokens.mean()), "answer_tokens_se": mean_se(records.answer_tokens)}
     out |= {"cut": float(records.cut.mean()), "cut_se": proportion_se(records.cut.mean(), out["n"])}
     if records.sample_cut.size:
         sample_cut = records.sample_cut.mean(axis=(0, 2))
         out |= {"sample_cut": float(sample_cut.mean()), "sample_cut_se": mean_se(sample_cut)}
+    shares = [key for key in out if f"{key}_se" in out and key not in COUNTS]
+    if intervals := {key: [*wilson(out[key], out["n"])] for key in shares if out[key] in (0, 1)}:
+        out["intervals"] = intervals
     hard = difficulty(records)
     unknown = np.full(out["n"], np.nan)
     for name, x in (("steps", records.problem_steps), ("difficulty", unknown if hard is None else hard)):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.markdown import percent
 from slpo_jax.evaluation.rows import BEST_FIXED
 from slpo_jax.stages import RL
 
@@ -42,8 +43,27 @@ def _compared(report: Mapping[str, Any], name: str) -> str:
     return (
         f"{report['rows'][name]['label']} over {_label(report, other)}, {place} ({told['Acc']['n']:,} problems"
         f"{f', {runs} training runs' if runs > 1 else ''}): "
-        f"{' and '.join(f'{metric} {_points(entry)}' for metric, entry in told.items())} points; {_holds_zero(told)}."
+        f"{' and '.join(f'{metric} {_points(entry)}' for metric, entry in told.items())} points; {_holds_zero(told)}"
+        f"{_why(report, name, other, where)}."
     )
+
+
+def _why(report: Mapping[str, Any], name: str, other: str, where: str) -> str:
+    """What leaves no room for a difference: answers that were all cut, rewards that were all the same."""
+    cut = [_label(report, row) for row in (name, other) if _all_cut(report, row, where)]
+    said = f"; every answer{f' of {cut[0]}' if len(cut) == 1 else ''} was cut at the limit" if cut else ""
+    training = report.get("training", {}).get(report["rows"][name].get("stage"), {})
+    # What learns from the references' likelihood needs no rewards.
+    if training.get("mixed") and not any(training["mixed"][1]) and "reference_log_likelihood" not in training:
+        said += "; in training no reward differed from the others of its problem, so none taught anything"
+    return said
+
+
+def _all_cut(report: Mapping[str, Any], name: str, where: str) -> bool:
+    """Whether no rollout of a row ended, with noise or without."""
+    found = report.get(AVERAGE if where == AVERAGE else "eval", {}).get(name, {})
+    figures = found if where == AVERAGE else found.get(where, {})
+    return figures.get("cut") == 1 and figures.get("sample_cut", 1) == 1
 
 
 def _points(entry: Mapping[str, Any]) -> str:
@@ -66,10 +86,9 @@ def _alone(report: Mapping[str, Any]) -> str:
     average: Mapping[str, Any] | None = report[AVERAGE].get(name)
     figures = average or next(iter(sets.values()))
     place = f"mean of {len(sets)} sets" if average else next(iter(sets))
-    error = figures["acc_se"]
-    acc = f"{100 * figures['acc']:.1f}" + (f" ± {100 * error:.1f}" if error is not None else "")
     label = report["rows"][name]["label"]
-    return f"{label}, {place} ({figures['n']:,} problems): Acc {acc} %, and no row to compare with."
+    acc = f"Acc {percent(figures, 'acc')} %" + ", every answer was cut at the limit" * (figures.get("cut") == 1)
+    return f"{label}, {place} ({figures['n']:,} problems): {acc}, and no row to compare with."
 
 
 def _label(report: Mapping[str, Any], name: str) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.markdown import shown_columns
+from slpo_jax.evaluation.markdown import percent, shown_columns
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.origin.description import Description
@@ -172,8 +172,7 @@ def _cell(row: dict[str, Any], key: str) -> str:
         return "-"
     if key == "latent_steps":
         return f"{value:.2f}"
-    error = row.get(f"{key}_se")
-    return f"{100 * value:.1f}" + (f" ± {100 * error:.1f}" if error is not None else "")
+    return percent(row, key)
 
 
 def _files(description: Description, thinks: bool, explains: bool) -> str:

@@ -139,6 +139,30 @@ def are_right(answers: Sequence[str | None], references: Sequence[str], style: A
     return [answer is not None and next(told) for answer, _ in pairs]
 
 
+def in_one_form(answers: Sequence[str | None], style: AnswerStyle, known: Sequence[str] = ()) -> list[str | None]:
+    """Write answers that are the same in one way, so that they can be counted: as the first of them is written.
+
+    Args:
+        answers: N as `parse_completion` reads them; None stays as it is.
+        style: of the answers.
+        known: what they are compared with first, such as the reference, with which they have been compared already.
+    Returns:
+        N answers, equal where `are_right` says so.
+    """
+    if style not in ("boxed", "texts"):  # decimals are canonical
+        return list(answers)
+    form: dict[str, str] = {}
+    left, references = list(dict.fromkeys(answer for answer in answers if answer is not None)), list(known)
+    while left:
+        reference = references.pop(0) if references else left[0]
+        told = are_right(left, [reference] * len(left), style)
+        # What nobody can read is at least itself.
+        same = [answer for answer, is_same in zip(left, told, strict=True) if is_same or answer == reference]
+        form |= dict.fromkeys(same, *same[:1])
+        left = [answer for answer in left if answer not in form]
+    return [None if answer is None else form[answer] for answer in answers]
+
+
 def are_readable(references: Sequence[str]) -> list[bool]:
     r"""Tell which LaTeX references can be verified: in a `\boxed{}` of its own, each is read as what it is.
 

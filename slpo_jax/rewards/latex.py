@@ -27,6 +27,7 @@ _LETTERS = re.compile(
     re.DOTALL,
 )
 _NAME = re.compile(rf"(?:{_TEXT})?\s*([A-Za-z]{{2,}})\s*\}}?")
+_TRAILING_BLANKS = re.compile(rf"{_BLANK}+\Z")
 _BASED = re.compile(rf"([0-9][0-9A-Fa-f.,]*){_BLANK}*_\{{?(?:{_TEXT})?\s*(\w+)\s*\}}*")
 _SIDE_BY_SIDE = re.compile(rf"[0-9](?:{_BLANK}+|x)[0-9]")
 _PLURAL = re.compile("(ch|sh|ss|x)es$|(?<=[a-z][^s])s$")
@@ -38,7 +39,12 @@ _SHORT = {
 }  # fmt: skip
 _SHORT_OF = {word: short for words, short in _SHORT.items() for word in words.split()}
 _MULTIPLIERS = {"dozen", "hundred", "thousand", "million", "billion", "trillion"}
+_SYMBOL = (
+    "(?:[cdkm]?m|in|ft|yd|mi|[km]?g|lbs?|oz|[cdm]?[lL]|gal|m?s|sec|min|hr?|N|k?J|k?Wh?|V|k?Hz|k?Pa|k?cal|mol|rad|ha)"
+)
+_SYMBOLS = re.compile(f"{_SYMBOL}(?:/{_SYMBOL})?")
 _NO_UNITS = {"a", "an", "of", "per", "square", "sq", "cubic", "cu"}
+_RAISED = {ord("°"): r"^\circ", ord("²"): "^2", ord("³"): "^3"}
 _COMMAND = re.compile(r"\\[a-z]+\s*[0-9]\s+[0-9]")  # \frac 1 2
 
 
@@ -49,12 +55,22 @@ def comparisons(answer: str, reference: str) -> list[Pair]:
     answer, reference = tidied(answer), tidied(reference)
     if answer != reference and _differ(answer, reference):
         return []
+    numbers = [_without_symbols(text) or text for text in (answer, reference)]
+    others = [(numbers[0], numbers[1])] if (numbers[0] == answer) != (numbers[1] == reference) else []
     percents = [_PERCENT.fullmatch(text) for text in (answer, reference)]
     bare = [found[1] if found else text for found, text in zip(percents, (answer, reference), strict=True)]
     if all(percents) or not any(percents):
-        return [(bare[0], bare[1])]
+        return [(bare[0], bare[1]), *others]
     hundredth = [_hundredth(text) if found else text for found, text in zip(percents, bare, strict=True)]
     return [(bare[0], bare[1]), (hundredth[0], hundredth[1])]
+
+
+def _without_symbols(latex: str) -> str | None:
+    """What stands before a unit that is written in bare letters, as in `45 m^2`; None where no unit does."""
+    found = _LETTERS.fullmatch(latex)
+    before = latex[: found.start(1)] if found else ""
+    bare = _TRAILING_BLANKS.sub("", before)
+    return bare if found and bare != before and _SYMBOLS.fullmatch(found[1]) else None
 
 
 def _hundredth(latex: str) -> str:
@@ -66,7 +82,7 @@ def tidied(latex: str) -> str:
 
     Words after a number become a `\text{}`.
     """
-    latex = latex.translate(dict.fromkeys(map(ord, MINUSES), "-")).replace("°", r"^\circ").strip()
+    latex = latex.translate(dict.fromkeys(map(ord, MINUSES), "-")).translate(_RAISED).strip()
     for mark in _MARKS:
         if len(latex) > 2 * len(mark) and latex.startswith(mark) and latex.endswith(mark):
             latex = latex[len(mark) : -len(mark)].strip()
@@ -98,10 +114,18 @@ def _differ(answer: str, reference: str) -> bool:
     left, right = (_unit(match[1]) if match else set() for match in found)
     if left & _MULTIPLIERS != right & _MULTIPLIERS:
         return True
-    if not (left and right) or left <= right or right <= left:
+    if left and right and (left <= right or right <= left):
+        return len({_power(match[0][match.start(1) :]) for match in found if match}) > 1
+    if not (left and right):
         return False
     products = [match[1] + match[1][-1] * (int(match[2] or 1) - 1) for match in found if match and match.re is _LETTERS]
     return len(products) < 2 or sorted(products[0]) != sorted(products[1])  # 5xy is 5yx
+
+
+def _power(unit: str) -> str:
+    """The last power in a unit: "2" of `cm}^2` and of `square cm`."""
+    spelled = re.sub(r"\b(square|sq)\b", "^2", re.sub(r"\b(cubic|cu)\b", "^3", unit))
+    return next(iter(re.findall(r"\^\{?([23])", spelled)[-1:]), "1")
 
 
 def _unit(words: str) -> set[str]:

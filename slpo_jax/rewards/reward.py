@@ -145,6 +145,23 @@ class Reward:
             for reading, each in zip(readings, asked, strict=True)
         ]
 
+    def unearned(self, answers: Sequence[Sequence[int]], asked: Sequence[Asked]) -> list[int]:
+        """Which references their very text does not earn; none where a function says what is right.
+
+        Args:
+            answers: the ids of each reference's text, as its template writes it, without an end token.
+            asked: of each.
+        Returns:
+            their places. A stop string or a mark in the answer, for one, hides it.
+        """
+        if self._function is not None:
+            return []
+        first = {each.answer: place for place, each in reversed([*enumerate(asked)])}  # most answers come many times
+        readings = [self.read(np.array([*answers[place], self._eos_ids[0]], np.int32)) for place in first.values()]
+        right = self.right(readings, [asked[place] for place in first.values()])
+        lost = {answer for answer, is_right in zip(first, right, strict=True) if not is_right}
+        return [place for place, each in enumerate(asked) if each.answer in lost]
+
     def right(self, readings: Sequence[Reading], asked: Sequence[Asked]) -> list[bool]:
         """Which completions an evaluation counts as right: those that earn 1 or more."""
         return [earned >= 1 for earned in self.earned(readings, asked)]

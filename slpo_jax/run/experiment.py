@@ -37,6 +37,7 @@ from slpo_jax.run.usable import (
     check_prompts,
     check_thinker,
     check_usable,
+    earnable,
     fitting_slots,
     say_unknown,
 )
@@ -116,12 +117,15 @@ class Setup:
             self._sets[key] = self.encode(key, load_set(self.config, key, source), f"{key}: {source}")
         return self._sets[key]
 
-    def encode(self, key: str, problems: Sequence[Problem], where: str = "") -> EncodedProblems:
-        """Problems with their token ids.
+    def encode(
+        self, key: str, problems: Sequence[Problem], where: str = "", judge: Reward | None = None
+    ) -> EncodedProblems:
+        """Problems with their token ids, without those whose own answer would be wrong, which are counted.
 
         Args:
             key: what they are called in messages.
             where: the same of messages on a problem's words.
+            judge: of their answers; None is `reward`.
         Raises:
             UserError: a prompt or an answer is too long, or one to train on has a word that the tokenizer doesn't know.
         """
@@ -133,6 +137,7 @@ class Setup:
             raise UserError(f"{where or key}: {error}") from None
         if unknown and hosts.is_first():
             say_unknown(key, encoded, unknown)
+        encoded = earnable(encoded, where or key, judge or self.reward)
         check_prompts(self.config, key, encoded, max(self.prompt_slots))
         check_answers(self.config, key, encoded, self._asked(key, len(encoded)))
         return encoded

@@ -25,6 +25,7 @@ from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.watch import watch
+from slpo_jax.rewards.answers import AnswerStyle, in_one_form
 from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
 from slpo_jax.sections import changed
@@ -83,7 +84,7 @@ class Vote:
     """Answers of rollouts under the noise of the run's evaluation.
 
     Attributes:
-        counts: (answer, or None for none, its number), commonest first.
+        counts: (answer, or None for none, its number), commonest first; equal ones are one, as the first is written.
         majority: the commonest answer, the one drawn first on a tie; None if there is no answer.
         cut: how many texts were cut off at the most tokens that an answer may have, which have no answer.
     """
@@ -250,7 +251,12 @@ def vote(solver: Solver, question: str, samples: int, seed: int = 0) -> Vote:
         many = Prompts(np.repeat(prompts.tokens, len(rows), axis=0), np.repeat(prompts.valid, len(rows), axis=0))
         out = _roll_out(solver, many, rows.astype(np.int32), seed, noisy=True)
         readings += map(solver.setup.reward.read, np.asarray(out.completions)[real])
-    counts = Counter(reading.answer for reading in readings).most_common()
+    return counted(readings, solver.setup.reward.style)
+
+
+def counted(readings: Sequence[Reading], style: AnswerStyle) -> Vote:
+    """The vote of completions that are read."""
+    counts = Counter(in_one_form([reading.answer for reading in readings], style)).most_common()
     majority = next((answer for answer, _ in counts if answer is not None), None)
     return Vote(counts, majority, sum(reading.cut for reading in readings))
 

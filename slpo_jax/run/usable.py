@@ -1,10 +1,12 @@
 """Whether what a config asks for can be done with what it starts from."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 
 from slpo_jax.config import Config
@@ -15,6 +17,7 @@ from slpo_jax.kinds import IN_WORDS, REASONERS, Kind
 from slpo_jax.models.parts import THINKER
 from slpo_jax.origin.open import Origin
 from slpo_jax.policy.thinkers import THINKERS, Thinker
+from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.text.chat import PromptConfig
@@ -153,6 +156,27 @@ def fitting_slots(config: Config, positions: int) -> tuple[int, ...]:
             "raise it, or lower config.prompt_slots, config.max_latents or config.max_answer_tokens"
         )
     return tuple(sorted({min(slots, positions - others) for slots in config.prompt_slots}))
+
+
+def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
+    """The problems whose reference earns what it should, in the text in which it is taught; others are counted.
+
+    Raises:
+        UserError: there is none.
+    """
+    lost = judge.unearned(problems.answers, problems.problems)
+    if not lost:
+        return problems
+    text = problems.template.answer_text(problems.problems[lost[0]].answer)
+    read = judge.read(np.array([*problems.answers[lost[0]], problems.template.eos_id], np.int32)).answer
+    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
+    if len(lost) == len(problems):
+        raise UserError(f"{where}: {said}, and no answer of the {len(lost)} is right itself; see config.prompt.answers")
+    if hosts.is_first():
+        logging.warning("%s: left out %d of %d problems, whose own answers would be wrong: %s", where, len(lost),
+                        len(problems), said)  # fmt: skip
+    kept = problems.subset(np.setdiff1d(np.arange(len(problems)), lost))
+    return dataclasses.replace(kept, left_out=problems.left_out + len(lost), measured=problems.measured)
 
 
 def check_answers(config: Config, key: str, problems: EncodedProblems, used: Sequence[int]) -> None:

@@ -43,20 +43,26 @@ _IN_BOLD = re.compile(r"(?<![\w)])\*\*(\S(?:.*?\S)?)\*\*(?!\w)")
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|US\$|USD |EUR |Rs\.? ?)"
 _UNIT = r"(?: ?(?:%|°[CF]?)| [^\W\d_]{1,20}| ?[^\W\d_]{2,20}(?:[/ ][^\W\d_]{1,20}){0,3}| ?[€£¥])"
 _MEASURED = re.compile(rf"(-?) ?({_CURRENCY})? ?(-?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+)({_UNIT})?\.?")
-# Words behind which the number is another one, or isn't known.
+# Words behind which the number is another one, or isn't known, and products of letters.
 _NO_UNIT = re.compile(
-    r"\b(hundred|thousand|[mb]illion|trillion|dozen|half|halves|quarters?|thirds?|st|nd|rd|th|k|or|and|to|than|point|"
-    r"mod|plus|minus|times|over|pi|sqrt)s?\b",
+    r"\b(hundred|thousand|milli(on|ard)\w*|billion|trillion|dozen|gross|score|lakh|lac|crore|[bmt]n|[bm]ln|mio|mrd|"
+    r"half|halves|quarter|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|(hundred|thousand)th|"
+    r"st|nd|rd|th|k|or|and|to|than|point|mod|plus|minus|times|over|pi|sqrt|squared|cubed|below|zero|[xyz]+)s?\b|π",
     re.IGNORECASE,
 )
+# A Latin or Greek letter by itself is a variable or a multiplier (3 x, 2 M), unless units are written so.
+_LETTER = re.compile(r" [A-Za-zα-ωΑ-Ψ](?<![mghsdlLJNVWACF])(?![^\W\d_])")
 
 
 def measured_number(text: str) -> str | None:
     """The canonical decimal of a number with its unit or currency: 15 of "15 books" and of "$15.00"; else None."""
     match = _MEASURED.fullmatch(" ".join(text.split()))
-    if match is None or (match[4] and _NO_UNIT.search(match[4])):
+    if match is None:
         return None
-    return canonical_number(match[1] + match[3])
+    unit = match[4] or ""
+    # \w takes ½ and 万 for letters; a power is behind one.
+    counts = any(letter.isnumeric() for letter in re.sub(r"(?<=[^\W\d_])[²³]", "", unit))
+    return None if counts or _NO_UNIT.search(unit) or _LETTER.match(unit) else canonical_number(match[1] + match[3])
 
 
 def marked(text: str) -> tuple[str, str | None]:

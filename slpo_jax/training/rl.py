@@ -98,9 +98,10 @@ def roll_out(
 def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int) -> LossFn:
     """The loss of a step that rolls out, verifies and improves at once.
 
-    Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a right rollout), `mixed` (prompts whose rewards
-    differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end within the budget of answer tokens), the
-    objective's own, and where `answer_log_likelihood` is one of these, `answer_entropy` in nats a token.
+    Metrics, each a mean: `loss`, `reward`, `solved` (prompts with a rollout that earns 1 or more, which counts as
+    right), `mixed` (prompts whose rewards differ), `latent_steps`, `answer_tokens`, `cut` (rollouts without an end
+    within the budget of answer tokens), the objective's own, and where `answer_log_likelihood` is one of these,
+    `answer_entropy` in nats a token.
     """
     improve = make_improvement(policy, objective)
 
@@ -136,7 +137,7 @@ def rollout_sums(policy: Policy, trajectories: Trajectories, rewards_BG: jax.Arr
     low_B, high_B = rewards_BG.min(axis=1), rewards_BG.max(axis=1)
     return {
         "reward": (rewards_BG.sum(), rollouts),
-        "solved": (high_B.sum(), prompts),
+        "solved": ((high_B >= 1).sum(), prompts),
         "mixed": ((high_B > low_B).sum(), prompts),
         "latent_steps": (trajectories.lengths.sum(), rollouts),
         "answer_tokens": (written_tokens(policy, trajectories), rollouts),

@@ -1,6 +1,7 @@
 """The public names: what they give is what the run's own files say, and nothing is imported before it is used."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 from asked import QUESTION, workdir
+from eval_files import problem
 from small_run import load_config
 
 import slpo_jax as slpo
@@ -85,6 +87,25 @@ def test_problems_in_every_form_are_the_same(reasoner, tmp_path):
         first.compare(reasoner.evaluate(path, samples=3, seed=2, limit=2))
     with pytest.raises(slpo.UserError, match="no samples"):
         reasoner.evaluate(path, samples=0).plot()
+
+
+def test_a_comparison_prints_a_table_in_percent():
+    """Figures of both, and the difference in points with its interval; values stay fractions, and labels differ."""
+    after = slpo.Evaluation([problem(i, i != 1, [[1, i < 2]], 2 + i) for i in range(4)], label="slpo")
+    before = slpo.Evaluation([problem(i, i == 0, [[0, 0]], 3) for i in range(4)], label="slpo")
+    found = after.compare(before)
+    assert found["pass@1"].difference == 0.75
+    title, acc, *others = [re.split(r"  +", line.strip()) for line in str(found).splitlines()]
+    assert repr(found) == str(found)
+    assert title == ["percent", "slpo (1)", "slpo (2)", "difference", "95 % interval"]
+    assert acc[:4] == ["Acc", "75.0 ± 21.7", "25.0 ± 21.7", "+50.0"]
+    by_name = {line[0]: line[1:] for line in others}
+    assert by_name["P@1"][:3] == ["75.0 ± 14.4", "0.0 [0.0, 49.0]", "+75.0"]
+    interval = f"[{found['latent_steps'].low:+.2f}, {found['latent_steps'].high:+.2f}]"
+    assert by_name["#L"] == ["3.50 ± 0.65", "3.00 ± 0.00", "+0.50", interval]
+    assert str(found).splitlines()[1].startswith("Acc  ")
+    legend = after.plot(before).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["slpo (1)", "slpo (2)"]
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):

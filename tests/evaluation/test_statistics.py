@@ -10,7 +10,7 @@ import pytest
 from eval_files import ROWS
 from scipy import stats
 
-from slpo_jax.evaluation import comparisons, statistics
+from slpo_jax.evaluation import comparisons, markdown, statistics
 from slpo_jax.evaluation.records import EvalRecords
 from slpo_jax.evaluation.selection import weighted_vote
 
@@ -50,18 +50,31 @@ def test_mean_se_by_hand():
     assert statistics.mean_se(np.array([1.0])) is None
 
 
-def test_solved_within_by_hand():
-    # two seeds, three problems, three samples; k=2 looks at the first two of each seed
-    correct = np.array([[[0, 1, 0], [0, 0, 1], [1, 1, 1]], [[0, 0, 1], [0, 0, 0], [0, 1, 1]]], bool)
-    assert statistics.solved_within(correct, 2).tolist() == [[True, False, True], [False, False, True]]
-    assert statistics.solved_within(correct, 3).sum() == 5
+@pytest.mark.parametrize(("rate", "n"), [(0.0, 10), (1.0, 10), (0.0, 1), (0.3, 50), (1.0, 1000)])
+def test_wilson_s_interval_is_scipy_s(rate, n):
+    expected = stats.binomtest(round(rate * n), n).proportion_ci(0.95, method="wilson")
+    assert statistics.wilson(rate, n) == pytest.approx(tuple(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(("right", "interval"), [(0, (0.0, 0.4899)), (1, (0.5101, 1.0))])
+def test_shares_of_none_and_all_have_wilson_s_interval_and_no_error_of_0(right, interval):
+    """Of 4 problems; numbers are Wilson's z^2 / (n + z^2) by hand. Means of numbers, and other shares, have none."""
+    records = make_records([right] * 4, [3] * 4, [2] * 4, np.full((2, 4, 4), right))
+    out = statistics.summarise(records)
+    for key in ("acc", "pass@1", "pass@4", "maj@4"):
+        assert out["intervals"][key] == pytest.approx(interval, abs=1e-4)
+        assert markdown.percent(out, key) == ("0.0 [0.0, 49.0]" if right == 0 else "100.0 [51.0, 100.0]")
+        assert markdown.cell(out, key) == markdown.percent(out, key)
+    assert not set(statistics.COUNTS) & out["intervals"].keys()
+    assert out["distinct_answers"] == 1
+    mixed = statistics.summarise(make_records([1, 0, 0, 0], [3] * 4, [2] * 4, np.full((2, 4, 4), right)))
+    assert "acc" not in mixed["intervals"]
+    assert markdown.percent(mixed, "acc") == "25.0 ± 21.7"
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_k_beyond_the_samples_is_refused(k):
     correct = np.ones((1, 2, 2), bool)
-    with pytest.raises(ValueError, match="k="):
-        statistics.solved_within(correct, k)
     with pytest.raises(ValueError, match="k="):
         weighted_vote(correct.astype(object), correct, k)
     with pytest.raises(ValueError, match="k="):
@@ -198,13 +211,11 @@ def test_summarise_by_hand():
     assert (out["n"], out["seeds"], out["samples_per_seed"]) == (3, 2, 2)
     assert out["acc"] == pytest.approx(2 / 3)
     assert out["acc_se"] == pytest.approx(math.sqrt(2 / 9 / 3))
-    assert out["pass@1"] == pytest.approx((2 + 1) / 6)
-    assert out["pass@2"] == pytest.approx((2 + 2) / 6)
-    assert out["pass@2_seed_se"] == 0.0
     # 4 samples a problem with 1, 1, 4 right: k=2 misses with C(3,2)/C(4,2) = 1/2, 1/2, 0
-    assert out["pass@1_unbiased"] == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
-    assert out["pass@2_unbiased"] == pytest.approx((1 / 2 + 1 / 2 + 1) / 3)
-    assert "pass@4_unbiased" not in out  # 4 samples are not more than k = 4
+    assert out["pass@1"] == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
+    assert out["pass@2"] == pytest.approx((1 / 2 + 1 / 2 + 1) / 3)
+    # of a seed's 2 samples: 1, 0, 2 and 0, 1, 2 right
+    assert out["pass@1_seed_se"] == out["pass@2_seed_se"] == 0.0
     assert "pass@4" not in out
     assert "maj@8" not in out
     assert out["latent_steps"] == pytest.approx(4)

@@ -15,6 +15,7 @@ from slpo_jax.rewards.answers import (
     are_readable,
     are_right,
     canonical_decimal,
+    in_one_form,
     is_correct,
     last_boxed,
     parse_completion,
@@ -79,6 +80,11 @@ SAME_UNITS = [
     ("5 boxes", r"5\text{ box}"), ("5 apples", r"5\text{ red apples}"), ("5 mph", r"5\text{ miles per hour}"),
     (r"\frac{1}{2} m", "0.5 m"), ("5 million", r"5\text{ million}"), ("5 million dollars", "5 million"),
     ("5xy", "5yx"), ("5xx", "5x^2"), ("4y+5x", "5x+4y"), ("ab", "ba"), (r"2\sqrt{3}x", r"\sqrt{12}x"),
+    # in bare letters
+    ("45 m^2", "45"), ("45 m²", "45"), ("45", "45 m^2"), ("45 m²", "45 m^2"), ("45 m^{2}", r"45\text{ m}^2"),
+    ("45 m^2", r"45\text{ square meters}"), (r"45\,m^2", "45"), ("10 m/s", "10"), ("10", r"10\ m/s"), ("60 km/h", "60"),
+    ("9.8 m/s²", "9.8"), ("3 L", "3"), ("3 L", r"3\text{ liters}"), ("3 mL", "3"), ("3 J", "3"), ("1.5 kWh", "1.5"),
+    (r"\frac{1}{2} L", "0.5"), ("1,000 kg/m^3", "1000"),
 ]  # fmt: skip
 OTHER_UNITS = [
     (r"5\text{ millimeters}", r"5\text{ meters}"), (r"5\text{ mm}", r"5\text{ m}"), (r"5\text{ ms}", r"5\text{ m}"),
@@ -90,6 +96,9 @@ OTHER_UNITS = [
     (r"5\text{ red apples}", r"5\text{ green apples}"),
     ("5 million", "5"), ("5 thousand", "5"), ("5", r"5\text{ dozen}"), (r"\$5\text{ million}", "5"),
     ("5 million dollars", "5 dollars"), ("5 million", "5 billion"),
+    ("3 x", "3"), ("3 n", "3"), ("3L", "3"), ("3 L", "4"), ("3 L", "3 mL"), ("3 L", r"3\text{ ml}"), ("3 L", "3x"),
+    ("45 m^2", "45 m^3"), ("45 m^3", r"45\text{ m}^2"), ("45 cm^2", "45 cm^3"), ("45 m", "45 m^2"),
+    ("10 m/s", "10 s/m"), (r"45\text{ cubic meters}", r"45\text{ square meters}"), ("45 m^2", "45 n^2"),
 ]  # fmt: skip
 
 
@@ -207,6 +216,15 @@ def test_references_that_no_box_can_hold_or_nobody_can_read():
     good = [r"\frac{1}{2}", "27.0", r"\{1,2\}", r"\text{Evelyn}", "1e9", "9" * 501, r"336^\circ", r"(-\infty,2)"]
     assert are_readable(bad) == [False] * len(bad)
     assert are_readable(good) == [True] * len(good)
+
+
+def test_answers_in_one_form_are_the_first_of_their_equals():
+    given = [r"\frac12", "3", "0.5", None, "3.0", r"\dfrac{1}{2}", "}{", "(x+1)^2", "x^2+2x+1", "}{"]
+    form = [r"\frac12", "3", r"\frac12", None, "3", r"\frac12", "}{", "(x+1)^2", "(x+1)^2", "}{"]
+    for known in ((), ("0.5",), ("}{", "7")):
+        assert in_one_form(given, "boxed", known) == form
+    assert in_one_form(["2", None, "2", "3"], "after_mark", ["3"]) == ["2", None, "2", "3"]
+    assert in_one_form([], "boxed", ["3"]) == []
 
 
 def test_what_takes_too_long_or_too_much_is_wrong_and_the_next_is_judged(fresh, monkeypatch):

@@ -8,15 +8,18 @@ from small_run import load_config
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
+from slpo_jax.evaluation.records import arrays_of
+from slpo_jax.evaluation.statistics import summarise
+from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
 from slpo_jax.run.shown import describe
-from slpo_jax.run.solver import Solution, Solver
+from slpo_jax.run.solver import Solution, Solver, counted
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.chat import PromptConfig, text_template
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.text.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.training.batches import make_batch
 
 SLOTS = 8
@@ -93,6 +96,41 @@ def test_records_and_accuracy_go_by_what_answers_mean(answers):
         ]  # fmt: skip
 
 
+# By the style, a reference, and what four rollouts say: of each the answer that it votes for.
+VOTES = {
+    "boxed": ("0.5", [r"\boxed{3}", r"\boxed{\frac12}", r"\boxed{3}", r"\boxed{0.5}", r"\boxed{\dfrac{1}{2}}"],
+              ["3", r"\frac12", "3", r"\frac12", r"\frac12"]),
+    "texts": ("TRUE", ["#### no", "#### True", "#### no.", "#### true", "#### TRUE ."],
+              ["no", "True", "no", "True", "True"]),
+    "auto": ("0.5", ["#### 3", "#### 0.5", "#### 3", "#### 0.50", "#### 00.5"], ["3", "0.5", "3", "0.5", "0.5"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answers", VOTES)
+@pytest.mark.parametrize("judge", ["the reference", "a function"])
+def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, judge, monkeypatch):
+    """Three halves win over two threes, whoever says what is right; the records keep what was written."""
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: float("3" not in text and "no" not in text))
+    reference, texts, votes = VOTES[answers]
+    template = text_template(byte_tokenizer(), PromptConfig(answers=answers))
+    reward = _reward(template, CORRECT if judge == "the reference" else "mine")
+    tokens = np.full((5, 30), template.pad_id, np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        ids = [*template.tokenizer(text)["input_ids"], template.eos_id]
+        row[: len(ids)] = ids
+    problems, done = encode_problems(template, [Problem("?", (), reference)]), _done(tokens)
+    scored = Completions({**done.values, "likelihood": np.full(5, 0.5, np.float32)})
+    (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
+    readings = [reward.read(each) for each in tokens]
+    assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
+    records = arrays_of([("", row)])
+    assert records.sample_answers[0, 0].tolist() == votes
+    found = summarise(records)
+    assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
+    assert counted(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
+    assert counted(readings, reward.style).majority == votes[1]
+
+
 def test_a_reader_remembers_a_bounded_number(monkeypatch):
     monkeypatch.setattr("slpo_jax.rewards.reward._MOST_SEEN", 2)
     template = _template("auto")
@@ -132,6 +170,43 @@ def test_a_setup_verifies_on_the_host_what_no_jitted_step_can(tmp_path, monkeypa
     assert "answer    none: the text has nothing in a \\boxed{}\n" in describe(solver, solution)
     cut_off = describe(solver, Solution("How many ?", None, r"\boxed{1}", [], cut=True))
     assert "answer    none: the text has no end" in cut_off
+
+
+# By the style of answers and a stop string: what is no mark, and what its own text would not earn.
+OWN = {
+    ("texts", ""): (["5 # of", "C#", "C# developer"], ["yes", "C#.", "#1", "5#3", "is it: 3"]),
+    ("texts", ","): (["a, b"], ["a b"]),
+    ("boxed", ","): (["(1,2)"], ["1/2"]),
+    ("last_number", "5"): (["15"], ["16", "-0.24"]),
+    ("auto", "."): (["0.5"], ["72"]),
+}
+
+
+@pytest.mark.parametrize(("answers", "stop"), OWN)
+def test_references_that_their_own_text_does_not_earn_are_left_out_and_counted(answers, stop, tmp_path, warnings):
+    config = _text_config(answers)
+    config.tokenizer, config.prompt.stop = "bytes", (stop,) if stop else ()
+    config.max_answer_tokens, config.prompt_slots = 40, (40,)
+    config.model.update(n_positions=90)
+    lost, kept = OWN[answers, stop]
+    both = [*kept[:1], *lost, *kept[1:], *lost[:1]]
+    records = [{"problem": f"What is {n}?", "answer": text} for n, text in enumerate(both)]
+    config.data.update(train=write_jsonl(tmp_path / "train.jsonl", records), valid="")
+    setup = assemble(read_config(config))
+    assert [problem.answer for problem in setup.train.problems] == kept
+    assert setup.train.left_out == len(lost) + 1
+    assert len(setup.train.prompts) == len(setup.train.answers) == len(kept)
+    text = setup.template.answer_text(lost[0])
+    read = parse_completion(text.partition(stop)[0] if stop else text, setup.template.answer_style)
+    said = f"{text!r} is read as {read!r}" if read else f"{text!r} has no answer when it is read"
+    assert warnings[-1].endswith(
+        f"left out {len(lost) + 1} of {len(both)} problems, whose own answers would be wrong: {said}"
+    )
+    with pytest.raises(UserError, match="and no answer of the 2 is right itself") as error:
+        setup.encode("problems", [Problem("What?", (), lost[0])] * 2)
+    assert "\n" not in str(error.value)
+    judge = setup.reward.asking(lambda *_: 1.0)
+    assert len(setup.encode("problems", [Problem("What?", (), text) for text in both], judge=judge)) == len(both)
 
 
 def test_how_answers_are_read_is_part_of_an_evaluation():

@@ -195,6 +195,12 @@ def test_logical_sets_as_coconut_has_them_are_texts(tmp_path):
             "2x", "5k", "5 million", "1/2", "15 or more", "3 dozen", "2 hours 30 minutes", "10:30", "3rd", "x=5",
             "1,45 m", "five", "5 plus x", "$x$", "1 2", "",
         )),
+        ("45 m²", "45"), ("3 L", "3"), ("15 个", "15"), ("5 months", "5"), ("5 dollars a day", "5"),
+        *((text, None) for text in (
+            "3 ½", "3 ½ cups", "3 Ⅷ", "3万元", "2 lakh", "2 lakhs", "$2 crore", "5 bn", "5bn people", "2 mn", "2 M",
+            "$2 B", "2 T", "2 K", "3 milliards", "2 gross", "3 tenths", "3 twelfths", "3 hundredths", "5 squared",
+            "10 degrees below zero", "3 x", "3 n", "3 π", "2πr", "2 xy",
+        )),
     ],
 )  # fmt: skip
 def test_a_number_with_a_unit_or_a_currency_is_the_number(text, number):

@@ -14,7 +14,7 @@ from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
 from slpo_jax.rewards.ending import StopStrings
 from slpo_jax.rewards.stopping import stop_tables
-from slpo_jax.training.rl import make_improvement, roll_out
+from slpo_jax.training.rl import make_improvement, roll_out, rollout_sums
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
 ENDS = (4, 5)
@@ -69,6 +69,16 @@ def test_metrics_by_hand(is_written):
     }  # fmt: skip
     assert loss == 3
     assert {name: tuple(map(float, found[name])) for name in expected} == expected
+
+
+def test_solved_is_a_share_whatever_rewards_are():
+    """Of problems with a rollout that counts as right, 1 or more as in an evaluation; not the mean of the best."""
+    policy = policy_of(dataclasses.replace(ROLLOUT, max_latents=2, answer_slots=3))
+    made = Trajectories(None, jnp.ones(8, int), jnp.full((8, 3), EOS), None)
+    rewards_BG = jnp.array([[0.5, 0.2], [2.0, -1.0], [1.0, 1.0], [-3.0, 0.0]])
+    found = rollout_sums(policy, made, rewards_BG)
+    assert [tuple(map(float, found[name])) for name in ("solved", "mixed")] == [(2, 4), (3, 4)]
+    assert float(found["reward"][0]) == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("stop", [(), ("bc",)])

@@ -28,7 +28,6 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
     metrics = [key for key in _metrics(report["eval"]) if defined(key)]
     columns = {
         "main": [*(key for key, _ in shown_columns(report["eval"])), "cut"],
-        "unbiased": [key for key, _ in shown_columns(report["eval"], "_unbiased")],
         "all": metrics,
     }
     data = {

@@ -10,6 +10,8 @@ function figure(figures, metric) {
     const ends = runs && [Math.min(...runs), Math.max(...runs)].map((each) => each.toFixed(2)).join(" to ");
     return `${value.toFixed(2)} (${ends ?? (p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`)})`;
   }
+  const within = figures.intervals?.[metric]?.map((bound) => number(metric, bound)).join(", ");
+  if (within) return [number(metric, value), el("small", {}, ` [${within}]`)];
   const error = (name, before, after) =>
     typeof figures[name] === "number" ? before + number(metric, figures[name]) + after : "";
   const errors = error(`${metric}_se`, " ± ", "") + error(`${metric}_seed_se`, " (", ")");
@@ -38,7 +40,7 @@ function resultsTable() {
   const metrics = DATA.columns[state.columns].filter(isKnown);
   const problems = [...new Set(rows.map((row) => count(figuresOf(row).n)))].join(" to ");
   const over = RUNS.length > 1 ? "runs" : "problems";
-  const units = `percent, ± the standard error over ${over}`;
+  const units = `percent, ± the standard error over ${over}, [Wilson's 95 % interval] where all are right or none is`;
   return [
     words(`${setWords(state.set)}, ${problems} problems; ${units}. A column's name sorts.`),
     table(
@@ -125,6 +127,7 @@ function head() {
   return [
     el("h1", {}, DATA.title),
     ...REPORT.verdict.map((text) => el("p", { class: "verdict" }, text)),
+    ...Object.values(REPORT.chance).map(({ text }) => words(text)),
     words(RUNS.length > 1 ? `Means over ${RUNS.length} training runs: ${RUNS.join(", ")}.` : one),
     REPORT.notes.length ? el("ul", {}, REPORT.notes.map((note) => el("li", {}, note))) : "",
   ];
@@ -132,7 +135,7 @@ function head() {
 
 function results() {
   const sets = [...(HAS_AVERAGE ? [AVERAGE] : []), ...SETS].map((set) => [set, setWords(set)]);
-  const columns = [["main", "the main ones"], ["unbiased", "unbiased Pass@k"], ["all", "all"]];
+  const columns = [["main", "the main ones"], ["all", "all"]];
   const known = columns.filter(([name]) => name in DATA.columns);
   return section(
     "Results",
