@@ -128,11 +128,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_SkippedTests(Path(folder)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, so that none is left to one worker alone at the end.
+    """What is nightly is slow. The longest files come first, so that none is left to one worker alone at the end.
 
     The very first two share nothing that one would have to wait for the other to make.
     """
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
     first, folders = ("test_pipeline.py", "test_hosts.py"), ("run", "benchmarks", "training", "policy", "models")
 
     def place(item: pytest.Item) -> tuple[bool, int]:

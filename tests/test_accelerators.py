@@ -44,7 +44,7 @@ def _accepted(kind: str, thinker: str, objective: str) -> bool:
 def _rl_cases():
     """Every latent policy with every objective in latents and in words, over reasoners and types in turn.
 
-    Quick are those that have each of them once.
+    Quick are two; the others that have something once are slow, and the rest nightly.
     """
     latent_kinds = itertools.cycle(kind for kind in KINDS if kind != "text")
     turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
@@ -54,29 +54,41 @@ def _rl_cases():
                 dtype, backbone = next(turns)
                 new = {thinker, objective, f"{kind}_{backbone}"} - seen
                 seen |= new
-                marks = () if new else pytest.mark.slow
+                quick = (thinker, objective) in (("latent", "slpo"), ("colar", "exact"))
+                marks = () if quick else pytest.mark.slow if new else pytest.mark.nightly
                 yield pytest.param(f"{kind}_{backbone}", thinker, objective, dtype, marks=marks)
 
 
 def _other_cases():
-    """The other stages: of every reasoner, every recipe and, evaluated, every latent policy."""
+    """The other stages: of every reasoner, every recipe and, evaluated, every latent policy.
+
+    Quick are three; of the others those on one of the backbones are slow, and the rest nightly.
+    """
     turns = itertools.cycle(itertools.product(BACKBONES, DTYPES))
+
+    def case(stage: str, kind: str, backbone: str, thinker: str, recipe: str, dtype: str):
+        quick = (stage, kind, recipe) in (("cold_start", "codi", ""), ("imitate", "codi", "distil"))
+        quick = (quick or thinker == "hybrid") and (backbone, kind) != ("gpt2", "codi")
+        once = thinker not in ("latent", "soft") or backbone == ("llama", "gpt2")[len(kind) % 2]
+        marks = () if quick else pytest.mark.slow if once else pytest.mark.nightly
+        return pytest.param(stage, f"{kind}_{backbone}", thinker, recipe, dtype, marks=marks)
+
     for kind in KINDS:
         stages = ["evaluate"] if kind == "text" else ["cold_start", "evaluate"]
         for stage, backbone in itertools.product(stages, BACKBONES):
-            yield stage, f"{kind}_{backbone}", "soft" if kind == "text" else "latent", "", next(turns)[1]
+            yield case(stage, kind, backbone, "soft" if kind == "text" else "latent", "", next(turns)[1])
     for thinker in THINKERS:
         backbone, dtype = next(turns)
         kind = "colar" if thinker in OF_COLAR else "coconut" if thinker in OF_LATENTS else "text"
-        yield "evaluate", f"{kind}_{backbone}", thinker, "", dtype
+        yield case("evaluate", kind, backbone, thinker, "", dtype)
     for recipe, backbone in itertools.product(RECIPES, BACKBONES):
-        yield "imitate", f"{RECIPE_OF[recipe]}_{backbone}", "soft", recipe, next(turns)[1]
+        yield case("imitate", RECIPE_OF[recipe], backbone, "soft", recipe, next(turns)[1])
 
 
 def _config(reasoner: str, thinker: str, dtype: str):
     config = default_config()
     config.reasoner, config.tokenizer, config.thinker.name = reasoner, "synthetic:20", thinker
-    config.model.update(n_layer=2, n_head=2, n_embd=16, n_positions=64, projector=8, dtype=dtype)
+    config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=64, projector=8, dtype=dtype)
     config.update(max_latents=3, min_latents=1, prompt_slots=(20,), max_answer_tokens=5)
     config.gate.enabled = not reasoner.startswith("text")
     config.data.train = "synthetic:train"

@@ -32,7 +32,7 @@ def _page(tmp_path, monkeypatch, parts, *flags, device="cpu"):
     return accelerator.page(accelerator.parse(["--workdir", str(tmp_path / "work"), *flags]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     """Parts that ended well are not run again, unless their command is another one; those that failed are."""
     told = tmp_path / "told"
@@ -62,7 +62,7 @@ def test_it_goes_on_where_a_limit_cut_it(tmp_path, monkeypatch):
     assert told.read_text() == "xxx"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_on_a_cpu(tmp_path):
     """One of its parts through its real program; the others', which take longer, are the next test's."""
     only = ("predicted",)

@@ -77,7 +77,7 @@ def varied(work):
 REWARDS = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 0, 0]], np.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     """On the same completions, of all lengths, and the same rewards; under transformers' names."""
     policy, batch = work.parts.policy, varied(work)
@@ -112,7 +112,7 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     assert float(log_probs[sequences.made].sum().detach()) == pytest.approx(float(likelihood), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_in_bfloat16_is_torch_roughly(work, folder, completions):
     """The same loss and gradient up to bfloat16's rounding, and what speaks has the weights of now."""
     batch, found = varied(work), {}
@@ -149,7 +149,7 @@ def test_sequences_have_no_gaps(work, completions):
         assert int(sequences.made[row].sum()) == (TOKENS if row == 0 else (row - 1) % TOKENS + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ours):
     """No end among them, whatever is sampled, half of the rewards are 1, and AdamW's first step is the rate."""
     theirs, start = benchmark.Theirs(work, folder), jax.tree.map(np.array, ours.state.params["reasoner"])
@@ -169,7 +169,7 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
             assert 0.5 * rate < abs(moved - before[name]).max() < 1.1 * rate
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_report_has_every_number(result):
     """Of both sides, in turns."""
     assert json.loads(json.dumps(result)) == result

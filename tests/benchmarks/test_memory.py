@@ -38,7 +38,7 @@ def test_a_program_s_memory_is_what_it_holds():
     assert (kept["arguments"], kept["total"], given["total"]) == (x.nbytes, 2 * x.nbytes, x.nbytes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parameters_in_parts_take_less(monkeypatch, capsys, tmp_path):
     """The command at tiny shapes: a quarter of the parameters' state, and what is gathered is said."""
     file, changes = memory.MODELS["gpt2"]
@@ -55,7 +55,7 @@ def test_parameters_in_parts_take_less(monkeypatch, capsys, tmp_path):
     assert whole["flops"] == cut["flops"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
     """The first holds the parameters, the second AdamW's moments of them too."""
     name = "soft_llama1b:lepo"
@@ -163,7 +163,7 @@ def test_what_a_run_would_refuse_is_refused(model, stage, changes, fault):
 PLUGINS = {"tpu:v5e": "libtpu", "cuda:a6000": "jax_cuda12_plugin"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "fsdp"), [("quickstart", 1), ("quickstart", 4), ("gpt2", 1)])
 @pytest.mark.parametrize("device", PLUGINS)
 def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
@@ -185,7 +185,7 @@ def test_shipped_programs_compile_and_fit(device, model, fsdp, tmp_path):
             assert row["donated"] > 0.95 * row["arguments"] - 1e6  # all but the batch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shapes_are_the_models():
     """Of parameters: GPT-2's 124 million, and Llama-3.2's 1.24 and 3.21 billion; what COCONUT adds is below 1 %."""
     for model, expected in {"gpt2": 124.4e6, "llama1b": 1.236e9, "llama3b": 3.213e9}.items():

@@ -57,7 +57,7 @@ def result():
     return passk.benchmark(TINY, load_config(TINY), flags)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
     """Without dropout all say the same."""
     torch, traced = pytest.importorskip("torch"), []
@@ -74,7 +74,7 @@ def test_implementations_answer_the_same_prompts(tmp_path, monkeypatch):
         np.testing.assert_array_equal(latents, latents_N)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
     work = make_work(tmp_path)
     template = work.experiment.template
@@ -87,7 +87,7 @@ def test_every_rollout_has_as_many_latents_and_answer_tokens(tmp_path):
         assert (tokens[:, ANSWER:] == template.pad_id).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_figures_add_up(result):
     for row in result["rows"]:
         seconds = np.array(row["seconds"]["values"])
@@ -121,7 +121,7 @@ def test_implementations_take_turns_and_the_first_round_is_warm_up():
     assert "ratio_vs_torch" not in ours
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_report_has_every_row_and_the_json_every_number(result):
     text = passk.markdown(result)
     assert json.loads(json.dumps(result)) == result

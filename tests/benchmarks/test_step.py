@@ -63,7 +63,7 @@ def ours(result):
     return [row for row in result["rows"] if row["implementation"] == "slpo_jax"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
     workload = make_workload(ONE_CAPACITY, load_config(ONE_CAPACITY), PROMPTS, tmp_path)
     candidate, step = own.Ours(workload, 2, 2, {}), 5
@@ -87,7 +87,7 @@ def test_parts_are_the_train_steps_own_work(tmp_path, cpu_devices):
     assert metrics["grad_norm"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_figures_add_up(ours):
     assert [(row["passes"], row["group"]) for row in ours] == [(1, 2), (2, 2)]
     for row in ours:
@@ -109,7 +109,7 @@ def test_figures_add_up(ours):
     assert [row["relative"] for row in ours] == [ours[0]["step"]["median"] / base, 1.0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, workload):
     pytest.importorskip("torch")
     assert [row["implementation"] for row in result["rows"]] == ["slpo_jax", "torch"] * 2
@@ -127,7 +127,7 @@ def test_torch_takes_turns_on_trajectories_of_the_same_lengths(result, ours, wor
     assert (sampled.tokens == eos).int().argmax(1).tolist() == [ANSWER - 1] * 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_report_has_every_row_and_the_json_every_number(result):
     text = benchmark.markdown(result)
     assert json.loads(json.dumps(result["rows"])) == result["rows"]

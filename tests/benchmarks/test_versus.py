@@ -36,7 +36,7 @@ def test_pairs_of_one_kind_have_a_row_of_their_own():
     assert versus.markdown(alike).count("| step") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_checkout_that_can_t_is_named(tmp_path, monkeypatch, capsys):
     """By what it said last, and without leaving a process behind."""
     (tmp_path / "benchmarks").mkdir()

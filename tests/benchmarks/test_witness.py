@@ -94,7 +94,7 @@ def expected(trajectories):
     return jax.tree.map(np.asarray, compiled(both)(both_params(bias=BIAS)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("advantage", ["rloo", "grpo"])
 def test_loss_is_ours(expected, trajectories, advantage):
     """Without noise, for thoughts and answers of several lengths and padded prompts."""
@@ -104,7 +104,7 @@ def test_loss_is_ours(expected, trajectories, advantage):
     np.testing.assert_allclose(loss.item(), expected[0][advantage], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradient_is_ours(expected, trajectories):
     made = witness()
     made.loss(prompts(), to_torch(trajectories), REWARDS).backward()
@@ -236,7 +236,7 @@ def test_passk_is_its_rollouts(sort_by_length):
         np.testing.assert_array_equal(lengths[i], alone.lengths.expand(2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_end_where_the_workload_ends_them():
     at, params = 2, both_params(bias=BIAS)
     config = dataclasses.replace(CLEAN, stopping="threshold")
@@ -272,7 +272,7 @@ def test_step_learns(optimizer):
     assert 0 < change.square().mean() ** 0.5 <= 1.01e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_is_close(expected, trajectories):
     loss = witness(dtype=torch.bfloat16).loss(prompts(), to_torch(trajectories), REWARDS)
     assert loss.dtype == torch.float32

@@ -19,7 +19,7 @@ from small_run import ROOT, new_folder, start
 
 from slpo_jax.io.hosts import local_flags
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SHORT = [
     "--config.stages=('imitate','rl','evaluate')", "--config.imitate.control=False", "--config.imitate.cot_steps=0",
     "--config.imitate.final_steps=4", "--config.rl.steps=20", "--config.evaluate.samples=0",

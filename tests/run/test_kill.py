@@ -82,7 +82,7 @@ def wait_for(run: list[subprocess.Popen], workdir: Path, chance: random.Random) 
     return not ended(run, workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     wanted, processes = (int(os.environ.get(name, "1")) for name in ("KILLS", "KILL_PROCESSES"))
     folder, chance, kills = new_folder(tmp_path), random.Random(0), 0
@@ -106,7 +106,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     assert kills == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_are_told_apart(tmp_path):
     """By a row, an array or a file; the clock, events and locks don't count."""
     one, other = finished_run() / "work", tmp_path / "work"

@@ -67,7 +67,7 @@ def _assert_shown(cells, records: list[dict], samples: int):
     assert sum(int(number) for number in re.findall(r"^ +(\d+)  ", votes, re.MULTILINE)) == 16
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_trains_a_reasoner(tmp_path):
     work, asked = tmp_path / "work", {"PROBLEMS": "synthetic:test", "LIMIT": 6, "SAMPLES": 4, "QUESTION": QUESTION}
     cells = _execute(CHECKPOINT="", WORKDIR=str(work), SETTINGS=TINY, **asked)
@@ -76,7 +76,7 @@ def test_it_trains_a_reasoner(tmp_path):
     _assert_shown(cells, slpo.load(work).evaluate("synthetic:test", samples=4, limit=6).records, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_loads_a_checkpoint(tmp_path):
     given, name = workdir("coconut_gpt2", tmp_path / "given"), "coconut_gpt2"
     problems = [{"question": QUESTION, "steps": [], "answer": str(n)} for n in range(4)]
