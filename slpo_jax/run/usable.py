@@ -161,10 +161,13 @@ def fitting_slots(config: Config, positions: int) -> tuple[int, ...]:
 def earnable(problems: EncodedProblems, where: str, judge: Reward) -> EncodedProblems:
     """The problems whose reference earns what it should, in the text in which it is taught; others are counted.
 
+    Those with words that the tokenizer doesn't know stay: they count as wrong, as `say_unknown` says.
+
     Raises:
         UserError: there is none.
     """
-    lost = judge.unearned(problems.answers, problems.problems)
+    unknown = problems.template.tokenizer.unk_token_id
+    lost = [i for i in judge.unearned(problems.answers, problems.problems) if unknown not in problems.answers[i]]
     if not lost:
         return problems
     text = problems.template.answer_text(problems.problems[lost[0]].answer)

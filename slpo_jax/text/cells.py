@@ -70,7 +70,7 @@ def _in_texts(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def said(where: str, record: Mapping[str, Any], field: str, role: str) -> str:
+def said(where: str, record: Mapping[str, Any], field: str, role: str, chat: bool = False) -> str:
     """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
 
     Args:
@@ -78,13 +78,14 @@ def said(where: str, record: Mapping[str, Any], field: str, role: str) -> str:
         record: with the field, which may be missing.
         field: its name.
         role: "user" or "assistant".
+        chat: whether it has to be a chat, as a text would be question and answer at once.
     Returns:
         the text, "" for a missing one.
     Raises:
         UserError: it is neither, or something that is written like a chat and is none.
     """
-    value = record[field]
-    if isinstance(value, str) and (field in _ALWAYS or _CHAT.match(value)):
+    value, chat = record[field], chat or field in _ALWAYS
+    if isinstance(value, str) and (chat or _CHAT.match(value)):
         found = written(value)
         value = [found] if isinstance(found, dict) else found if found and isinstance(found[0], dict) else [value]
     elif not isinstance(value, list) or not (field in CHATS or any(isinstance(each, Mapping) for each in value)):
@@ -92,7 +93,8 @@ def said(where: str, record: Mapping[str, Any], field: str, role: str) -> str:
     messages = [_message(each) for each in value]
     if not all(isinstance(text, str) or text is None for _, text in messages) or (None, None) in messages:
         raise UserError(
-            f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}] or a text'
+            f'{where}: field \'{field}\' is no chat; write [{{"role": "{role}", "content": TEXT}}]'
+            + " or a text" * (not chat)
         )
     texts = [text for by, text in messages if by in (role, None)]
     if len(texts) != 1:

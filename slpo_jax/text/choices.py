@@ -104,7 +104,7 @@ def choices_of(where: str, record: Mapping[str, Any], answer: str | None) -> Cho
     return Choices(labels, texts, own, (field,))
 
 
-@functools.cache
+@functools.lru_cache
 def columns_of(names: tuple[str, ...]) -> dict[str, str]:
     """The fields that are named as those which hold a choice each, by label; none without two in a row."""
     kinds: dict[str, dict[str, str]] = {}

@@ -159,7 +159,7 @@ def read_record(
     reading = reading or Reading()
     reading.see({name: record[name] for name in given})
     solution, answer = _answer(where, record, layout)
-    question, choices = _question(where, record, layout.question, reading), choices_of(where, record, answer)
+    question, choices = _question(where, record, layout, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)
         answer = choices.answer(where, answer) if answer and answer.strip() else None
@@ -220,8 +220,9 @@ def _names(record: Record) -> str:
     return names if len(names) <= 120 else f"{names[:117]}..."
 
 
-def _question(where: str, record: Record, field: str, reading: Reading) -> str:
-    text = said(where, record, field, "user")
+def _question(where: str, record: Record, layout: _Layout, reading: Reading) -> str:
+    field = layout.question
+    text = said(where, record, field, "user", chat=field == layout.answer)
     around = [name for name in (*_BEFORE.get(field, ()), *_AFTER.get(field, ())) if record.get(name)]
     reading.note("question", [field, *around])
     if field == "prompt":

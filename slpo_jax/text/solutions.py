@@ -16,7 +16,7 @@ _BOX_ALONE = re.compile(r"(.*\n)\s*\$*\\boxed\{[^\n]*\}\$*\.?\s*", re.DOTALL)  #
 # What chats have around a thought, and around its answer.
 _THOUGHT = "think|thinking|thoughts?|reason|reasoning|analysis|scratchpad"
 _THOUGHT_END = re.compile(rf"</(?:{_THOUGHT})>|<\|end_of_thought\|>", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<(answer|final_answer)>(.*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(answer|final_answer)>((?:(?!<\1>).)*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(
     rf"</?(?:{_THOUGHT}|solution|answer|final_answer|step)>|<\|(?:begin|end)_of_(?:thought|solution)\|>", re.IGNORECASE
 )
@@ -98,16 +98,19 @@ def _tagged(text: str) -> tuple[str, str]:
 
 def _headed(text: str) -> tuple[str, str]:
     """A solution without the last heading of an answer, and that answer, "" where there is none."""
-    *_, last = (None, *(_ANSWER_HEADING.finditer(text) if "answer" in text.lower() else ()))
-    if last is None:
+    found = list(_ANSWER_HEADING.finditer(text)) if "answer" in text.lower() else []
+    if not found:
         return text, ""
+    last = found[-1]
     before, after = text[: last.start()], text[last.end() :].strip()
     if last["closed"] is None and last["line"] is None:  # the answer is bold as well
         after = after.partition("**")[0]
     line, _, rest = after.partition("\n")
     if before.strip():
         return before, after if _marked(after)[1] else line
-    return (rest, line) if line else (text, "")
+    if not line:
+        return text, ""
+    return rest, "" if _marked(rest)[1] else line
 
 
 def _marked(text: str) -> tuple[str, str | None]:

@@ -174,11 +174,12 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     longer = " ".join([QUESTION] * 2)
     assert len(reasoner.solver.setup.template.prompt(longer)) > most
     found = reasoner.evaluate(
-        [{"question": each, "answer": 5} for each in (longer, QUESTION, " ".join([QUESTION] * 40))], samples=1
+        [{"id": 1, "question": each, "answer": 5} for each in (longer, QUESTION, " ".join([QUESTION] * 40))], samples=1
     )
     assert [row["question"] for row in found.records] == [longer, QUESTION]
     assert found.records[0]["completion"].strip() == reasoner.solve(longer).text.strip()
     assert "left out 1 of 3" in caplog.text
+    assert "problems: not used: id" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ CASES = {
     "exact without a likelihood": (
         {"rl.objectives": ("exact",)},
         "config.objective.exact: needs a thought with a likelihood",
-        "config.thinker.name=additive",
+        "use one of additive, colar",
     ),
     "exact under dropout": (
         {"rl.objectives": ("exact",), "thinker.name": "additive"},

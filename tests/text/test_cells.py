@@ -11,6 +11,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.text.cells import written
 from slpo_jax.text.problem import Problem
 from slpo_jax.text.problems import load_problems
+from slpo_jax.text.record_fields import FieldsConfig
 
 ASKED = {"content": 'Tom\'s "Q"?\n[1]', "role": "user"}
 TOLD = {"content": "He has 2.\nHe gets 3.\n\\boxed{5}", "role": "assistant"}
@@ -64,8 +65,10 @@ def test_what_begins_as_a_chat_and_is_none_is_a_line_and_no_question(field, tmp_
     assert "\n" not in str(caught.value)
     for text in ("User: Q? Assistant: \\boxed{5}", "[1, 2]", json.dumps(json.dumps([ASKED, TOLD]))):
         path = write_jsonl(tmp_path / "set.jsonl", [{"messages": text}])
-        with pytest.raises(UserError, match="field 'messages' is no chat; write"):
+        with pytest.raises(UserError, match=r"field 'messages' is no chat; write .*TEXT}\]$"):
             load_problems(path, answers="latex")
+    with pytest.raises(UserError, match="record 1: field 'text' is no chat"):
+        load_problems([{"text": "Q? It is \\boxed{5}"}], answers="latex", fields=FieldsConfig("text", "text"))
 
 
 @pytest.mark.parametrize(

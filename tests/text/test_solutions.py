@@ -38,6 +38,8 @@ ANSWERED = {
     "headings all over": f"**Solution:**\n### Step 1: Begin\n{STEPS[0]}\n**Step 2: Go on**\n{STEPS[1]}\n### Answer: 40",
     "headings before sentences": f"**Solution:** {STEPS[0]}\n**Step 2**: {STEPS[1]}\n**Answer:** 40",
     "the answer first": f"**Answer:** 40\n**Explanation:**\n{LINES}",
+    "the answer first and last": f"**Answer:** 40 in all, for:\n{LINES}\n#### 40",
+    "a tag within a thought": f"<think>\n{LINES}\n</think>I put it in <answer> tags.\n<answer>40</answer>",
     "both": f"<think>\n**Analysis**\n{LINES}\n</think>\n**Final Answer:** \\boxed{{40}}",
 }
 
