@@ -47,7 +47,7 @@ function go(changes) {
 
 // Elements
 
-const SVG = new Set(["svg", "path", "line", "text", "circle", "title"]);
+const SVG = new Set(["svg", "g", "path", "line", "rect", "text", "title", "style"]);
 
 function el(tag, attributes = {}, ...children) {
   const space = SVG.has(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
@@ -71,11 +71,33 @@ function choice(name, label, options) {
   return el("label", {}, `${label} `, select);
 }
 
-function table(header, rows) {
+function save(name, suffix, type, text) {
+  const href = URL.createObjectURL(new Blob([text], { type }));
+  el("a", { href, download: `${`${DATA.title} ${name}`.replace(/[^\w@.-]+/g, "_")}.${suffix}` }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}
+
+// A table's texts; what stands in small print beside a figure has a column of its own.
+function saveTable(name, node) {
+  const rows = [...node.querySelectorAll("tr")].map((row) => [...row.cells]);
+  const isDouble = rows[0].map((_, i) => rows.some((cells) => cells[i].querySelector("small")));
+  const parts = (cell, i) => {
+    const aside = cell.querySelector("small")?.textContent ?? "";
+    const text = cell.textContent.slice(0, cell.textContent.length - aside.length);
+    return isDouble[i] ? [text, aside] : [text];
+  };
+  const quoted = (text) => `"${text.trim().replaceAll('"', '""')}"`;
+  const lines = rows.map((cells) => cells.flatMap(parts).map(quoted).join(","));
+  save(name, "csv", "text/csv", `${lines.join("\n")}\n`);
+}
+
+function table(header, rows, name = "") {
   const isCell = (value) => value instanceof Element && ["td", "th"].includes(value.localName);
   const line = (tag, values) => el("tr", {}, values.map((value) => (isCell(value) ? value : el(tag, {}, value))));
   const body = el("tbody", {}, rows.map((row) => line("td", row)));
-  return el("div", { class: "wide" }, el("table", {}, el("thead", {}, line("th", header)), body));
+  const node = el("table", {}, el("thead", {}, line("th", header)), body);
+  const button = name && el("button", { class: "save", onclick: () => saveTable(name, node) }, "CSV");
+  return el("div", { class: "wide" }, node, button);
 }
 
 // Words and numbers

@@ -46,6 +46,7 @@ function resultsTable() {
     table(
       ["row", ...metrics.map(sortHeader)],
       rows.map((row) => [rowName(row), ...metrics.map((metric) => el("td", {}, figure(figuresOf(row), metric)))]),
+      `results, ${setWords(state.set)}`,
     ),
   ];
 }
@@ -76,6 +77,7 @@ function differencesTable() {
   return table(
     ["difference", ...metrics.map((metric) => about(DATA.metrics[metric].title, DATA.metrics[metric].about))],
     pairs.map(([pair, entries]) => [name(pair), ...metrics.map((metric) => differenceCell(entries[metric]))]),
+    `differences, ${setWords(state.set)}`,
   );
 }
 
@@ -91,7 +93,7 @@ function choicesTables(node, title = []) {
   };
   const what = rules.some((rule) => Number(rule) > 1) ? "latents" : "threshold";
   const header = [`${what} (${count(node.problems)} problems)`, ...rules];
-  return [table(header, [[`${title.join(", ")}: Acc`, ...rules.map(cell)]])];
+  return [table(header, [[`${title.join(", ")}: Acc`, ...rules.map(cell)]], `choices, ${title.join(", ")}`)];
 }
 
 // The page
@@ -149,7 +151,7 @@ function results() {
 
 function curves() {
   const rows = legend(ROWS.map((row, place) => [place, rowName(row)]));
-  const panels = [passCharts(), stopCharts()].map((charts) => el("div", { class: "panels" }, charts));
+  const panels = [passCharts(), stopCharts()].map((charts) => el("div", { class: "panels large" }, charts));
   return section("Pass@k and stop times", rows, ...panels);
 }
 
