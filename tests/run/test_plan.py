@@ -109,7 +109,7 @@ def test_solutions_may_have_unknown_words_where_no_step_is_written(tmp_path):
     assert experiment.train.problems == experiment.test_set("mine").problems
     assert experiment.train.problems[0].steps == ("Obviously one.",)
     config.stages = ("imitate",)
-    with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.': the tokenizer doesn't know 'Obviously'"):
+    with pytest.raises(UserError, match=r"config\.data\.train: .*: 'Obviously one\.': the tokenizer doesn't"):
         _ = build(read_config(config), tmp_path / "work").train
 
 
