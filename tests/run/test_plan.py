@@ -123,6 +123,20 @@ def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warning
     assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
 
 
+@pytest.mark.parametrize(("key", "reason"), [("train", "line 1: malformed JSON"), ("valid", "no such file")])
+def test_an_evaluation_needs_no_training_file(key, reason, tmp_path, warnings):
+    config = load_config()
+    if key == "train":
+        (tmp_path / "train.jsonl").write_text('{"question": \n')
+    config.data[key] = str(tmp_path / "train.jsonl" if key == "train" else tmp_path / "valid.txt")
+    config.stages, config.evaluate.datasets, config.evaluate.thresholds = ("evaluate",), ("real",), (0.5,)
+    say_shared(build(read_config(config), tmp_path / "work"))
+    (line,) = [line for line in warnings if "was not compared with it" in line]
+    assert line.startswith("config.data.train: what is evaluated was not compared with it (config.data.")
+    assert f"{config.data[key]}" in line
+    assert reason in line
+
+
 def test_what_was_understood_is_said_before_training(tmp_path):
     config = _config("CoT-SFT", tmp_path)
     path = tmp_path / "set.jsonl"
