@@ -19,7 +19,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import flatten
-from slpo_jax.run.arguments import take_data, take_eval_sets, with_config
+from slpo_jax.run.arguments import KEYS, Data, chosen_later, take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
 from slpo_jax.run.header import say_start
 from slpo_jax.run.shipped import override, shipped, shipped_folder
@@ -63,13 +63,14 @@ def main(argv: list[str]) -> None:
         _join()
     from slpo_jax.run.plan import run_stages
 
-    given = {*config_flags.get_override_values(flags.FLAGS["config"]), *_NONE}
-    chosen = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0])
-    if chosen == shipped_folder() / "own.py" and given and hosts.is_first():
-        print(f"by flags, not chosen: {', '.join(sorted(given))}", file=sys.stderr)
-    experiment = run_stages(config, workdir, given)
+    experiment = run_stages(config, workdir, _given())
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
+
+
+def _given() -> set[str]:
+    """The keys of the config that flags set."""
+    return {*config_flags.get_override_values(flags.FLAGS["config"]), *_NONE}
 
 
 def _join() -> None:
@@ -137,6 +138,8 @@ def _parse(argv: list[str]) -> list[str]:
             with data_node.unlocked():
                 data_node.eval = dict(data.tests or data_node.eval) | eval_sets
             override(_CONFIG.value, dict.fromkeys(_NONE))
+            if f"--config={chosen_later()}" in argv:
+                _choose(data)
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
@@ -156,6 +159,14 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def _choose(data: Data) -> None:
+    """Choose from the data what no flag has set."""
+    from slpo_jax.run.own import own_settings
+
+    override(_CONFIG.value, {KEYS[name]: source for name, source in data.sources.items()})
+    print("\n".join(own_settings(_CONFIG.value, _given())), file=sys.stderr)
+
+
 def _say_start(argv: list[str]) -> None:
     """The header's first line, of a run that is alone or the first; flags are read only after jax is imported."""
     found = {}
@@ -166,9 +177,8 @@ def _say_start(argv: list[str]) -> None:
     config = Path(path).stem if Path(path).parent == shipped_folder() else path
     silent = {"help", "helpfull", "helpshort", "helpxml", "?", "distributed"} & found.keys()
     if found.get("process", "0") == "0" and not silent:
-        chosen = argument.startswith("{")  # from the data, and said with them
         workdir = Path(found.get("workdir") or f"runs/{Path(path).stem}").expanduser()
-        say_start(workdir, config if chosen else config + colon + argument)
+        say_start(workdir, config + (colon + argument) * bool(argument))
 
 
 def _check_repeated(argv: list[str]) -> None:
