@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
-    config = check(_CONFIG.value)
+    config = check(_CONFIG.value, _given())
     from slpo_jax.run.sources import check_sources
 
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem

@@ -98,7 +98,7 @@ def train(
     override(node, changes)
     if not start:
         _choose(node, changes)
-    checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
+    checked, folder = check(node, changes), Path(workdir or f"runs/{name}").expanduser()
     check_sources(checked, folder)
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up

@@ -97,6 +97,16 @@ def test_every_config_can_be_run(path):
     assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_can_be_shortened_by_flags(path):
+    config, given = _load(path), ["rl.steps", "cold_start.steps"]
+    given += [f"imitate.{key}" for key in ("cot_steps", "stage_steps", "final_steps") if config.imitate[key]]
+    config.update_from_flattened_dict(dict.fromkeys(given, 6))
+    settings = check(config, given)
+    for stage in {"imitate", "cold_start", "rl"}.intersection(settings.stages):
+        assert getattr(settings, stage).optimizer.warmup_steps < 6
+
+
 @pytest.mark.parametrize("name", STARTS)
 def test_the_paper_s_settings(name):
     (path,) = (path for path in FILES if path.stem == name)

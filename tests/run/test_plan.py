@@ -123,6 +123,19 @@ def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warning
     assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
 
 
+def test_all_that_is_too_long_is_said_at_once(tmp_path):
+    config = load_config()
+    config.stages = ("imitate", "rl", "evaluate")
+    warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
+    for stage, steps in warmups.items():
+        config[stage].optimizer.warmup_steps = steps
+    settings = checks.check(config, [f"{stage}.optimizer.warmup_steps" for stage in warmups])
+    with pytest.raises(UserError) as caught:
+        check_stages(build(settings, tmp_path / "work"))
+    said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]
+    assert said == ["config.imitate.optimizer.warmup_steps", "config.rl.optimizer.warmup_steps"]
+
+
 @pytest.mark.parametrize(("key", "reason"), [("train", "line 1: malformed JSON"), ("valid", "no such file")])
 def test_an_evaluation_needs_no_training_file(key, reason, tmp_path, warnings):
     config = load_config()
