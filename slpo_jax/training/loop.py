@@ -39,6 +39,7 @@ class StageRun:
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
         tokens: names of the metrics that together count what is generated.
+        measured: told once, with the first row, how many steps are left and how many seconds each takes.
 
     Attributes:
         unsaved: steps were taken since the last checkpoint.
@@ -56,11 +57,12 @@ class StageRun:
         max_skipped: int,
         sums: dict[str, list[float]] | None = None,
         tokens: tuple[str, ...] = (),
+        measured: Callable[[int, float], None] | None = None,
     ):
         self.name, self.total, self.log, self.checkpoints = name, total, log, checkpoints
         self.log_every, self.checkpoint_every, self.max_skipped = log_every, checkpoint_every, max_skipped
         self._progress, self._means = Progress(name, total, start), Means(sums or {})
-        self._tokens = tokens
+        self._tokens, self._measured = tokens, measured
         self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
         self.unsaved = False
         self._signal: int | None = None
@@ -162,6 +164,9 @@ class StageRun:
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
         self.log.write(self.name, step, scalars)
+        if self._measured is not None:
+            self._measured(self.total - step, timed["seconds"])
+            self._measured = None
         if not self._warned:
             self._warned = warn_of_cuts(f"{self.name} at step {step}", scalars.get("cut", 0.0), "max_answer_tokens")
         shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}
