@@ -8,6 +8,7 @@ Run again with the same workdir, it goes on where it was. Bad input ends with on
 
 import functools
 import re
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -19,10 +20,12 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import flatten
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.arguments import KEYS, Data, chosen_later, take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
 from slpo_jax.run.header import say_start
 from slpo_jax.run.shipped import override, shipped, shipped_folder
+from slpo_jax.run.smoke import compile_quickly, smoke
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _NONE: list[str] = []  # keys that are given as None, which flags of numbers don't read
@@ -30,6 +33,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
+_SMOKE = flags.DEFINE_bool("smoke", False, "A few steps of every stage and a report, in runs/NAME_smoke by default.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes, as SLURM, Open MPI, .. say which.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
@@ -51,21 +55,35 @@ def main(argv: list[str]) -> None:
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
     config = check(_CONFIG.value, _given())
+    if _SMOKE.value:
+        print(smoke(_CONFIG.value), file=sys.stderr)
+        config = check(_CONFIG.value, _given())
     from slpo_jax.run.sources import check_sources
 
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     if _WORKDIR.value == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
-    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
+    workdir = Path(_WORKDIR.value or _default_workdir(name, _SMOKE.value)).expanduser()
     check_sources(config, workdir)
+    if _SMOKE.value:
+        compile_quickly()
     set_up_jax(config.cpu_devices)
     if _DISTRIBUTED.value or {_COORDINATOR.value, _PROCESSES.value, _PROCESS.value} != {None}:
         _join()
+    if _SMOKE.value and not _WORKDIR.value:  # each is a run of its own, whatever the one before it was of
+        if hosts.is_first() and workdir.is_dir():
+            with Workdir(workdir).in_use():
+                shutil.rmtree(workdir)
+        hosts.barrier("smoke")
     from slpo_jax.run.plan import run_stages
 
     experiment = run_stages(config, workdir, _given())
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
+
+
+def _default_workdir(name: str, smokes: bool) -> str:
+    return f"runs/{name}{'_smoke' * smokes}"
 
 
 def _given() -> set[str]:
@@ -177,7 +195,8 @@ def _say_start(argv: list[str]) -> None:
     config = Path(path).stem if Path(path).parent == shipped_folder() else path
     silent = {"help", "helpfull", "helpshort", "helpxml", "?", "distributed"} & found.keys()
     if found.get("process", "0") == "0" and not silent:
-        workdir = Path(found.get("workdir") or f"runs/{Path(path).stem}").expanduser()
+        smokes = found.get("smoke", "false") != "false"
+        workdir = Path(found.get("workdir") or _default_workdir(Path(path).stem, smokes)).expanduser()
         say_start(workdir, config + (colon + argument) * bool(argument))
 
 

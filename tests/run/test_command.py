@@ -105,6 +105,7 @@ def test_another_s_closed_pipe_is_no_silence():
     [
         (["--config=small.py:x", "--workdir", "a/b"], "workdir a/b, config small.py:x"),
         ([f"--config={shipped_folder()}/own.py:"], "workdir runs/own, config own"),
+        (["--config=small.py", "--smoke"], "workdir runs/small_smoke, config small.py"),
         (["--config=quickstart", "--process=1"], ""),
         (["--config=quickstart", "--distributed"], ""),
         (["--config=quickstart", "--help"], ""),
