@@ -1,7 +1,8 @@
 """`slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..]`: run the stages of a config, a shipped one or a file.
 
-`slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. --config=NAME|FILE is
-the config too, as in `python -m slpo_jax.main --config=configs/NAME.py`.
+`slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. With --smoke every
+stage takes two steps, to see whether all of it works. --config=NAME|FILE is the config too, as in
+`python -m slpo_jax.main --config=configs/NAME.py`.
 
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """

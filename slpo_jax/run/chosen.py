@@ -118,7 +118,7 @@ def thought_of(measured: Measured) -> Choice:
         return Choice(values, "those of the base")
     if not measured.kind.has_latents:
         nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
-        return Choice(nothing | {"min_latents": 1}, "it thinks in words")
+        return Choice({**nothing, "min_latents": 1}, "it thinks in words")
     if measured.thinker:
         speed = measured.or_given("prompt.speed", 2)
         usual = _quantile([w - a for w, a in zip(measured.written, measured.answers, strict=False)], 0.9)

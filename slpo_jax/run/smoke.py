@@ -39,7 +39,7 @@ def smoke(config: ConfigDict) -> str:
     _lower(config.data.synthetic, train_size=64 * ROWS)
     _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, watched=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
-    said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; no figure counts"
+    said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
     if LATENT_RM not in config.stages:
         return said
     config.stages = tuple(stage for stage in config.stages if stage != LATENT_RM)

@@ -122,7 +122,9 @@ def test_every_config_can_be_smoked(path):
     assert not any(settings.rl.batch_size % each.rollout_parts for each in judged)
     assert (settings.evaluate.limit, settings.evaluate.samples <= 2, len(settings.prompt_slots)) == (8, True, 1)
     assert settings.stages == before
-    assert line.startswith("--smoke: 2 steps of each phase and objective, 8 problems of each set; no figure counts")
+    assert line.startswith(
+        "--smoke: 2 steps of each phase and objective, 8 problems of each set; nothing is learned by it"
+    )
 
 
 def test_a_smoke_test_leaves_out_what_needs_right_answers():
