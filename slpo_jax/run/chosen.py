@@ -114,8 +114,9 @@ def _ungated(measured: Measured) -> dict[str, Any]:
 def thought_of(measured: Measured) -> Choice:
     """The number of latents, and COCONUT's curriculum towards it, or what the kind has instead."""
     if measured.latents:
-        values = {"max_latents": measured.latents, "min_latents": max(1, measured.latents // 4)}
-        return Choice(values, "those of the base")
+        return Choice(
+            {"max_latents": measured.latents, "min_latents": max(1, measured.latents // 4)}, "those of the base"
+        )
     if not measured.kind.has_latents:
         nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
         return Choice({**nothing, "min_latents": 1}, "it thinks in words")
@@ -137,7 +138,7 @@ def thought_of(measured: Measured) -> Choice:
         f"nine of ten problems have up to {usual} steps; {staged} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
     )
-    values = {
+    values: dict[str, Any] = {
         "imitate.c_thought": c_thought, "imitate.max_latent_stage": replaced, "max_latents": most,
         "min_latents": max(1, most // 4), "imitate.final_latents": "published" if measured.parameters else "random",
     }  # fmt: skip
