@@ -41,6 +41,9 @@ def check(node: ConfigDict, given: Collection[str] = ()) -> Config:
         UserError: one line with the key and the remedy.
     """
     if "max_latents" in given and "min_latents" not in given and node.max_latents < node.min_latents:
+        logging.warning(
+            "config.min_latents: %d and not %d, with max_latents", max(node.max_latents, 1), node.min_latents
+        )
         node.min_latents = max(node.max_latents, 1)
     settings = _with_room(read_config(node), given)
 

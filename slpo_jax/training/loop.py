@@ -18,6 +18,7 @@ from slpo_jax.training.state import TrainState
 
 SUMS = "metric_sums"  # in what is saved beside a state
 _SHOWN: tuple[str, ...] = ("loss", "accuracy", "reward", "latent_steps")  # beside the progress
+_FIRST = 60.0  # seconds of steps that tell how long the others take
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 StepFn = Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]
@@ -39,7 +40,8 @@ class StageRun:
         max_skipped: steps in a row without a finite loss and gradient, after which the run ends.
         sums: `Means.sums` of the checkpoint that is gone on from; None at a beginning.
         tokens: names of the metrics that together count what is generated.
-        measured: told once, with the first row, how many steps are left and how many seconds each takes.
+        measured: told once, with the first row or after a minute, how many steps are left and how many seconds each
+            takes.
 
     Attributes:
         unsaved: steps were taken since the last checkpoint.
@@ -141,10 +143,14 @@ class StageRun:
         """Tokens since the last row, as far as they are known."""
         return sum(self._means.sums.get(name, [0.0])[0] for name in self._tokens)
 
+    def _since_row(self) -> float:
+        """Seconds of the steps since the last row."""
+        return max(self._seconds + _now() - self._clock, 1e-9)
+
     def _timed(self, step: int) -> dict[str, float]:
         """The clock's part of a row, without compilation, validation and what was before this command."""
         now, tokens = _now(), self._generated() - self._clock_tokens
-        seconds = max(self._seconds + now - self._clock, 1e-9)
+        seconds = self._since_row()
         found = {"seconds": seconds / (step - self._clock_step)}
         self._seconds, self._clock, self._clock_step, self._clock_tokens = 0.0, now, step, 0.0
         return found | ({"tokens_per_second": tokens / seconds} if tokens else {})
@@ -156,7 +162,11 @@ class StageRun:
             self._give_up(step, batch)
         if not skipped:  # what changed nothing is counted, and no mean is of it
             self._means.add(metrics)
-        if step % self.log_every and step < self.total:
+        is_row = step % self.log_every == 0 or step >= self.total
+        if self._measured is not None and (is_row or self._since_row() > _FIRST):
+            self._measured(self.total - step, self._since_row() / (step - self._clock_step))
+            self._measured = None
+        if not is_row:
             self._progress.update(step)
             return
         timed = self._timed(step)
@@ -164,9 +174,6 @@ class StageRun:
         if metrics.get("skipped_steps", 0):  # else a column of zeros in almost every run
             scalars["skipped_steps"] = float(metrics["skipped_steps"])
         self.log.write(self.name, step, scalars)
-        if self._measured is not None:
-            self._measured(self.total - step, timed["seconds"])
-            self._measured = None
         if not self._warned:
             self._warned = warn_of_cuts(f"{self.name} at step {step}", scalars.get("cut", 0.0), "max_answer_tokens")
         shown = {name: f"{scalars[name]:.3g}" for name in _SHOWN if name in scalars}

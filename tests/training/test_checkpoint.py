@@ -186,6 +186,27 @@ def test_a_row_s_seconds_are_those_of_its_steps_alone(tmp_path, monkeypatch):
     assert (last["seconds"], last["tokens_per_second"]) == (2, 25)
 
 
+def test_slow_steps_are_measured_before_the_first_row(tmp_path, monkeypatch):
+    """Of 45 s each, which pass while their metrics are waited for."""
+    clock, measured, get = [0.0], [], jax.device_get
+
+    def wait(metrics):
+        clock[0] += 45
+        return get(metrics)
+
+    @jax.transfer_guard("allow")
+    def step_fn(state, number):
+        return state.replace(step=state.step + 1), {"loss": jnp.float32(1)}
+
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(compiling, "_seconds", 0.0)
+    monkeypatch.setattr(jax, "device_get", wait)
+    log = MetricsLog(Workdir(tmp_path))
+    run = StageRun("slpo", 9_000, 0, log, _NoKeeper(), 500, 999, 3, measured=lambda *found: measured.append(found))
+    run.advance(_state().replace(step=jnp.int32(0)), step_fn, lambda step: step, 4)
+    assert measured == [(8_998, 45.0)]  # a minute is over
+
+
 @pytest.mark.parametrize("stop_at", [3, 4, 5])
 def test_logged_metrics_of_a_run_killed_within_an_interval_are_the_same(tmp_path, stop_at):
     assert len(_logged(tmp_path / "cut", stop_at)) == (stop_at > 4)
