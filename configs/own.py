@@ -5,13 +5,15 @@ GPT-2 from random weights that reads the data's words where they are few, else b
 `{"question": "Tom has 5 apples. He buys 3. How many now?", "steps": ["5 + 3 = 8"], "answer": "8"}`.
 """
 
-import json
 import sys
 
+from slpo_jax.config import default_config
 from slpo_jax.run.own import own_settings
 
 
-def get_config(given: str = '{"train": "synthetic:train"}'):
-    config, lines = own_settings(**json.loads(given))
-    print("\n".join(lines), file=sys.stderr)
+def get_config(train: str = "synthetic:train"):
+    config = default_config()
+    if train:  # else the command chooses once it has read its flags, which go first
+        config.data.train = train
+        print("\n".join(own_settings(config)), file=sys.stderr)
     return config

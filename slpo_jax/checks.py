@@ -1,8 +1,10 @@
 """What spans several sections of a config, checked before anything is loaded; `run.usable` knows the checkpoint too."""
 
 import re
+from collections.abc import Collection
 from typing import Any
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.config import Config, objective_of, read_config
@@ -16,7 +18,7 @@ from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.thinkers.soft import Soft
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.sections import changed
-from slpo_jax.stages import CONTROL, SECTIONS, UNFINISHED
+from slpo_jax.stages import CONTROL, EVALUATE, IMITATE, RL, SECTIONS, UNFINISHED
 from slpo_jax.training.recipes import RECIPES
 from slpo_jax.training.trackers import check_trackers
 
@@ -24,16 +26,26 @@ from slpo_jax.training.trackers import check_trackers
 _TAKEN = {*SECTIONS, CONTROL, UNFINISHED, "reasoner", "imitate_fixed_tmax",
           "checkpoint", "best_fixed"}  # fmt: skip
 
+_LENGTHS = ("steps", ".schedule")  # what keys of lengths end with
 
-def check(node: ConfigDict) -> Config:
+
+def check(node: ConfigDict, given: Collection[str] = ()) -> Config:
     """Fail early on values that no stage could use: each section's own, then what spans several.
 
+    Args:
+        node: the config.
+        given: keys that the user has set beside the config's file: what the file has chosen gives way to them.
     Returns:
         the config that a run goes by.
     Raises:
         UserError: one line with the key and the remedy.
     """
-    settings = read_config(node)
+    if "max_latents" in given and "min_latents" not in given and node.max_latents < node.min_latents:
+        logging.warning(
+            "config.min_latents: %d and not %d, with max_latents", max(node.max_latents, 1), node.min_latents
+        )
+        node.min_latents = max(node.max_latents, 1)
+    settings = _with_room(read_config(node), given)
 
     def need(ok, message):
         if not ok:
@@ -65,10 +77,6 @@ def check(node: ConfigDict) -> Config:
         not (settings.cold_start.train_backbone and settings.gate.detached),
         "cold_start.train_backbone: the gate's gradient reaches the backbone only with config.gate.detached=False",
     )
-    for stage in ("cold_start", "rl", "latent_rm"):
-        if stage in settings.stages:
-            own = getattr(settings, stage)
-            changed(own.optimizer, {"total_steps": own.steps}, f"config.{stage}.optimizer")
     need(
         settings.max_latents or "latent_rm" not in settings.stages,
         "max_latents: 0, and latent_rm judges latents; set it, or take the stage out of config.stages",
@@ -85,6 +93,36 @@ def check(node: ConfigDict) -> Config:
     for name in settings.evaluate.datasets or ():
         need(name in sets, f"evaluate.datasets: {name!r} is not under config.data.eval; it has {', '.join(sets)}")
     return settings
+
+
+def _with_room(settings: Config, given: Collection[str]) -> Config:
+    """The config with a tenth of the steps as warm-up where it was longer than what is given leaves room for."""
+    cut = dict[str, int]()
+    for stage in settings.stages:
+        key, most = f"{stage}.optimizer.warmup_steps", 0
+        shorter = [name for name in given if name.startswith((f"{stage}.", "objective.")) and name.endswith(_LENGTHS)]
+        if shorter and stage != EVALUATE and key not in given:
+            most, warmup = _fewest_steps(settings, stage), getattr(settings, stage).optimizer.warmup_steps
+            if warmup > most:
+                cut[key] = most // 10
+                logging.warning("config.%s: %d and not %d, with %s", key, cut[key], warmup, ", ".join(sorted(shorter)))
+    return changed(settings, cut)
+
+
+def _fewest_steps(settings: Config, stage: str) -> int:
+    """Of what an optimizer of a stage takes, as far as the config says, the most that can be warm-up."""
+    own, runs = getattr(settings, stage), []
+    if stage == IMITATE:
+        phases = [count for count in (own.cot_steps, own.stage_steps, own.final_steps) if count]
+        whole = own.optimizer.schedule == "constant" and not own.reset_optimizer
+        runs = [(sum(phases) if whole else min(phases, default=1), own.optimizer.schedule)]
+    elif stage == RL:
+        for objective in [objective_of(settings, name) for name in own.objectives]:
+            steps = (objective.steps or own.steps) * objective.updates_per_step
+            runs.append((steps, objective.schedule or own.optimizer.schedule))
+    else:
+        runs = [(own.steps, own.optimizer.schedule)]
+    return min(steps - (schedule != "constant") for steps, schedule in runs)
 
 
 def _check_model(settings: Config, need: Any) -> None:

@@ -1,6 +1,6 @@
 """`slpo COMMAND ..`, which is `python -m slpo_jax COMMAND ..`.
 
-    train    run the stages of a config: slpo train quickstart [--config.KEY=VALUE ..]
+    train    run the stages of a config: slpo train quickstart [--smoke] [--config.KEY=VALUE ..]
     data     see how problems are understood, before training: slpo data FILE
     solve    ask a reasoner, and watch it think: slpo solve RUN "question"
     eval     measure a reasoner on problems: slpo eval RUN FILE

@@ -1,13 +1,15 @@
 """`slpo train NAME|FILE [--workdir=DIR] [--config.KEY=VALUE ..]`: run the stages of a config, a shipped one or a file.
 
-`slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. --config=NAME|FILE is
-the config too, as in `python -m slpo_jax.main --config=configs/NAME.py`.
+`slpo train --train=FILE [--base=MODEL]` chooses the settings from the problems, and shows them. With --smoke every
+stage takes two steps, to see whether all of it works. --config=NAME|FILE is the config too, as in
+`python -m slpo_jax.main --config=configs/NAME.py`.
 
 Run again with the same workdir, it goes on where it was. Bad input ends with one line and status 2.
 """
 
 import functools
 import re
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -19,10 +21,12 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import flatten
-from slpo_jax.run.arguments import take_data, take_eval_sets, with_config
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.arguments import KEYS, Data, chosen_later, take_data, take_eval_sets, with_config
 from slpo_jax.run.command import register, run_command
 from slpo_jax.run.header import say_start
 from slpo_jax.run.shipped import override, shipped, shipped_folder
+from slpo_jax.run.smoke import compile_quickly, smoke
 
 _ARGV: list[str] = []  # where the flag below looks for its keys: the command line, as far as they exist
 _NONE: list[str] = []  # keys that are given as None, which flags of numbers don't read
@@ -30,6 +34,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/quickstart.py.", lock_config=True, sys_argv=_ARGV
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports go; default runs/NAME of the config.")
+_SMOKE = flags.DEFINE_bool("smoke", False, "A few steps of every stage and a report, in runs/NAME_smoke by default.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes, as SLURM, Open MPI, .. say which.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
@@ -50,26 +55,41 @@ def main(argv: list[str]) -> None:
 
     if argv[1:]:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
-    config = check(_CONFIG.value)
+    config = check(_CONFIG.value, _given())
+    if _SMOKE.value:
+        print(smoke(_CONFIG.value), file=sys.stderr)
+        config = check(_CONFIG.value, _given())
     from slpo_jax.run.sources import check_sources
 
     name = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]).stem
     if _WORKDIR.value == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
-    workdir = Path(_WORKDIR.value or f"runs/{name}").expanduser()
+    workdir = Path(_WORKDIR.value or _default_workdir(name, _SMOKE.value)).expanduser()
     check_sources(config, workdir)
+    if _SMOKE.value:
+        compile_quickly()
     set_up_jax(config.cpu_devices)
     if _DISTRIBUTED.value or {_COORDINATOR.value, _PROCESSES.value, _PROCESS.value} != {None}:
         _join()
+    if _SMOKE.value and not _WORKDIR.value:  # each is a run of its own, whatever the one before it was of
+        if hosts.is_first() and workdir.is_dir():
+            with Workdir(workdir).in_use():
+                shutil.rmtree(workdir)
+        hosts.barrier("smoke")
     from slpo_jax.run.plan import run_stages
 
-    given = {*config_flags.get_override_values(flags.FLAGS["config"]), *_NONE}
-    chosen = Path(config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0])
-    if chosen == shipped_folder() / "own.py" and given and hosts.is_first():
-        print(f"by flags, not chosen: {', '.join(sorted(given))}", file=sys.stderr)
-    experiment = run_stages(config, workdir, given)
+    experiment = run_stages(config, workdir, _given())
     if experiment.workdir.report_html.exists() and hosts.is_first():
         print(f"report: {experiment.workdir.report_html}")
+
+
+def _default_workdir(name: str, smokes: bool) -> str:
+    return f"runs/{name}{'_smoke' * smokes}"
+
+
+def _given() -> set[str]:
+    """The keys of the config that flags set."""
+    return {*config_flags.get_override_values(flags.FLAGS["config"]), *_NONE}
 
 
 def _join() -> None:
@@ -137,6 +157,8 @@ def _parse(argv: list[str]) -> list[str]:
             with data_node.unlocked():
                 data_node.eval = dict(data.tests or data_node.eval) | eval_sets
             override(_CONFIG.value, dict.fromkeys(_NONE))
+            if f"--config={chosen_later()}" in argv:
+                _choose(data)
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
@@ -156,6 +178,14 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def _choose(data: Data) -> None:
+    """Choose from the data what no flag has set."""
+    from slpo_jax.run.own import own_settings
+
+    override(_CONFIG.value, {KEYS[name]: source for name, source in data.sources.items()})
+    print("\n".join(own_settings(_CONFIG.value, _given())), file=sys.stderr)
+
+
 def _say_start(argv: list[str]) -> None:
     """The header's first line, of a run that is alone or the first; flags are read only after jax is imported."""
     found = {}
@@ -166,9 +196,9 @@ def _say_start(argv: list[str]) -> None:
     config = Path(path).stem if Path(path).parent == shipped_folder() else path
     silent = {"help", "helpfull", "helpshort", "helpxml", "?", "distributed"} & found.keys()
     if found.get("process", "0") == "0" and not silent:
-        chosen = argument.startswith("{")  # from the data, and said with them
-        workdir = Path(found.get("workdir") or f"runs/{Path(path).stem}").expanduser()
-        say_start(workdir, config if chosen else config + colon + argument)
+        smokes = found.get("smoke", "false") != "false"
+        workdir = Path(found.get("workdir") or _default_workdir(Path(path).stem, smokes)).expanduser()
+        say_start(workdir, config + (colon + argument) * bool(argument))
 
 
 def _check_repeated(argv: list[str]) -> None:

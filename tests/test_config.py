@@ -147,12 +147,10 @@ def test_the_remedy_says_the_range(key, value, said):
 
 TOGETHER = {
     "rl.objectives": {"rl.objectives": ("ppo",)},
-    "rl.optimizer.warmup_steps": {"rl.optimizer.warmup_steps": 11, "rl.steps": 10},
     "min_latents": dict(min_latents=13),
     "imitate.c_thought": {"imitate.c_thought": 5},
     "gate.enabled": {"gate.enabled": False},
     "cold_start.train_backbone": {"cold_start.train_backbone": True},
-    "cold_start.optimizer.warmup_steps": {"cold_start.optimizer.warmup_steps": 11, "cold_start.steps": 10},
     "data.eval": {"data.eval": ConfigDict()},
     "evaluate.datasets": {"evaluate.datasets": ("svamp",)},
     "model.n_embd": {"model.n_head": 5},
@@ -188,12 +186,31 @@ def test_heads_have_pairs_to_rotate():
     check(config)
 
 
-def test_a_stage_that_is_not_run_may_have_any_length():
-    config = _good_config()
-    config.stages = ("imitate",)
-    config.cold_start.update(steps=10)
-    config.cold_start.optimizer.warmup_steps = 11
-    check(config)
+# What flags set of `_good_config`, whose rl has 40,000 steps and 2,000 of warm-up, and the warm-ups then.
+SHORTENED = {
+    "steps of rl": ({"rl.steps": 30}, {"rl": 3}),
+    "as many as the warm-up": ({"rl.steps": 2_000}, {"rl": 2_000}),
+    "an objective's own": ({"objective.slpo.steps": 200}, {"rl": 20}),
+    "a falling rate": ({"rl.steps": 2_000, "rl.optimizer.schedule": "linear"}, {"rl": 199}),
+    "a phase": ({"imitate.final_steps": 40, "rl.steps": 6}, {"imitate": 4, "rl": 0}),
+    "a later phase, of several to come": ({"imitate.stage_steps": 50}, {"imitate": 5}),
+    "a cold start": ({"cold_start.steps": 25}, {"cold_start": 2}),
+    "another setting": ({"rl.group": 4}, {"rl": 2_000}),
+    "the warm-up itself": ({"rl.steps": 30, "rl.optimizer.warmup_steps": 31}, {"rl": 31}),
+    "fewer latents": ({"max_latents": 2, "imitate.c_thought": 0}, {"min_latents": 2}),
+}
+
+
+@pytest.mark.parametrize("case", SHORTENED)
+def test_a_warm_up_that_the_user_did_not_name_gives_way_to_a_shorter_run(case):
+    (given, expected), config = SHORTENED[case], _good_config()
+    config.imitate.optimizer.warmup_steps = config.cold_start.optimizer.warmup_steps = 100
+    for name, value in given.items():
+        _set(config, name, value)
+    found = check(config, given)
+    lengths = {name: getattr(found, name).optimizer.warmup_steps for name in ("imitate", "cold_start", "rl")}
+    usual = {"imitate": 100, "cold_start": 100, "rl": 2_000, "min_latents": 3}
+    assert lengths | {"min_latents": found.min_latents} == usual | expected
 
 
 @pytest.mark.parametrize("key", ["", "data.", "model.", "imitate.lora.", "cold_start.optimizer."])

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from ml_collections import ConfigDict
 
 from slpo_jax.api.reasoner import TrainedReasoner, load
 from slpo_jax.checks import check
+from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.arguments import KEYS
 from slpo_jax.run.naming import TRAIN, naming
+from slpo_jax.run.own import own_settings
 from slpo_jax.run.shipped import override, read_config_file, shipped
 from slpo_jax.run.sources import check_sources
-
-_FIELDS = "data.fields."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +89,16 @@ def train(
     elif start:
         node, name = read_config_file(os.fspath(start)), Path(os.fspath(start).partition(":")[0]).stem
     else:
-        node, name = _chosen(sources, tests, changes), "own"
+        node, name = default_config(), "own"
     if start and base:
         raise UserError("base: goes with train and without a config; beside a config set init")
-    if start:
-        changes |= {f"data.{key}": source for key, source in sources.items()}
-        if tests:
-            node.data.eval = ConfigDict(tests)
+    changes |= {KEYS[key]: source for key, source in sources.items()}
+    if tests:
+        node.data.eval = ConfigDict(tests)
     override(node, changes)
-    checked, folder = check(node), Path(workdir or f"runs/{name}").expanduser()
+    if not start:
+        _choose(node, changes)
+    checked, folder = check(node, changes), Path(workdir or f"runs/{name}").expanduser()
     check_sources(checked, folder)
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
@@ -108,9 +110,8 @@ def train(
     return Run(folder)
 
 
-def _chosen(sources: Mapping[str, str], tests: Mapping[str, str], changes: Mapping[str, Any]) -> ConfigDict:
-    """The config that is chosen from the data."""
-    if "train" not in sources:
+def _choose(node: ConfigDict, given: Mapping[str, Any]) -> None:
+    """Choose from the data what isn't given."""
+    if not node.data.train:
         raise UserError(f"train: give a config, one of {', '.join(shipped())}, or problems to train on, train=FILE")
-    fields = {key.removeprefix(_FIELDS): value for key, value in changes.items() if key.startswith(_FIELDS)}
-    return read_config_file("own:" + json.dumps({**sources, "eval": tests, "fields": fields}))
+    print("\n".join(own_settings(node, list(given))), file=sys.stderr)

@@ -1,6 +1,5 @@
 """The command line of `slpo train`, put as absl's and ml_collections' flags take it."""
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,8 @@ from slpo_jax.run.shipped import find_config
 _DATA = re.compile(r"--?(train|valid|test|base)(?:=(.*))?", re.DOTALL)
 _EVAL_SET = re.compile(r"--?config\.data\.eval\.([^.=]+)(?:=(.*))?", re.DOTALL)
 _FIELD = re.compile(r"--?config\.data\.fields\.(\w+)(?:=(.*))?", re.DOTALL)
+KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
+"""Of the config, by flag."""
 
 
 class Data(NamedTuple):
@@ -83,6 +84,11 @@ def _taken(argv: list[str], flag: re.Pattern[str]) -> list[tuple[str, str, str]]
     return found
 
 
+def chosen_later() -> str:
+    """The config that is chosen from the data once the flags that go first are read."""
+    return find_config("own:")
+
+
 def with_config(argv: list[str], data: Data) -> list[str]:
     """The arguments with the config's path, where a name was given or it is to be chosen from the data.
 
@@ -93,12 +99,12 @@ def with_config(argv: list[str], data: Data) -> list[str]:
     place = next((number for number, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
     before, named, after = argv[:place], argv[place : place + 1], argv[place + 1 :]
     if not named and "train" in sources:
-        spec = {**sources, "eval": data.tests, "fields": take_fields(argv)[1]}
-        return [argv[0], f"--config={find_config('own')}:{json.dumps(spec)}", *argv[1:]]  # a key comes after it
+        return [argv[0], f"--config={chosen_later()}", *argv[1:]]  # a key comes after it
     if "base" in sources:
         raise UserError("--base: goes with --train and without a config; beside a config give --config.init")
     if not named:
         return argv
     flag, given, path = named[0].partition("=")
     path, after = (path, after) if given else ("".join(after[:1]), after[1:])
-    return [*before, f"{flag}={find_config(path)}", *after, *(f"--config.data.{k}={v}" for k, v in sources.items())]
+    keys = [f"--config.{KEYS[name]}={source}" for name, source in sources.items()]
+    return [*before, f"{flag}={find_config(path)}", *after, *keys]

@@ -106,11 +106,19 @@ class Setup:
         return self._sets
 
     def problems(self, key: str) -> Sequence[Problem]:
-        """What config.data.train or .valid holds, to compare with; () where that isn't read and would take long."""
+        """What config.data.train or .valid holds, to compare with.
+
+        Returns:
+            () where that isn't read and would take long, or can't be read: nothing but the comparison asks for it.
+        """
         source = getattr(self.config.data, key.rpartition(".")[2])
         if key in self._sets:
             return self._sets[key].problems
-        return load_set(self.config, key, source) if source and is_at_hand(source) else ()
+        try:
+            return load_set(self.config, key, source) if source and is_at_hand(source) else ()
+        except UserError as error:
+            logging.warning("%s: what is evaluated was not compared with it (%s)", key, error)
+            return ()
 
     def _set(self, key: str, source: str) -> EncodedProblems:
         if key not in self._sets:

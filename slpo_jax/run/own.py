@@ -1,13 +1,15 @@
 """Settings for problems of one's own: chosen from the data and the base model, and said."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.config import default_config, read_config
+from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
+from slpo_jax.io.files import flatten
 from slpo_jax.kinds import PLAIN
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
@@ -24,52 +26,53 @@ from slpo_jax.text.tokenizer import WORDS, words_of
 
 _FEW_WORDS = 1_000
 
+_SOURCES = ("data.train", "data.valid", "init")  # which are cut into parts, and resolved
+_START = ("init", "reasoner", "tokenizer")
 
-def own_settings(
-    train: str,
-    valid: str = "",
-    eval: Mapping[str, str] | None = None,
-    base: str = "",
-    fields: Mapping[str, str] | None = None,
-) -> tuple[ConfigDict, list[str]]:
-    """A config for problems of one's own.
+
+def own_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
+    """Make a config for problems of one's own.
 
     Args:
-        train, valid: sources as `config.data` takes them; without validation problems some are set apart.
-        eval: sets to evaluate on by name; without any some problems are set apart.
-        base: what the weights begin with, as `config.init` takes it; "" is a small GPT-2 from random ones that reads
-            the data's words where they are few, else bytes.
-        fields: `config.data.fields`.
+        config: `default_config()` with what the user has set, which gets the rest. It has `data.train`; without
+            `data.valid` or `data.eval` some problems are set apart; `init` is what the weights begin with, and "" a
+            small GPT-2 from random ones that reads the data's words where they are few, else bytes.
+        given: keys that the user has set, which stay as they are and which all else follows from.
     Returns:
-        the config, and a line for each choice: every key that was set, its value and the reason.
+        a line for each choice: every key that was set, its value and the reason.
     Raises:
         UserError: a source or the base model can't be used.
     """
     with only_errors():  # the run warns of the data when it reads them
-        return _chosen(train, valid, dict(eval or {}), base, fields or {})
+        return _chosen(config, given)
 
 
-def _chosen(
-    train: str, valid: str, eval: dict[str, str], base: str, fields: Mapping[str, str]
-) -> tuple[ConfigDict, list[str]]:
-    config = default_config()
-    config.data.fields.update(fields)
-    chosen = [_put(config, _sets(config, train, valid, eval))]
-    given = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
-    chosen.append(_put(config, answers_of(given)))
-    words = 0 if base else few_words(given)
-    origin, latents = _put_start(config, base, words)
-    token = f"one for each of the {words} words of the training data" if words else "a token a byte"
-    why = "as given" if base else f"without a base model: random weights, {token}"
-    start = {key: config[key] for key in ("init", "reasoner", "tokenizer") if config[key]}
-    chosen.append(Choice(start, why))
-    chosen += [_put(config, each) for each in choices(_measured(config, origin, latents))]
-    return config, list(map(str, chosen))
+def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
+    every = flatten(config.to_dict())
+    stays = {key: every[key] for key in given if key in every and key not in _SOURCES}
+    if "min_latents" not in stays:  # it follows from the most
+        config.min_latents = 1
+    chosen = [_put(config, _sets(config, config.data.train, config.data.valid, dict(config.data.eval)), stays)]
+    problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
+    chosen.append(_put(config, answers_of(problems), stays))
+    words = 0 if config.init or config.tokenizer else few_words(problems)
+    origin, latents = _put_start(config, stays, words)
+    token = f", one for each of the {words} words of the training data" * bool(words)
+    token = token or ", a token a byte" * (config.tokenizer == "bytes")
+    why = "as given" if config.init else f"without a base model: random weights{token}"
+    chosen.append(_put(config, Choice({key: config[key] for key in _START if config[key]}, why), stays))
+    chosen += [_put(config, each, stays) for each in choices(_measured(config, origin, latents, stays))]
+    lines = [str(each) for each in chosen if each.values]
+    return [*lines, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else lines
 
 
-def _put(config: ConfigDict, choice: Choice) -> Choice:
+def _put(config: ConfigDict, choice: Choice, stays: Collection[str]) -> Choice:
+    """What is set of a choice: all but what stays as it is."""
+    choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in stays})
     values = dict(choice.values)
-    config.data.eval.update(values.pop("data.eval", {}))
+    if "data.eval" in values:
+        with config.unlocked():
+            config.data.eval = ConfigDict(values.pop("data.eval"))
     config.update_from_flattened_dict(values)
     return choice
 
@@ -80,22 +83,26 @@ def few_words(problems: Sequence[Problem]) -> int:
     return len(words_of(texts, min(len(problems) // 10, _FEW_WORDS)))
 
 
-def _put_start(config: ConfigDict, base: str, words: int) -> tuple[Origin, int]:
+def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Origin, int]:
     """What the run starts from, and its number of latents if it is a latent reasoner already, else 0."""
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
-    if not base:
-        config.tokenizer = WORDS if words else "bytes"
+    if not config.init:
+        config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
         settings = changed(read_config(config), quiet)
         return open_origin(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
-    config.init = newest_checkpoint(base)
-    identity = identify(config.init)
-    config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
+    config.init = newest_checkpoint(config.init)
+    identity = identify(config.init, config.base, config.lora_alpha)
+    if "reasoner" not in stays:
+        config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
     origin = open_origin(changed(read_config(config), quiet), identity)
-    if not origin.kind.has_latents:
+    if not origin.kind.has_latents and "reasoner" not in stays:
         raise UserError(
-            f"{base}: is a reasoner in words, without latents; give its base model, or a config of your own"
+            f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
+            f"{config.reasoner} to train it as one"
         )
-    return origin, 0 if origin.is_base else made_with(identity).get("max_latents") or 2 * origin.kind.latents
+    if origin.is_base or not origin.kind.has_latents:
+        return origin, 0
+    return origin, made_with(identity).get("max_latents") or 2 * origin.kind.latents
 
 
 def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> Choice:
@@ -134,7 +141,7 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     return Choice({"prompt.answers": "texts"}, why)
 
 
-def _measured(config: ConfigDict, origin: Origin, latents: int) -> Measured:
+def _measured(config: ConfigDict, origin: Origin, latents: int, given: Mapping[str, Any]) -> Measured:
     settings, template, model = read_config(config), origin.template, origin.description.model
     sources = {"config.data.train": config.data.train, "config.data.valid": config.data.valid}
     sources |= {f"config.data.eval.{name}": source for name, source in config.data.eval.items()}
@@ -151,6 +158,8 @@ def _measured(config: ConfigDict, origin: Origin, latents: int) -> Measured:
         parameters=_parameters(model) if config.init else 0,
         positions=model.n_positions if config.init else 0,
         latents=latents,
+        kind=type(origin.kind),
+        given=given,
     )
 
 

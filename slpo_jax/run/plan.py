@@ -89,10 +89,16 @@ def check_stages(experiment: Experiment) -> None:
         UserError: a setting of a stage or a data set can't be used, or the workdir holds the stage of another config.
     """
     check_sizes(experiment.config, experiment.policy.thinker, experiment.reasoner.config.vocab_size)
+    wrong = dict[str, None]()
     for stage in wanted(experiment.config):
         check_batch(experiment, stage.section)
         claim(experiment, stage.name, write=False)
-        _HOW[stage.section].check(experiment, stage.name)
+        try:
+            _HOW[stage.section].check(experiment, stage.name)
+        except UserError as error:
+            wrong[str(error)] = None
+    if wrong:  # of every stage at once, so that one correction is enough
+        raise UserError("; and ".join(wrong))
     if EVALUATE in experiment.config.stages:
         check_evaluation(experiment)
     _check_starts(experiment)

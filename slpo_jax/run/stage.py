@@ -1,5 +1,6 @@
 """What the stages share: where one starts, its batches, and going on where it was."""
 
+import functools
 from typing import Any
 
 from slpo_jax.errors import UserError
@@ -8,6 +9,7 @@ from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.run.experiment import Experiment, Setup
+from slpo_jax.run.hours import say_hours
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
@@ -43,7 +45,8 @@ def open_stage(
     sums = extra.pop(SUMS, None)
     # Thoughts that are written down are among the answer's tokens.
     tokens = ("latent_steps", "answer_tokens") if experiment.policy.thinker.says is None else ("answer_tokens",)
-    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums, tokens)
+    measured = functools.partial(say_hours, experiment, stage)
+    run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums, tokens, measured)
     return run, state, extra
 
 

@@ -107,7 +107,8 @@ def test_another_s_closed_pipe_is_no_silence():
     ("flags", "line"),
     [
         (["--config=small.py:x", "--workdir", "a/b"], "workdir a/b, config small.py:x"),
-        ([f"--config={shipped_folder()}/own.py:{{'train': 'x'}}"], "workdir runs/own, config own"),
+        ([f"--config={shipped_folder()}/own.py:"], "workdir runs/own, config own"),
+        (["--config=small.py", "--smoke"], "workdir runs/small_smoke, config small.py"),
         (["--config=quickstart", "--process=1"], ""),
         (["--config=quickstart", "--distributed"], ""),
         (["--config=quickstart", "--help"], ""),

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from slpo_jax.checks import check
-from slpo_jax.config import default_config, own_latents, read_config
+from slpo_jax.config import default_config, objective_of, own_latents, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.kinds import REASONERS
 from slpo_jax.run.presets import GSM8K_AUG, SOFT_METHODS
+from slpo_jax.run.smoke import smoke
 from slpo_jax.sections import fill
 from slpo_jax.training.optimizer import OptimizerConfig
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
+SHIPPED = [path for path in FILES if path.stem != "own"]  # whose choice takes seconds, and is in test_own.py
 GPT2, LLAMA = "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"
 STARTS = {
     "coconut_gpt2": ("coconut_gpt2", "ModalityDance/latent-tts-coconut", ""),
@@ -95,6 +97,45 @@ def test_every_config_can_be_run(path):
     for stage in ("imitate", "cold_start", "rl"):
         fill(OptimizerConfig, config[stage].optimizer, total_steps=config[stage].get("steps", 1 << 20))
     assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_config_can_be_shortened_by_flags(path):
+    config, given = _load(path), ["rl.steps", "cold_start.steps"]
+    given += [f"imitate.{key}" for key in ("cot_steps", "stage_steps", "final_steps") if config.imitate[key]]
+    config.update_from_flattened_dict(dict.fromkeys(given, 6))
+    settings = check(config, given)
+    for stage in {"imitate", "cold_start", "rl"}.intersection(settings.stages):
+        assert getattr(settings, stage).optimizer.warmup_steps < 6
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_config_can_be_smoked(path):
+    config = _load(path)
+    config.rl.steps = 3_000_000  # of a flag, which is cut as well
+    before, line = config.stages, smoke(config)
+    settings = check(config)
+    own, judged = settings.imitate, [objective_of(settings, name) for name in settings.rl.objectives]
+    steps = [own.cot_steps, own.stage_steps, own.final_steps, settings.cold_start.steps, settings.rl.steps]
+    assert max([*steps, *(each.steps or 0 for each in judged)]) <= 2
+    assert max(own.batch_size, settings.cold_start.batch_size) <= 8
+    assert not any(settings.rl.batch_size % each.rollout_parts for each in judged)
+    assert (settings.evaluate.limit, settings.evaluate.samples <= 2, len(settings.prompt_slots)) == (8, True, 1)
+    assert settings.stages == before
+    assert line.startswith(
+        "--smoke: 2 steps of each phase and objective, 8 problems of each set; nothing is learned by it"
+    )
+
+
+def test_a_smoke_test_leaves_out_what_needs_right_answers():
+    config = default_config()
+    config.data.eval.made = "synthetic:test"
+    config.stages = ("imitate", "cold_start", "rl", "latent_rm", "evaluate")
+    config.evaluate.update(scorers=("likelihood", "latent_rm"), beams=2)
+    assert smoke(config).endswith("; latent_rm is left out, which needs right answers")
+    settings = check(config)
+    assert settings.stages == ("imitate", "cold_start", "rl", "evaluate")
+    assert (settings.evaluate.scorers, settings.evaluate.beams) == (("likelihood",), 0)
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -223,7 +223,11 @@ FLAGS = {
     "a weight": (["--config.objective.slpo.latent_weight=nan"], "config.objective.slpo.latent_weight: nan", "number"),
     "latents a step": (["--config.imitate.c_thought=-1"], "config.imitate.c_thought: -1", "0 or more"),
     "warm-up": (["--config.rl.optimizer.warmup_steps=7"], "config.rl.optimizer.warmup_steps: 7", "6 steps"),
-    "warm-up of a phase": (["--config.imitate.cot_steps=1"], "config.imitate.optimizer.warmup_steps: 2", "1 steps"),
+    "warm-up of a phase": (
+        ["--config.imitate.cot_steps=1", "--config.imitate.optimizer.warmup_steps=2"],
+        "config.imitate.optimizer.warmup_steps: 2",
+        "1 steps",
+    ),
     "an objective": (["--config.rl.objectives=('ppo',)"], "config.rl.objectives: 'ppo'", "slpo"),
     "a thinker": (["--config.thinker.name=free"], "config.thinker.name: 'free'", "latent, additive"),
     "its noise": (["--config.thinker.additive.sigma=0.0"], "config.thinker.additive.sigma: 0.0", "above 0"),

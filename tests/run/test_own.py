@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 from data_sets import write_jsonl, write_set
+from small_run import run
 from tiny_folder import tiny_folder
 
 from slpo_jax.checks import check
 from slpo_jax.config import Config, default_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
+from slpo_jax.kinds import REASONERS, kind_of
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.arguments import Data, with_config
 from slpo_jax.run.chosen import Measured, buckets, choices
-from slpo_jax.run.experiment import assemble
+from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.own import own_settings
-from slpo_jax.run.plan import run_stages
+from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.shipped import override
 from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from slpo_jax.text.problems import load_problems
@@ -50,6 +53,14 @@ def _table(path: Path, count: int = 40) -> str:
 FIELDS = {"question": "task", "steps": "notes", "answer": "result"}
 
 
+def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
+    """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
+    config = default_config()
+    config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
+    override(config, given)
+    return config, own_settings(config, given)
+
+
 def _logical(path: Path, count: int = 20) -> str:
     rows = [
         {"question": f"Every {a} is a {b}. Tom {n} is a {a}. Is he a {b} or {c}?", "steps": [f"Tom {n} is a {a}."],
@@ -76,7 +87,7 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     test = _proofs(tmp_path / "test.jsonl", 60, "pimpus", "gimpus")
     rows = [json.loads(line) for line in Path(test).read_text().splitlines()]
     source = _proofs(tmp_path / "set.jsonl", 260)
-    config, lines = own_settings(source, f"{source}[valid]", {"test": test})
+    config, lines = _chosen(source, f"{source}[valid]", {"test": test})
     assert config.tokenizer == "words"
     assert f"tokenizer='words' (without a base model: random weights, one for each of the {len(few)} words" in lines[2]
     settings = check(config)
@@ -92,7 +103,7 @@ def test_few_words_are_a_token_each(tmp_path, caplog):
     assert [0 in ids for ids in encoded.prompts] == unread
     with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
         solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
-    assert own_settings(_proofs(tmp_path / "smaller.jsonl", 150))[0].tokenizer == "bytes"  # 7 to a word
+    assert _chosen(_proofs(tmp_path / "smaller.jsonl", 150))[0].tokenizer == "bytes"  # 7 to a word
 
 
 def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch):
@@ -101,7 +112,7 @@ def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch)
 
     monkeypatch.setattr(xla_cpu, "on_cpu", asked)
     source = _table(tmp_path / "my.csv")
-    config, lines = own_settings(source, fields=FIELDS)
+    config, lines = _chosen(source, fields=FIELDS)
     check(config)
     said = "\n".join(lines)
     for section, keys in OF_THE_PAPER.items():
@@ -121,7 +132,7 @@ def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch)
 
 def test_a_tenth_each_is_set_apart(tmp_path):
     source = _table(tmp_path / "my.csv")
-    config, lines = own_settings(source, fields=FIELDS)
+    config, lines = _chosen(source, fields=FIELDS)
     settings = check(config)
     parts = [load_set(settings, key, value) for key, value in (
         ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
@@ -133,24 +144,24 @@ def test_a_tenth_each_is_set_apart(tmp_path):
     assert "no validation or test set was given; a tenth of the problems each is set apart" in lines[0]
     # What is given stays as it is, and what a data set has is taken from it.
     other = _table(tmp_path / "other.csv", 45)
-    config, _ = own_settings(other, source, {"mine": source}, fields=FIELDS)
+    config, _ = _chosen(other, source, {"mine": source}, FIELDS)
     assert (config.data.train, config.data.valid, dict(config.data.eval)) == (other, source, {"mine": source})
     rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
     folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
-    config, _ = own_settings(folder)
+    config, _ = _chosen(folder)
     assert (config.data.train, config.data.valid, config.data.eval.test) == (folder, f"{folder}[valid]", folder)
     with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
-        own_settings(_table(tmp_path / "few.csv", 9), fields=FIELDS)
+        _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
 
 
 def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
-    config, lines = own_settings(_logical(tmp_path / "set.jsonl"))
+    config, lines = _chosen(_logical(tmp_path / "set.jsonl"))
     check(config)
     assert config.prompt.answers == "texts"
     assert "answers are no numbers, 'Tom 0 is a" in lines[1]
     rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
     with pytest.raises(UserError, match="line 4: answer 'many' is no number; write digits"):
-        own_settings(write_jsonl(tmp_path / "typo.jsonl", rows))
+        _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
 
 
 def test_a_base_model_brings_its_own_tokens_and_positions(tmp_path):
@@ -160,7 +171,7 @@ def test_a_base_model_brings_its_own_tokens_and_positions(tmp_path):
         {"question": f"Tom has {draw.randint(0, 3)} pens . " * (1 + n % 2), "steps": ["1 + 1 = 2"], "answer": "2"}
         for n in range(20)
     ]
-    config, _ = own_settings(write_jsonl(tmp_path / "set.jsonl", rows), base=str(tmp_path / "base"))
+    config, _ = _chosen(write_jsonl(tmp_path / "set.jsonl", rows), init=str(tmp_path / "base"))
     check(config)
     assert (config.reasoner, config.tokenizer, config.init) == ("coconut_gpt2", "", str(tmp_path / "base"))
     assert config.max_answer_tokens == 3 + 2  # ### 2 <eos>
@@ -206,7 +217,7 @@ def test_buckets_hold_all_and_most():
 def test_from_a_raw_file_to_the_report(kind, tmp_path):
     logical = kind == "a logical set"
     source = _proofs(tmp_path / "set.jsonl", 200) if logical else _table(tmp_path / "my.csv")
-    config, _ = own_settings(source, fields=None if logical else FIELDS)
+    config, _ = _chosen(source, fields=None if logical else FIELDS)
     config.model.update(n_layer=1, n_embd=16)
     config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
     config.imitate.optimizer.warmup_steps = 1
@@ -226,5 +237,88 @@ def test_keys_that_are_set_come_after_the_config_that_has_them():
     argv = with_config(["slpo", "--config.rl.steps=5"], Data({"train": "my.csv"}, {}))
     assert argv[0] == "slpo"
     assert argv[1].startswith("--config=")
-    assert '"train": "my.csv"' in argv[1]
+    assert argv[1].endswith("configs/own.py:")
     assert argv[2:] == ["--config.rl.steps=5"]
+
+
+# What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.
+FOLLOWS = {
+    "few steps of a stage": ({"rl.steps": 6}, {"rl.optimizer.warmup_steps": 0}),
+    "few steps of a phase": ({"imitate.final_steps": 45}, {"imitate.optimizer.warmup_steps": 4}),
+    "a batch": ({"imitate.batch_size": 4}, {"imitate.cot_steps": 30 * 32 // 4, "imitate.stage_steps": 80}),
+    "a cold start's steps": ({"cold_start.steps": 8}, {"cold_start.evaluate_every": 2}),
+    "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
+    "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
+    "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
+    "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
+    "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWS)
+def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
+    given, follows = FOLLOWS[case]
+    config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
+    check(config)
+    found = flatten(config.to_dict())
+    assert {key: found[key] for key in (given | follows)} == given | follows
+    chosen = "\n".join(line for line in lines if line.startswith("chosen"))
+    assert all(f" {key}=" not in chosen for key in given)
+    assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
+
+
+def _in_words(path: Path) -> str:
+    """Problems in the words of the tokenizer synthetic:20."""
+    rows = [
+        {"question": f"Tom has {n} pens . He buys 2 .", "steps": [f"{n} + 2 = {n + 2}"] * (1 + n % 3),
+         "answer": str(n + 2)}
+        for n in range(18)
+    ]  # fmt: skip
+    return write_jsonl(path, rows)
+
+
+def test_lengths_are_measured_by_the_tokenizer_that_is_given(tmp_path):
+    source = _in_words(tmp_path / "set.jsonl")
+    by_bytes, by_words = (_chosen(source, **given)[0] for given in ({}, {"tokenizer": "synthetic:20"}))
+    assert (by_bytes.tokenizer, by_words.tokenizer) == ("bytes", "synthetic:20")
+    assert by_bytes.prompt_slots == (32,)  # 29 or 30 bytes, a line break and the marker
+    assert by_words.prompt_slots == (16,)  # 9 words, a line break and the marker
+    assert by_words.max_answer_tokens == 3 + 2  # ### 2 <eos>
+
+
+@pytest.mark.parametrize("reasoner", REASONERS)
+def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
+    kind, given = kind_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
+    experiment = build(check(config), tmp_path / "work", list(given))
+    check_stages(experiment)
+    assert config.reasoner == reasoner
+    assert config.gate.enabled == ("cold_start" in config.stages)
+    assert experiment.recipe.name == kind.default_recipe
+    if not kind.has_latents:
+        assert config.max_latents == 0
+        assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
+    elif kind.default_recipe == "colar":
+        assert (config.thinker.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+    else:
+        assert (config.thinker.name, config.max_latents) == ("latent", 2 * 3)
+
+
+def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
+    """Those with their value in the next argument, and None, as well; what is wrong in them is said before any work."""
+    _in_words(tmp_path / "set.jsonl")
+    done = run(
+        "--train=set.jsonl", "--config.tokenizer", "synthetic:20", "--config.imitate.final_steps=12",
+        "--config.imitate.optimizer.clip_norm=None", "--config.imitate.optimizer.warmup_steps=50",
+        "--config.rl.steps=6", "--config.rl.optimizer.warmup_steps=7", folder=tmp_path,
+    )  # fmt: skip
+    assert done.status == 2
+    lines = done.stderr.splitlines()
+    error = lines[-1]
+    assert "chosen: prompt_slots=(16,), max_answer_tokens=5," in done.stderr
+    assert (
+        "as given, not chosen: imitate.final_steps, imitate.optimizer.clip_norm, imitate.optimizer.warmup_steps, "
+        "rl.optimizer.warmup_steps, rl.steps, tokenizer"
+    ) in lines
+    for key, steps in (("imitate.optimizer.warmup_steps", 50), ("rl.optimizer.warmup_steps", 7)):
+        assert f"config.{key}: {steps} is not valid; " in error

@@ -28,6 +28,21 @@ def _records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_smoke_test_is_a_whole_run_beside_the_real_one(tmp_path):
+    folder = new_folder(tmp_path)
+    stale = folder / "runs" / "small_smoke" / "checkpoints" / "imitate" / "finished"  # an earlier one's, of others
+    stale.parent.mkdir(parents=True)
+    stale.write_text("44\n")
+    done = run("--config=small.py", "--smoke", "--config.imitate.optimizer.warmup_steps=20", folder=folder)
+    assert done.status == 0, done.stderr[-3000:]
+    assert done.stdout == "report: runs/small_smoke/report.html\n"
+    assert [path.name for path in (folder / "runs").iterdir()] == ["small_smoke"]
+    report = json.loads((folder / "runs" / "small_smoke" / "report.json").read_text())
+    assert set(ROWS) <= report["eval"].keys()
+    steps = {row["stage"]: row["step"] for row in rows_of(folder / "runs" / "small_smoke")}
+    assert steps == {"imitate": 4, "imitate_control": 6, "cold_start": 2, "slpo": 2}
+
+
 def test_it_says_where_the_report_is(work):
     assert (work.parent / "stdout").read_text() == "report: work/report.html\n"
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from codi_run import small_config
@@ -14,6 +15,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, say_shared
+from slpo_jax.run.stage import open_stage
 from slpo_jax.run.understood import understood
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
@@ -121,6 +123,55 @@ def test_what_was_trained_on_is_known_where_nothing_is_trained(tmp_path, warning
     say_shared(experiment)
     count = len(experiment.test_set("mine"))
     assert warnings == [f"config.data.eval.mine: {count} of {count} problems are also in config.data.train"]
+
+
+def test_all_that_is_too_long_is_said_at_once(tmp_path):
+    config = load_config()
+    config.stages = ("imitate", "rl", "evaluate")
+    warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
+    for stage, steps in warmups.items():
+        config[stage].optimizer.warmup_steps = steps
+    settings = checks.check(config, [f"{stage}.optimizer.warmup_steps" for stage in warmups])
+    with pytest.raises(UserError) as caught:
+        check_stages(build(settings, tmp_path / "work"))
+    said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]
+    assert said == ["config.imitate.optimizer.warmup_steps", "config.rl.optimizer.warmup_steps"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "left", "seconds", "expected"),
+    [
+        ("imitate", 1_200, 1.0, ""),  # and 3 x 800 steps to come: an hour
+        ("imitate", 1_200, 1.5, "about 1.5 hours are left, for 1,200 steps of 1.5 s each and the 2,400 of {later}; "),
+        ("slpo", 28_000, 9.0, "about 2.9 days are left, for 28,000 steps of 9 s each; "),
+    ],
+)
+def test_hours_are_said_once_the_first_steps_are_measured(stage, left, seconds, expected, tmp_path, warnings):
+    config = load_config()
+    config.rl.steps = config.cold_start.steps = 800
+    experiment = build(read_config(config), tmp_path)
+    run, *_ = open_stage(experiment, stage, SimpleNamespace(step=0), left)
+    run._measured(left, seconds)
+    run._let_go()
+    section = "rl" if stage == "slpo" else stage
+    steps = "cot_steps, .stage_steps and .final_steps" if section == "imitate" else "steps"
+    shorter = f"shorter: fewer steps (config.{section}.{steps}), a smaller config.{section}.batch_size, a GPU or TPU"
+    said = expected.format(later="imitate_control, cold_start, slpo, if they take as long") + shorter
+    assert warnings == [f"{stage}: {said}"] * bool(expected)
+
+
+@pytest.mark.parametrize(("key", "reason"), [("train", "line 1: malformed JSON"), ("valid", "no such file")])
+def test_an_evaluation_needs_no_training_file(key, reason, tmp_path, warnings):
+    config = load_config()
+    if key == "train":
+        (tmp_path / "train.jsonl").write_text('{"question": \n')
+    config.data[key] = str(tmp_path / "train.jsonl" if key == "train" else tmp_path / "valid.txt")
+    config.stages, config.evaluate.datasets, config.evaluate.thresholds = ("evaluate",), ("real",), (0.5,)
+    say_shared(build(read_config(config), tmp_path / "work"))
+    (line,) = [line for line in warnings if "was not compared with it" in line]
+    assert line.startswith("config.data.train: what is evaluated was not compared with it (config.data.")
+    assert f"{config.data[key]}" in line
+    assert reason in line
 
 
 def test_what_was_understood_is_said_before_training(tmp_path):
