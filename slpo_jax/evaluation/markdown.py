@@ -33,8 +33,7 @@ def render(report: Mapping[str, Any]) -> str:
         "# Evaluation report",
         *report["verdict"],
         *_tables(report["eval"], report[AVERAGE], columns, labels),
-        " ".join(level["text"] for level in report["chance"].values()),
-        head,
+        " ".join([head, *(level["text"] for level in report["chance"].values())]),
         _ENDS.format(over="runs" if len(runs) > 1 else "problems"),
         *(["## Notes", "\n".join(f"- {note}" for note in report["notes"])] if report["notes"] else []),
     ]
