@@ -5,6 +5,7 @@ Orbax takes a second to import, so that is done where it is used.
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def unwritten(directory: Path, error: Exception | str, remedy: str) -> SaveError
         error: of a save, of which tensorstore's are `ValueError`s, for a full disk as well; or the reason.
     """
     # tensorstore names operation by operation, then what the system said, then its number and settings.
-    text = " ".join(str(error).split()).partition(" [os_error_code=")[0]
+    text = re.split(r" \[\w+=", " ".join(str(error).split()))[0]
     reason = error.strerror if isinstance(error, OSError) and error.strerror else text.rpartition(": ")[2][-200:]
     return SaveError(f"{directory}: the checkpoint can't be written ({reason}); {remedy}")
 

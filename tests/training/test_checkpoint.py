@@ -16,7 +16,7 @@ from same_run import rows_of
 from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import compiling
-from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.io.orbax import load_params, stored_params, unwritten
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import open_stage
 from slpo_jax.training import loop
@@ -519,3 +519,10 @@ def test_a_checkpoint_that_was_being_deleted_is_not_gone_on_from(tmp_path, gone)
     assert int(again.restore(last)[0].step) == 4
     assert again.latest_step == 4
     again.close()
+
+
+@pytest.mark.parametrize("settings", ["[os_error_code='28']", "[tensorstore_spec='{\"driver\": \"zarr3\"}']"])
+def test_what_tensorstore_adds_to_a_failure_is_left_out(settings):
+    failed = ValueError(f"Error writing 'a/0': Disk quota exceeded {settings}")
+    said = "w: the checkpoint can't be written (Disk quota exceeded); make room"
+    assert str(unwritten(Path("w"), failed, "make room")) == said
