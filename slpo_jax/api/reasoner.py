@@ -15,7 +15,9 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import check_free
-from slpo_jax.origin.exchange import write_export
+from slpo_jax.models.parts import GATE, REASONER
+from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.origin.exchange import export_adapters, write_export
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
@@ -134,17 +136,26 @@ class TrainedReasoner:
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
     @naming(ARGUMENTS)
-    def export(self, folder: str | os.PathLike[str], explain: bool = False) -> Path:
+    def export(self, folder: str | os.PathLike[str], explain: bool = False, adapters: bool = False) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
         Args:
             folder: must not exist, or be empty; it appears whole or not at all.
             explain: with the second model of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
+            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it; for the model that the stage
+                began from, which adapter_config.json names.
         Raises:
-            UserError: the folder is in use, or the reasoner has parts that no other program knows.
+            UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
         solver, target = self.solver, Path(_path("folder", folder)).expanduser()
         check_free(target)
+        if adapters:
+            export_adapters(Path(self.source), target)
+            unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
+            others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
+            if others:
+                logging.warning("%s: holds adapters alone, without the %s", target, ", ".join(sorted(others)))
+            return target
         origin, how = solver.setup.origin, (solver.stopping, solver.rule)
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(origin.template, tokenizer=copy.deepcopy(origin.template.tokenizer))
