@@ -16,6 +16,7 @@ from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
 from slpo_jax.policy import noise
 from slpo_jax.training import rl
+from slpo_jax.training.halves import make_rollout
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from slpo_jax.training.sharding import Layout
@@ -129,3 +130,19 @@ def test_sharding_and_micro_batches_give_the_same_step():
     for each in (other, parts):
         for ours, theirs in zip(*map(jax.tree.leaves, (each.params[ADAPTER], one.params[ADAPTER])), strict=True):
             assert np.mean(np.abs(np.asarray(ours) - np.asarray(theirs)) < 1e-5) > 0.9
+
+
+def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is_trained_whole():
+    """Of the rollouts' own choices, where the state's adapters and gate are others."""
+    objective, layout = OBJECTIVES["grpo"](kl_weight=0.1, updates=2), Layout(device_mesh(jax.devices("cpu")[:1]))
+    policy = dataclasses.replace(ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE))
+    now, start = _params(), small_params()
+    now[GATE] = jax.tree.map(lambda x: x + 0.1, now[GATE])
+    state = init_state(now, (ADAPTER, GATE), make_optimizer(OptimizerConfig("adamw")), KEY, layout)
+    arguments = state, shard_rows(BATCH, layout.mesh), {GATE: start[GATE]}
+    roll = make_rollout(policy, objective, rigged_reward, GROUP, layout, "rl", 1)
+    _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    found = trajectories.reference
+    wanted = compiled(objective.reference, ADDITIVE)(start, BATCH, trajectories)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(np.asarray(trajectories.behaviour) - np.asarray(found)).max() > 0.1
