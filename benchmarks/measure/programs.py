@@ -1,6 +1,7 @@
 """Every program of a config: jitted, with the shapes of its largest arguments, for devices that need not be there."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
+from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.run import imitate
+from slpo_jax.run import adapters, imitate
 from slpo_jax.run.experiment import Setup
 from slpo_jax.run.rl import make_objective, optimizer_of, training_policy
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
@@ -91,7 +93,8 @@ def _objective(setup: Setup, name: str) -> list[Program]:
     config, reward = setup.config.rl, setup.reward.on_device
     objective = make_objective(setup, name)
     policy, params = training_policy(setup, objective), setup.abstract_params()
-    trained = setup.trained_by(RL, params)
+    params |= _placed(setup, jax.eval_shape(functools.partial(adapters.fresh, setup), params), EVERYWHERE)
+    trained = adapters.trained(setup, params)
     optimizer = optimizer_of(setup, objective, {part: params[part] for part in trained})
     how = (optimizer, trained, setup.layout, RL, config.micro_batches)
     state = abstract_state(params, trained, optimizer, setup.layout)
@@ -105,7 +108,8 @@ def _objective(setup: Setup, name: str) -> list[Program]:
     rollout = make_rollout(policy, objective, reward, config.group, setup.layout, RL, config.micro_batches)
     updates, parts = objective.updates_per_step, objective.rollout_parts
     improvement = make_train_step(rl.make_improvement(policy, objective), *how, updates=updates, parts=parts)
-    reference = state.params if objective.needs_reference else {}
+    changed = {part: state.params[part] for part in trained if part != ADAPTER}
+    reference = changed if objective.needs_reference else {}
     rolled = abstract_rollouts(rollout, state, batch, reference, setup.layout, config.group)
     return [
         Program("rollout", rollout, (state, batch, reference)),

@@ -15,7 +15,10 @@ from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
-from slpo_jax.origin.exchange import replaced_by_export, write_export
+from slpo_jax.io.files import check_free
+from slpo_jax.models.parts import GATE, REASONER
+from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.origin.exchange import export_adapters, replaced_by_export, write_export
 from slpo_jax.origin.open import Origin
 from slpo_jax.origin.second_model import with_second
 from slpo_jax.origin.settings import used_with
@@ -133,7 +136,9 @@ class TrainedReasoner:
         return Evaluation(rows, label=Path(self.source).name, reward=earns)
 
     @naming(ARGUMENTS)
-    def export(self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False) -> Path:
+    def export(
+        self, folder: str | os.PathLike[str], explain: bool = False, overwrite: bool = False, adapters: bool = False
+    ) -> Path:
         """Write a directory that `transformers` opens, with all that it needs to think as this does.
 
         Args:
@@ -141,10 +146,20 @@ class TrainedReasoner:
                 all.
             explain: with the second model of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
             overwrite: another folder too, but a run's. Files of other names stay in it.
+            adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it; for the model that the stage
+                began from, which adapter_config.json names.
         Raises:
-            UserError: the folder is in use, or the reasoner has parts that no other program knows.
+            UserError: the folder is in use, or the reasoner has parts that no other program knows, or no adapters.
         """
         solver, target = self.solver, Path(_path("folder", folder)).expanduser()
+        if adapters:
+            check_free(target)
+            export_adapters(Path(self.source), target)
+            unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
+            others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
+            if others:
+                logging.warning("%s: holds adapters alone, without the %s", target, ", ".join(sorted(others)))
+            return target
         replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
         origin, how = solver.setup.origin, (solver.stopping, solver.rule)
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})

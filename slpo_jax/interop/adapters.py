@@ -1,15 +1,20 @@
 """LoRA adapters, merged: beside the base weights in a checkpoint's own file, or alone in a folder of PEFT's."""
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from slpo_jax.errors import UserError
+from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.interop.tensors import Stored, weights_file
+from slpo_jax.interop.weights import backbone_weights
 from slpo_jax.io.files import read_json
 
 CONFIG = "adapter_config.json"
@@ -214,3 +219,34 @@ def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: st
         return weight + np.float32(scale) * (delta.T if is_conv1d else delta)
 
     return Stored(base.name, wanted, read)
+
+
+def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfig, alpha: float, base: str) -> None:
+    """Write adapters as PEFT saves them.
+
+    Args:
+        folder: exists.
+        adapters: of `models.lora.init`, on the host.
+        config: of the backbone whose kernels they are of.
+        alpha: their scale times their rank.
+        base: where the model lies, with which they go together.
+    """
+    tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
+    targets: set[str] = set()
+    for weight in backbone_weights(config):
+        node: Any = adapters
+        for key in weight.path[:-1]:
+            node = node.get(key, {})
+        if weight.path[-1] == "kernel" and "A" in node:
+            for part in "AB":
+                name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
+                tensors[name] = np.ascontiguousarray(np.asarray(node[part]).T)
+            targets.add(weight.path[-2])
+            settings = {"r": node["A"].shape[1], "fan_in_fan_out": not weight.transposed}
+    settings |= {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
+        "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,
+    }  # fmt: skip
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
+    (folder / WEIGHTS[0]).chmod(0o644)  # safetensors makes its files private

@@ -7,6 +7,7 @@ WORKDIR/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
     STAGE/  config.json  finished  STEP/    what the stage was run with, its last step, its states
             rule.json                       the threshold or number of latents that was chosen for it
+            adapters/                       that were trained, as PEFT saves them; STEP/ has them merged
     STAGE_best/  STEP/                      of the best validation, where the stage has any
     STAGE.digest.json                       of the stage's parameters
   labels/  manifest.json  NUMBER.npz        of the stage latent_rm's thoughts
@@ -108,6 +109,11 @@ class StageFolder:
     def rule(self) -> Path:
         """How its rollouts stop, see `evaluation.rows.write_rule`."""
         return self.path / "rule.json"
+
+    @property
+    def adapters(self) -> Path:
+        """Folder of the adapters that it has merged."""
+        return self.path / "adapters"
 
     @property
     def is_finished(self) -> bool:

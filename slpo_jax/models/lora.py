@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import ADAPTER, REASONER
+from slpo_jax.models.reasoner import Reasoner
 
 Tree = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """The section `config.imitate.lora`.
+    """The sections `config.imitate.lora` and `config.rl.lora`.
 
     Attributes:
         rank: of the updates; above 0 adapters of the blocks' kernels, and a projector, are trained instead of the whole
@@ -30,6 +31,11 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def scale(self) -> float:
+        """Of the updates."""
+        return self.alpha / self.rank
 
 
 def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
@@ -78,19 +84,23 @@ def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
     return merged
 
 
-def adapter(key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = ()) -> Tree:
+def adapter(
+    key: jax.Array, params: Tree, rank: int, kernels: tuple[str, ...] = (), section: str = "config.imitate.lora"
+) -> Tree:
     """The part ADAPTER: adapters of the reasoner's blocks, and a copy of all else of it but the backbone.
 
     Args:
         params: all parts.
         rank, kernels: see `LoraConfig`.
+        section: that these are from, for messages.
     Raises:
         UserError: a kernel that the blocks don't have.
     """
-    names = {name for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"]) for name in _keys(path)}
+    paths = [_keys(path) for path, _ in jax.tree.leaves_with_path(params[REASONER]["backbone"])]
+    names = sorted({path[-2] for path in paths if path[-1] == "kernel"})
     for name in kernels:
         if name not in names:
-            raise UserError(f"config.imitate.lora.kernels: {name!r} is no part of this model; leave it out")
+            raise UserError(f"{section}.kernels: {name!r} is no kernel of this model; it has {', '.join(names)}")
     rest = {name: part for name, part in params[REASONER].items() if name != "backbone"}
     copies = jax.tree.map(lambda x: jnp.array(x, copy=True), rest)
     return {"lora": init(key, params[REASONER]["backbone"], rank, kernels), **copies}
@@ -111,3 +121,16 @@ def without_adapter(params: Tree, scale: float) -> Tree:
     trained = {name: part for name, part in adapter.items() if name != "lora"}
     backbone = merge(reasoner["backbone"], adapter["lora"], scale)
     return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}
+
+
+def merging(reasoner: Reasoner, scale: float) -> Reasoner:
+    """The reasoner `in_tree`, whose programs read ADAPTER, where the parameters have that part, merged.
+
+    Args:
+        scale: alpha / rank.
+    """
+
+    def in_loop(params: Tree) -> Tree:
+        return reasoner.in_loop(without_adapter(params, scale) if ADAPTER in params else params)
+
+    return dataclasses.replace(reasoner, in_loop=in_loop)

@@ -1,6 +1,7 @@
 """Checkpoints between Orbax and Hugging Face."""
 
 import dataclasses
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from slpo_jax.interop.weights import backbone_weights, gate_weights, write_tree
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.seal import SEAL, is_as_sealed, seal, sealed
-from slpo_jax.io.workdir import REASONER_FOLDER, Workdir
+from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.kinds import KINDS, PLAIN
 from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
 from slpo_jax.models.reasoner import BACKBONE
@@ -163,6 +164,22 @@ def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None
             "PreTrainedTokenizerFast.from_pretrained",
             folder,
         )
+
+
+def export_adapters(source: Path, target: Path) -> None:
+    """Copy the adapters that a finished stage keeps beside its checkpoint.
+
+    Args:
+        source: WORKDIR/checkpoints/STAGE.
+        target: must not exist, or be empty.
+    Raises:
+        UserError: it has none, or the target is in use.
+    """
+    folder = StageFolder.of(source).adapters
+    if not folder.is_dir():
+        raise UserError(f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out")
+    with whole_folder(target) as made:
+        shutil.copytree(folder, made, dirs_exist_ok=True)
 
 
 def export_reasoner(

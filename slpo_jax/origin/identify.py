@@ -12,7 +12,7 @@ from slpo_jax.io.files import flatten, read_json
 from slpo_jax.io.orbax import is_checkpoint, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.kinds import Kind, backbone_of
-from slpo_jax.models.parts import GATE, OF_A_REASONER
+from slpo_jax.models.parts import ADAPTER, GATE, OF_A_REASONER
 from slpo_jax.origin.description import Description, read_description
 from slpo_jax.origin.opening import Opened, open_checkpoint
 from slpo_jax.stages import COLD_START, IMITATE, RL
@@ -137,7 +137,12 @@ def _ours(source: str, path: Path) -> Identity:
     described = read_description(folder)
     if described is None:
         raise UserError(f"{folder}: has no reasoner.json, which says what {source} is; keep that folder whole")
-    if others := ", ".join(sorted(stored_params(path).keys() - set(OF_A_REASONER))):
+    found = stored_params(path).keys()
+    if ADAPTER in found:
+        raise UserError(
+            f"{source}: holds adapters that are not merged yet; run its stage to the end, or give a checkpoint that is"
+        )
+    if others := ", ".join(sorted(found - set(OF_A_REASONER))):
         raise UserError(
             f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, and a reward model's as "
             "config.evaluate.reward_model"

@@ -164,4 +164,4 @@ def _save_finished(experiment: Experiment, recipe: Recipe, state: TrainState, dr
     checkpoints = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
     checkpoints.save(finished)
     checkpoints.close()
-    note_finished(experiment, IMITATE, state)
+    note_finished(experiment, IMITATE, int(state.step))

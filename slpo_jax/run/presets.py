@@ -229,6 +229,8 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     config.stages = ("rl", "evaluate") if kind else ("evaluate",)
     sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
     config.rl.update(group=8, capacities=((1.0, 0.5), (1.0, 1.0)), **sampled)
+    if method == "hrpo":
+        config.rl.lora.update(rank=32, alpha=64.0)
     if method == "soft_grpo":
         config.thinker.gumbel_top_k.update(SOFT_GRPO)
         config.rl.top_k = 5

@@ -1,18 +1,22 @@
 """The stage rl: every objective of `config.rl.objectives`, trained from the same start or after another."""
 
 import dataclasses
+import functools
 from typing import Any
 
+import jax
 import optax
 from absl import logging
 
 from slpo_jax.config import objective_of
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import THINKER
+from slpo_jax.models.lora import merging
+from slpo_jax.models.parts import ADAPTER, THINKER
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
+from slpo_jax.run import adapters
 from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.stage import close_stage, open_stage, prompted_batches, starting_params
+from slpo_jax.run.stage import close_stage, note_finished, open_stage, prompted_batches, starting_params
 from slpo_jax.run.validated import Validation, train_validated
 from slpo_jax.stages import RL
 from slpo_jax.training.dynamic import Drawing
@@ -28,6 +32,8 @@ def check(experiment: Experiment, name: str) -> None:
     """Fail before the first stage on an objective that could not be used."""
     objective = make_objective(experiment, name)
     optimizer_config(experiment, objective)
+    if experiment.config.rl.lora.rank:
+        jax.eval_shape(functools.partial(adapters.fresh, experiment), experiment.abstract_params())
     config, devices, parts = experiment.config.rl, experiment.mesh.size, objective.rollout_parts
     if config.batch_size % (devices * config.micro_batches * parts):
         raise UserError(
@@ -49,16 +55,21 @@ def train(experiment: Experiment, name: str) -> None:
     Args:
         name: a name under `config.objective`.
     """
+    if (last := adapters.left_merged(experiment, name)) is not None:
+        note_finished(experiment, name, last)
+        return
     config = experiment.config.rl
     objective = make_objective(experiment, name)
     policy = training_policy(experiment, objective)
     params = starting_params(experiment, name)
-    trained = experiment.trained_by(STAGE, params)
+    params |= adapters.fresh(experiment, params)
+    trained = adapters.trained(experiment, params)
     optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
-    reference = copied(params, experiment.layout) if objective.needs_reference else None
+    changed = {part: params[part] for part in trained if part != ADAPTER}
+    reference = copied(changed, experiment.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    del params  # the state has its own
+    del params, changed  # the state has its own
     on_device, problems = experiment.reward.on_device, experiment.train.problems
 
     def on_host(tokens_NA, index_N):
@@ -102,7 +113,8 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     policy = experiment.policy.having(
         stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
     )
-    return dataclasses.replace(policy, capacities=tuple(shares))
+    reasoner = merging(policy.reasoner, config.lora.scale) if config.lora.rank else policy.reasoner
+    return dataclasses.replace(policy, reasoner=reasoner, capacities=tuple(shares))
 
 
 def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:

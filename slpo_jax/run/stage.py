@@ -8,6 +8,8 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.io.orbax import load_params, stored_params
+from slpo_jax.models.parts import ADAPTER
+from slpo_jax.run.adapters import leave_merged
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.hours import say_hours
 from slpo_jax.run.provenance import starting_stage
@@ -53,14 +55,16 @@ def open_stage(
 def close_stage(
     experiment: Experiment, stage: str, run: StageRun, state: TrainState, extra: dict[str, Any] | None = None
 ) -> None:
-    """Save the last state, and note that the stage is finished."""
+    """Save the last state, adapters merged, and note that the stage is finished."""
     run.finish(state, extra)
-    note_finished(experiment, stage, state)
+    if ADAPTER in state.params:
+        leave_merged(experiment, stage, state)
+    note_finished(experiment, stage, int(state.step))
 
 
-def note_finished(experiment: Experiment, stage: str, state: TrainState) -> None:
+def note_finished(experiment: Experiment, stage: str, step: int) -> None:
     """Write down that the stage's last checkpoint is there."""
-    write_text(experiment.workdir.stage(stage).finished, f"{int(state.step)}\n")
+    write_text(experiment.workdir.stage(stage).finished, f"{step}\n")
     hosts.barrier(f"{stage} is finished")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from slpo_jax.io import hosts
 from slpo_jax.io.orbax import load_params
+from slpo_jax.run.adapters import merged
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.select import validation_accuracy
 from slpo_jax.run.stage import close_stage, open_stage
@@ -78,6 +79,7 @@ def train_validated(
 
 def _accuracy(experiment: Experiment, params: Any) -> float:
     """The reasoner's."""
+    params = merged(experiment, params)
     if experiment.config.gate.enabled:
         return validation_accuracy(experiment, params, "threshold", 0.5)
     return validation_accuracy(experiment, params, "length", experiment.config.max_latents)

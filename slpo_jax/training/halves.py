@@ -48,8 +48,9 @@ def make_rl_step(
         group: G.
         optimizer, trained, layout, stream, micro_batches, schedule: see `make_train_step`.
         host_reward: asked without `reward`; each process asks for its own rows.
-        reference: the parameters that the stage started from, laid out as the state's, for objectives that ask for
-            them; they have buffers of their own, as a step gives away the state's.
+        reference: of the parameters that the stage started from those that it changes, laid out as the state's, for
+            objectives that ask for them; they have buffers of their own, as a step gives away the state's. Adapters
+            are none of them: the reasoner without them is what it started from.
         drawing: of groups whose rewards differ, `batch` being the first that is rolled out; None: every group it is.
     """
     how = (optimizer, trained, layout, stream, micro_batches)
@@ -94,10 +95,11 @@ def make_rollout(
     """
 
     def one(params, reference, batch, key):
+        before = {**params, **reference}
         params = policy.reasoner.in_loop(params)
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
         kept = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
-        start = objective.reference(policy, reference, batch, trajectories) if objective.needs_reference else None
+        start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None
         return dataclasses.replace(trajectories, behaviour=kept, reference=start), rewards_BG
 
     def rolled(state: TrainState, batch, reference):

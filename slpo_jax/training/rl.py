@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
@@ -38,6 +39,7 @@ class RlConfig:
             which alone are improved on (DAPO's dynamic sampling); 0 improves on every group of one batch.
         evaluate_every: steps between validations; an objective then leaves the parameters of its best one instead of
             the last ones.
+        lora: adapters instead of the whole reasoner.
         optimizer: of each objective, but for its own learning rate.
     """
 
@@ -59,6 +61,7 @@ class RlConfig:
     )
     dynamic_batches: int = setting(0, least=0, note="0 keeps every group")
     evaluate_every: int = setting(0, least=0, note="0 is never")
+    lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adafactor", 1e-6, warmup_steps=2_000)
 
     def __post_init__(self) -> None:

@@ -1,14 +1,18 @@
 """LoRA merged into Dense kernels against peft's adapters on transformers' models."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from safetensors.numpy import load_file as load_tensors
 from tiny import compiled, load_hf
 from tiny_llama import LLAMA, load_hf_llama, random_tree
 
 from slpo_jax.errors import UserError
+from slpo_jax.interop.adapters import write_adapters
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import lora
@@ -84,6 +88,21 @@ def test_merged_is_peft_s_forward_and_gradient(case):
         np.testing.assert_allclose(leaf, slow, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
+def test_what_is_written_opens_in_peft_with_the_same_logits(case, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    reasoner, params, adapters, model, _ = case
+    write_adapters(tmp_path, adapters, reasoner.config, ALPHA, "some/base")
+    load = load_hf if isinstance(reasoner.config, type(tiny.CONFIG)) else load_hf_llama
+    opened = peft.PeftModel.from_pretrained(load(params, reasoner.config), tmp_path).eval()
+    tokens = torch.tensor(TOKENS)
+    with torch.no_grad():
+        np.testing.assert_array_equal(opened(input_ids=tokens).logits, model(input_ids=tokens).logits)
+    assert opened.peft_config["default"].base_model_name_or_path == "some/base"
+    some = {name: tree for name, tree in adapters.items() if name.endswith("_0")}
+    write_adapters(tmp_path, some, reasoner.config, ALPHA, "")
+    assert len(load_tensors(tmp_path / "adapter_model.safetensors")) == len(jax.tree.leaves(some))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_fresh_adapters_change_nothing_and_are_uniform(name):
     params = random_tree(Coconut().on(MODELS[name][0]))
@@ -147,5 +166,23 @@ def test_adapters_of_the_kernels_that_are_named(case):
     every, some = (_flat(lora.adapter(jax.random.key(7), tree, RANK, each)["lora"]) for each in ((), names))
     assert some.keys() == {path for path in every if path.split(".")[-2] in names}
     assert all(np.array_equal(leaf, every[path]) for path, leaf in some.items())
-    with pytest.raises(UserError, match=r"config\.imitate\.lora\.kernels: 'q_prog' is no part of this model"):
-        lora.adapter(jax.random.key(7), tree, RANK, ("q_prog",))
+    for other in ("q_prog", "attn", "self_attn", "kernel"):  # of these the last three are parts of some, and no kernels
+        with pytest.raises(
+            UserError, match=rf"^config\.rl\.lora\.kernels: '{other}' is no .*it has (c_attn|down_proj), "
+        ):
+            lora.adapter(jax.random.key(7), tree, RANK, (other,), "config.rl.lora")
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
+    """To the bit, layers one by one or as a loop; a second time, and without adapters, there is nothing to merge."""
+    plain = Coconut().on(dataclasses.replace(LLAMA, scan_layers=loop)).in_tree()
+    params = {REASONER: random_tree(Coconut().on(LLAMA)), "gate": {"bias": jnp.ones(1)}}
+    own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
+    reads, wanted = lora.merging(plain, ALPHA / RANK).in_loop, plain.in_loop(params)
+    once = reads(params | own)
+    for found in (once, reads(once), reads(params)):
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, wanted))
+    moved = reads(params | jax.tree.map(lambda x: x + 1.0, own))
+    assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), moved, wanted))

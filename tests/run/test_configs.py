@@ -287,6 +287,8 @@ def test_methods_of_the_paper_s_second_half(name):
         if "rl" in config.stages
     }
     assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005, "soft_grpo": 0.001}
+    adapters = {method: (config.rl.lora.rank, config.rl.lora.alpha) for method, config in found.items()}
+    assert {method: size for method, size in adapters.items() if size[0]} == {"hrpo": (32, 64.0)}
     clips = {name: found[name].objective[name].dual_clip for name in ("grpo", "lepo", "hrpo", "soft_grpo")}
     assert clips == dict.fromkeys(clips) | {"soft_grpo": 3.0}
     # One rollout a device and gradient accumulation: a mean within each rollout, then over rollouts.

@@ -57,6 +57,12 @@ CASES = {
         "config.objective.pathwise.mixture_weight: 1.5",
         "from 0 to 1",
     ),
+    "adapters of a rank below 0": ({"rl.lora.rank": -1}, "config.rl.lora.rank: -1 is not valid", "0 or more"),
+    "adapters of kernels that there are not": (
+        {"rl.lora.rank": 2, "rl.lora.kernels": ("q_proj",)},
+        "config.rl.lora.kernels: 'q_proj' is no kernel of this model",
+        "it has c_attn, c_fc, c_proj",
+    ),
     "an unknown thinker": ({"thinker.name": "noise"}, "config.thinker.name: 'noise'", "latent, additive"),
     "additive noise of nothing": ({"thinker.additive.sigma": 0.0}, "config.thinker.additive.sigma: 0.0", "above 0"),
     "exact without a likelihood": (

@@ -1,0 +1,194 @@
+"""`config.rl.lora` in a run: what is left, resumed, opened and exported."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from same_run import checkpoint_of, rows_of
+from small_run import load_config
+from tiny_folder import tiny_folder
+
+import slpo_jax
+from slpo_jax.config import read_config
+from slpo_jax.errors import UserError
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER
+from slpo_jax.run import adapters, rl, stage, validated
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import run_stage
+from slpo_jax.stages import wanted
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+STEPS, RANK = 4, 2
+# A thinker with parameters of its own, several updates a step, and the start as a reference.
+CHANGES = {
+    "reasoner": "text_gpt2", "gate.enabled": False, "thinker.name": "hybrid", "dropout.rate": 0.0, "stages": ("rl",),
+    "thinker.hybrid.end_text": "", "tokenizer": "", "rl.objectives": ("grpo",), "rl.steps": STEPS, "rl.batch_size": 8,
+    "checkpoint_every": 1, "rl.capacities": ((1.0, 1.0),), "objective.grpo.kl_weight": 0.5,
+    "objective.grpo.minibatches": 2, "rl.optimizer.name": "adamw", "rl.optimizer.learning_rate": 3e-2,
+    "rl.lora.rank": RANK, "rl.lora.alpha": 5.0, "sharding.fsdp": 2,
+}  # fmt: skip
+KERNEL = "['params']['reasoner']['backbone']['h_1']['attn']['c_proj']['kernel']"
+
+
+PROBLEMS = [
+    {"question": f"{name} has {a} {thing} . He buys {b} . How many now ?", "answer": str(a + b)}
+    for name in ("Tom", "Ben") for thing in ("apples", "pens") for a, b in ((1, 2), (2, 1), (1, 1))
+]  # fmt: skip
+
+
+class Crash(Exception):
+    pass
+
+
+def _even(tokens_NA, references_NR):
+    """Rewards that are mixed, whatever so small a model says."""
+    return tokens_NA.sum(axis=1) % 2 == 0
+
+
+def _built(workdir, base, **changes):
+    (base.parent / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in PROBLEMS))
+    config = load_config()
+    config.update_from_flattened_dict(
+        CHANGES | {"init": str(base), "data.train": f"{base.parent}/train.jsonl"} | changes
+    )
+    experiment = build(read_config(config), workdir)
+    experiment.reward.on_device = _even
+    return experiment
+
+
+def _train(workdir, base, cut=None, **changes):
+    """The stage; with `cut`, an (object, name), up to where that is called, as if it were killed there."""
+
+    def killed(*_, **__):
+        raise Crash
+
+    experiment = _built(workdir, base, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        if cut:
+            patch.setattr(*cut, killed)
+        try:
+            for each in wanted(experiment.config):
+                run_stage(experiment, each)
+        finally:
+            experiment.log.close()
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(experiment, its workdir, the base)."""
+    folder = tmp_path_factory.mktemp("lora")
+    tiny_folder(folder / "base")
+    return _train(folder / "work", folder / "base"), folder / "work", folder / "base"
+
+
+@pytest.mark.slow
+def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(run):
+    experiment, workdir, _ = run
+    start, left = experiment.initial_params(), checkpoint_of(workdir, "grpo")
+    tensors = load_file(workdir / "checkpoints/grpo/adapters/adapter_model.safetensors")
+    before = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path({"params": start})}
+    assert {path for path in left if "params" in path} == before.keys()
+    for path, old in before.items():
+        if "thinker" in path:
+            assert (left[path] != old).any(), path
+        elif "kernel" in path and "reasoner" in path:
+            found = np.linalg.svd(left[path] - np.asarray(old), compute_uv=False)
+            assert found[0] > 1e-3, path
+            assert found[RANK] < 1e-5, path
+        else:
+            np.testing.assert_array_equal(left[path], old, err_msg=path)
+    a, b = (tensors[f"base_model.model.transformer.h.1.attn.c_proj.lora_{part}.weight"] for part in "AB")
+    np.testing.assert_allclose(left[KERNEL] - np.asarray(before[KERNEL]), 5.0 / RANK * (b @ a).T, rtol=0, atol=1e-5)
+    kl = [row["kl"] for row in rows_of(workdir)]
+    assert len(kl) == STEPS
+    assert all(value > 1e-5 for value in kl[1:])
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
+    """In its steps, before they are merged, with one checkpoint or more, and before that is noted."""
+    _, whole, base = run
+    batches = rl.prompted_batches
+
+    def failing(*arguments):
+        batch = batches(*arguments)
+
+        def make(step):
+            if step == 2:
+                raise Crash
+            return batch(step)
+
+        return make
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl, "prompted_batches", failing)
+        with pytest.raises(Crash):
+            _train(tmp_path, base)
+    for cut in ((stage, "leave_merged"), (adapters, "merged"), (stage, "note_finished")):
+        with pytest.raises(Crash):
+            _train(tmp_path, base, cut)
+    with pytest.raises(UserError, match=r"config\.rl\.lora\.rank: is 3, and 2 is what .* stage grpo was run with"):
+        _train(tmp_path, base, **{"rl.lora.rank": 3})
+    _train(tmp_path, base, (rl, "prompted_batches"))  # there is nothing left to train
+    assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
+    assert rows_of(tmp_path) == rows_of(whole)
+    ours, theirs = checkpoint_of(tmp_path, "grpo"), checkpoint_of(whole, "grpo")
+    assert ours.keys() == theirs.keys()
+    for path, leaf in theirs.items():
+        np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
+
+
+@pytest.mark.slow
+def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
+    _, workdir, base = run
+    reasoner = slpo_jax.load(workdir)
+    assert len(reasoner.solve("1 + 1", samples=1).votes.counts) >= 1
+    with pytest.raises(UserError, match=r"^\S+/grpo/3: holds adapters that are not merged yet; run its stage"):
+        slpo_jax.load(workdir / "checkpoints/grpo/3")
+    target = reasoner.export(tmp_path / "apart", adapters=True)
+    assert [line for line in warnings if "adapters alone" in line] == [
+        f"{target}: holds adapters alone, without the thinker"
+    ]
+    with pytest.raises(UserError, match=r"^adapters: \S+ has none apart; train them with config\.rl\.lora\.rank"):
+        slpo_jax.load(base).export(tmp_path / "none", adapters=True)
+    assert not (tmp_path / "none").exists()
+    again = slpo_jax.load(target, base=str(base), reasoner="text_gpt2").solver.params["reasoner"]
+    ours = reasoner.solver.params["reasoner"]
+    for mine, theirs in zip(*map(jax.tree.leaves, (again, ours)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5)
+
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    import transformers
+
+    model = peft.PeftModel.from_pretrained(transformers.GPT2LMHeadModel.from_pretrained(base), target).eval()
+    assert model.peft_config["default"].base_model_name_or_path == str(base)
+    tokens, policy = np.random.default_rng(1).integers(0, 20, size=(2, 9)), reasoner.solver.setup.policy
+    positions = np.broadcast_to(np.arange(9), tokens.shape)
+    params = reasoner.solver.params
+    hidden, _ = policy.reasoner.forward(params, policy.reasoner.embed(params, tokens), positions, positions >= 0)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor(tokens)).logits.numpy()
+    assert np.ptp(wanted) > 1
+    logits = policy.reasoner.logits(params, hidden)[..., : wanted.shape[-1]]  # without the padding's, a token more
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-4)
+
+
+def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
+    """And of those as they are where there are no adapters."""
+    tiny_folder(tmp_path / "base")
+    experiment = _built(tmp_path / "work", tmp_path / "base")
+    experiment.log.close()
+    params = experiment.initial_params()
+    own = jax.tree.map(lambda x: x + 0.5, adapters.fresh(experiment, params))
+    monkeypatch.setattr(validated, "validation_accuracy", lambda experiment, params, *_: params)
+    assert validated._accuracy(experiment, params) is params
+    found = validated._accuracy(experiment, params | own)
+    wanted = lora.without_adapter(params | own, 5.0 / RANK)
+    assert found.keys() == params.keys()
+    assert ADAPTER not in found
+    for mine, theirs in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)

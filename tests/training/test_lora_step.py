@@ -1,0 +1,148 @@
+"""A step of the stage `rl` whose adapters alone are trained, against one by hand from the whole reasoner's gradient."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from frozen import ADDITIVE, BATCH
+from small_steps import GROUP, POLICY, rigged_reward, small_params
+from tiny import FAST, compiled
+
+from slpo_jax.io.mesh import device_mesh, shard_rows
+from slpo_jax.models import lora
+from slpo_jax.models.parts import ADAPTER, GATE, REASONER
+from slpo_jax.policy import noise
+from slpo_jax.training import rl
+from slpo_jax.training.halves import make_rollout
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.sharding import Layout
+from slpo_jax.training.state import init_state, make_train_step
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
+RANK, SCALE, RATE, DECAY, CLIP = 3, 2.5, 1e-2, 0.1, 0.01
+OBJECTIVE = {
+    "slpo": (POLICY, {"passes": 2, "epsilon": 1e-2}),
+    "answer_only": (POLICY, {}),
+    "exact": (ADDITIVE, {}),
+    "pathwise": (POLICY, {"estimator": "mixture"}),
+    "grpo": (ADDITIVE, {}),
+}
+KEY = jax.random.key(0)
+
+
+def _params():
+    """With adapters that do something."""
+    params, rng = small_params(), np.random.default_rng(4)
+    fresh = lora.adapter(jax.random.key(1), params, RANK)
+    return params | {ADAPTER: jax.tree.map(lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), fresh)}
+
+
+def _step(name, devices=1, micro_batches=1, fsdp=1):
+    """The state before and after it."""
+    policy, settings = OBJECTIVE[name]
+    policy = dataclasses.replace(policy, reasoner=lora.merging(policy.reasoner, SCALE))
+    loss = rl.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+    optimizer = make_optimizer(OptimizerConfig("adamw", RATE, weight_decay=DECAY, clip_norm=CLIP))
+    layout = Layout(device_mesh(jax.devices("cpu")[:devices], fsdp))
+    start, trained = _params(), (ADAPTER, GATE)
+    state = init_state(start, trained, optimizer, KEY, layout)
+    step = make_train_step(loss, optimizer, trained, layout, "rl", micro_batches)
+    batch = shard_rows(BATCH, layout.mesh)
+    left, _ = step.lower(state, batch).compile(compiler_options=FAST)(state, batch)
+    return start, left
+
+
+def _whole_gradient(name, params):
+    """Of the mean loss of the reasoner that has the kernels of these parameters itself."""
+    policy, settings = OBJECTIVE[name]
+    loss_of = rl.make_loss(policy, OBJECTIVES[name](**settings), rigged_reward, GROUP)
+
+    def loss(params, key):
+        total, sums = loss_of(params, BATCH, key)
+        return total / sums["loss"][1]
+
+    return compiled(jax.grad(loss))(params, noise.stream_key(KEY, "rl", 0))
+
+
+def _modules(adapters, *trees):
+    """(pair, the same module of each tree), of all pairs."""
+    for name, part in adapters.items():
+        below = [tree[name] for tree in trees]
+        if "A" in part:
+            yield part, *below
+        else:
+            yield from _modules(part, *below)
+
+
+def _numbers(tree):
+    return jax.tree.map(lambda x: np.array(x, np.float64), tree)
+
+
+@functools.cache
+def _by_hand(name):
+    """(adapters, gate) after the step: the chain rule, one clip over all, and AdamW's first step."""
+    start = _numbers(_params())
+    merged, adapters = jax.tree.map(np.copy, start[REASONER]), start[ADAPTER]["lora"]
+    for pair, module in _modules(adapters, merged["backbone"]):
+        module["kernel"] += SCALE * pair["A"] @ pair["B"]
+    whole = jax.tree.map(jnp.float32, {REASONER: merged, GATE: start[GATE]})
+    gradient = _numbers(_whole_gradient(name, whole))
+    own = jax.tree.map(np.zeros_like, adapters)
+    for pair, found, module in _modules(adapters, own, gradient[REASONER]["backbone"]):
+        found["A"] = SCALE * module["kernel"] @ pair["B"].T
+        found["B"] = SCALE * pair["A"].T @ module["kernel"]
+    trained, gradients = (adapters, start[GATE]), (own, gradient[GATE])
+    norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
+    assert norm > CLIP  # or the clip would not be seen
+
+    def after(x, g):
+        g = g * CLIP / norm
+        return x - RATE * (g / (np.abs(g) + 1e-8) + DECAY * x * (x.ndim > 1))
+
+    return jax.tree.map(after, trained, gradients), gradients
+
+
+@pytest.mark.parametrize("name", OBJECTIVE)
+def test_a_step_of_adapters_is_that_by_hand_and_leaves_the_rest_to_the_bit(name):
+    start, left = _step(name)
+    wanted, gradients = _by_hand(name)
+    found = left.params[ADAPTER]["lora"], left.params[GATE]
+    # Adam's first step is the gradient's sign, which the rounding of what is nearly 0 may turn.
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(gradients[0]))
+    sure = jax.tree.map(lambda g: np.abs(g) > 1e-3 * largest, gradients)
+    assert np.mean(np.concatenate([x.ravel() for x in jax.tree.leaves(sure[0])])) > 0.5
+    for ours, theirs, is_sure in zip(*map(jax.tree.leaves, (found, wanted, sure)), strict=True):
+        np.testing.assert_allclose(np.where(is_sure, ours, 0), np.where(is_sure, theirs, 0), rtol=1e-4, atol=1e-5)
+    frozen = zip(*map(jax.tree.leaves, (left.params[REASONER], start[REASONER])), strict=True)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in frozen)
+    moments = [x.shape for x in jax.tree.leaves(left.opt_state) if x.ndim]
+    assert sorted(moments) == sorted(2 * [x.shape for x in jax.tree.leaves((start[ADAPTER], start[GATE]))])
+
+
+def test_sharding_and_micro_batches_give_the_same_step():
+    _, one = _step("exact")
+    _, other = _step("exact", devices=4, micro_batches=1, fsdp=2)
+    _, parts = _step("exact", devices=2, micro_batches=2, fsdp=2)
+    for each in (other, parts):
+        for ours, theirs in zip(*map(jax.tree.leaves, (each.params[ADAPTER], one.params[ADAPTER])), strict=True):
+            assert np.mean(np.abs(np.asarray(ours) - np.asarray(theirs)) < 1e-5) > 0.9
+
+
+def test_the_reference_is_the_reasoner_without_adapters_and_the_start_of_what_is_trained_whole():
+    """Of the rollouts' own choices, where the state's adapters and gate are others."""
+    objective, layout = OBJECTIVES["grpo"](kl_weight=0.1, updates=2), Layout(device_mesh(jax.devices("cpu")[:1]))
+    policy = dataclasses.replace(ADDITIVE, reasoner=lora.merging(ADDITIVE.reasoner, SCALE))
+    now, start = _params(), small_params()
+    now[GATE] = jax.tree.map(lambda x: x + 0.1, now[GATE])
+    state = init_state(now, (ADAPTER, GATE), make_optimizer(OptimizerConfig("adamw")), KEY, layout)
+    arguments = state, shard_rows(BATCH, layout.mesh), {GATE: start[GATE]}
+    roll = make_rollout(policy, objective, rigged_reward, GROUP, layout, "rl", 1)
+    _, trajectories, _ = roll.lower(*arguments).compile(compiler_options=FAST)(*arguments)
+    found = trajectories.reference
+    wanted = compiled(objective.reference, ADDITIVE)(start, BATCH, trajectories)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(np.asarray(trajectories.behaviour) - np.asarray(found)).max() > 0.1
