@@ -36,7 +36,26 @@ SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.evaluate.limit=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('same',)",
 )  # fmt: skip
 
-
+_FEW = (
+    "--config.imitate.final_steps=10", "--config.imitate.optimizer.warmup_steps=2", "--config.rl.steps=5",
+    "--config.rl.optimizer.warmup_steps=1", "--config.trackers=()",
+)  # fmt: skip
+# A program or two of each method that is trained apart from the others, small. LatentRM's reasoner has to be right now
+# and then, or no thoughts differ.
+METHODS = {
+    "colar": ("arena.py:colar_llama", "--config.stages=('imitate','rl')", "--config.imitate.cot_steps=0",
+              "--config.rl.objectives=('grpo',)", *_FEW),
+    "latent_sft": ("arena.py:latent_sft_llama", "--config.stages=('imitate',)", "--config.imitate.cot_steps=0",
+                   "--config.imitate.stage_steps=5", *_FEW),
+    "latent_grpo": ("arena.py:latent_grpo_llama", "--config.stages=('imitate','rl')", "--config.imitate.cot_steps=0",
+                    "--config.imitate.stage_steps=0", "--config.rl.objectives=('latent_grpo',)", *_FEW),
+    "latent_rm": ("quickstart.py", "--config.stages=('imitate','latent_rm')", "--config.gate.enabled=False",
+                  "--config.imitate.cot_steps=0", "--config.imitate.stage_steps=0", "--config.imitate.control=False",
+                  *_FEW[1:], "--config.imitate.final_steps=600", "--config.latent_rm.problems=64",
+                  "--config.latent_rm.completions=4", "--config.latent_rm.steps=20", "--config.latent_rm.batch_size=8",
+                  "--config.latent_rm.evaluate_every=0", "--config.latent_rm.optimizer.warmup_steps=2"),
+}  # fmt: skip
+TITLES = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2-135M"}
 PLUGINS = {"gpu": "cuda"}  # what JAX_PLATFORMS calls a platform
 
 
@@ -65,7 +84,7 @@ class Part:
 
 
 def parts(workdir: Path, tiny: bool) -> list[Part]:
-    """The page's parts: what the step was predicted to need, then the quickest answers first."""
+    """The page's parts in the order of their value: what a step was predicted to need, then what was never run."""
     python, run = sys.executable, workdir / ("quickstart_tiny" if tiny else "quickstart")
     quick = (python, "-m", "slpo_jax.main", "--config=configs/quickstart.py", f"--workdir={run}")
     tests = ("tests/models/test_gate.py",) if tiny else PARITY
@@ -73,13 +92,19 @@ def parts(workdir: Path, tiny: bool) -> list[Part]:
     few = ("--steps", "1", "--warmup", "1", "--only", "4,8", "--prompts", "4") if tiny else ("--steps", "4")
     passk = ("--problems", "8", "--samples", "4", "--rounds", "1") if tiny else ("--rounds", "2")
     torch = ("--torch", "none") if tiny or not _has_torch() else ()
+
+    def predicted(model: str) -> tuple[str, ...]:
+        return (python, "-m", "benchmarks.accelerator", "--only_predicted", model, *["--tiny"] * tiny)
+
+    def method(name: str, config: str, *changes: str) -> Part:
+        found = f"{name}_tiny" if tiny else name
+        run = (python, "-m", "slpo_jax.main", f"--config=configs/{config}", f"--workdir={workdir / found}", *changes)
+        return Part(name, run, 30)
+
     return [
-        Part(
-            "predicted",
-            (python, "-m", "benchmarks.accelerator", "--only_predicted", *["--tiny"] * tiny),
-            30,
-            "# Predicted",
-        ),
+        Part("predicted", predicted("gpt2"), 30, "# Predicted"),
+        Part("smollm2", predicted("smollm2"), 30, "# Predicted"),
+        *(method(name, *words) for name, words in METHODS.items()),
         Part("parity", (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests), 30),
         Part("step", (python, "-m", "benchmarks.step", "--shapes", shapes, *few, *torch), 60, "# One SLPO step"),
         Part("pass_at_16", (python, "-m", "benchmarks.passk", "--shapes", shapes, *passk, *torch), 60, "# Pass@"),
@@ -94,14 +119,18 @@ def _has_torch() -> bool:
 
 
 def look() -> dict[str, Any]:
-    """`machine` and the platform, asked in a process of its own: this one must not take the device's memory.
+    """`machine`, the platform and what a program can use of a device's memory; in bytes, 0 where that isn't told.
+
+    They are asked in a process of its own: this one must not take the device's memory.
+
 
     Raises:
         UserError: jax finds no device.
     """
     program = (
         "import json, jax; from benchmarks.measure.report import machine; "
-        "print(json.dumps({'platform': jax.default_backend(), 'machine': machine()}))"
+        "memory = (jax.devices()[0].memory_stats() or {}).get('bytes_limit', 0); "
+        "print(json.dumps({'platform': jax.default_backend(), 'machine': machine(), 'memory': memory}))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -148,19 +177,20 @@ def section(part: Part, found: dict[str, Any] | None) -> str:
     return "\n".join([title, "", ended, "", *lines, ""])
 
 
-def predicted_page(tiny: bool) -> str:
-    """What SLPO's step of GPT-2 124M at the paper's batch was predicted to need of these devices, and needs.
+def predicted_page(model: str, tiny: bool) -> str:
+    """What SLPO's step of a model at the paper's batch was predicted to need of these devices, and needs.
 
     Args:
+        model: one of `TITLES`.
         tiny: a layer and a few prompts instead.
     """
     from benchmarks.measure.predicted import predicted_and_measured
 
     count = len(jax.devices())
     few = {"tokenizer": "synthetic:199", "model.n_layer": 1, "rl.batch_size": 4 * count, "prompt_slots": (16,)}
-    size = "one layer of GPT-2" if tiny else "GPT-2 124M at the paper's batch"
+    size = f"one layer of {TITLES[model]}" if tiny else f"{TITLES[model]} at the paper's batch"
     lines = [f"SLPO's step of {size} on {count} of {jax.devices()[0].device_kind}:", ""]
-    lines += markdown_table(("", "predicted", "measured"), predicted_and_measured("gpt2", few if tiny else {}))
+    lines += markdown_table(("", "predicted", "measured"), predicted_and_measured(model, few if tiny else {}))
     return "\n".join(["# Predicted and measured", "", *lines])
 
 
@@ -176,7 +206,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, which on a CPU are used anyhow")
     names = [part.name for part in parts(Path(), True)]
     parser.add_argument("--only", nargs="+", choices=names, help="parts; default: all")
-    parser.add_argument("--only_predicted", action="store_true", help="what the part predicted prints, in this process")
+    parser.add_argument("--only_predicted", choices=TITLES, help="what the part of a model prints, in this process")
     flags = parser.parse_args(argv)
     check_flags(flags, seconds=1)
     return flags
@@ -224,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         flags = parse(argv)
         if flags.only_predicted:
-            print(predicted_page(flags.tiny))
+            print(predicted_page(flags.only_predicted, flags.tiny))
             return
         text, well = page(flags)
         write_text(flags.workdir / "page.md", text + "\n")

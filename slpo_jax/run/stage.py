@@ -69,7 +69,13 @@ def note_finished(experiment: Experiment, stage: str, step: int) -> None:
 
 
 def prompted_batches(experiment: Experiment, config, steps: int, answers: bool = False):
-    """step -> the sharded batch of prompts and references.
+    """step -> the sharded batch of prompts and references; see `host_batches`."""
+    made = host_batches(experiment, config, steps, answers)
+    return lambda step, number=0: shard_rows(made(step, number), experiment.mesh)
+
+
+def host_batches(experiment: Setup, config, steps: int, answers: bool = False):
+    """step -> the batch of prompts and references, of numpy.
 
     Args:
         config: the stage's section.
@@ -84,7 +90,7 @@ def prompted_batches(experiment: Experiment, config, steps: int, answers: bool =
     def batch(step: int, number: int = 0):
         # Later ones come from beyond the batches of all steps; what is left of them is not encoded end to end.
         *before, own = range(step, step + (number + 1) * steps, steps)
-        made = make_batch(
+        return make_batch(
             experiment.train,
             own,
             seed,
@@ -96,7 +102,6 @@ def prompted_batches(experiment: Experiment, config, steps: int, answers: bool =
             experiment.policy.config.answer_slots if answers else 0,
             before,
         )
-        return shard_rows(made, experiment.mesh)
 
     return batch
 

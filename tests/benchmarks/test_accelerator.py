@@ -1,5 +1,6 @@
 """The command for a new kind of device, on the CPU at tiny shapes."""
 
+import ast
 import importlib
 import json
 import os
@@ -18,7 +19,10 @@ from slpo_jax.checks import check
 ROOT = Path(__file__).resolve().parents[2]
 
 
-NAMES = ("predicted", "parity", "step", "pass_at_16", "quickstart")
+NAMES = (
+    "predicted", "smollm2", "colar", "latent_sft", "latent_grpo", "latent_rm", "parity", "step", "pass_at_16",
+    "quickstart",
+)  # fmt: skip
 
 
 def _part(name, program, least=0):
@@ -79,19 +83,34 @@ def test_the_command_on_a_cpu(tmp_path):
 
 @pytest.mark.parametrize("tiny", [True, False])
 def test_its_parts_are_commands(tiny, tmp_path):
-    """Every part's module takes the flags that it is given; the quick start's are those of its config."""
+    """Every part's module takes the flags that it is given; those of runs are of their configs."""
     found = {part.name: part.command[2:] for part in accelerator.parts(tmp_path, tiny)}
     assert tuple(found) == NAMES
-    for name in ("step", "pass_at_16", "predicted"):
+    for name in ("step", "pass_at_16", "predicted", "smollm2"):
         module, *flags = found[name]
         importlib.import_module(module).parse(flags)
-    module, config, workdir, *changes = found["quickstart"]
-    assert (module, config) == ("slpo_jax.main", "--config=configs/quickstart.py")
-    assert workdir.startswith(f"--workdir={tmp_path}")
-    settings = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
-    for change in changes:
-        key, _, value = change.removeprefix("--config.").partition("=")
-        settings.update_from_flattened_dict({key: yaml.safe_load(value) if key != "evaluate.datasets" else ("same",)})
-    check(settings)
-    assert bool(changes) == tiny
+    runs = {name: words for name, words in found.items() if words[0] == "slpo_jax.main"}
+    assert {*runs} == {"quickstart", *accelerator.METHODS}
+    for name, (_, config, workdir, *changes) in runs.items():
+        assert workdir.startswith(f"--workdir={tmp_path}")
+        file, _, argument = config.removeprefix("--config=").partition(":")
+        settings = runpy.run_path(str(ROOT / file))["get_config"](*filter(None, [argument]))
+        for change in changes:
+            key, _, value = change.removeprefix("--config.").partition("=")
+            given = ast.literal_eval(value) if value.startswith("(") else yaml.safe_load(value)
+            settings.update_from_flattened_dict({key: given})
+        check(settings)
+        assert bool(changes) == (tiny or name != "quickstart")
     assert all((ROOT / path).exists() for path in found["parity"][3:] if path.startswith("tests/"))
+
+
+@pytest.mark.slow
+def test_each_method_is_tried_and_gone_on_with(tmp_path):
+    """CoLaR, Latent-SFT, Latent-GRPO and LatentRM through their real programs; a second call has nothing to do."""
+    command = ["--workdir", str(tmp_path), "--tiny", "--only", *accelerator.METHODS]
+    text, well = accelerator.page(accelerator.parse(command))
+    assert well, text
+    stages = {"colar": "grpo", "latent_sft": "imitate", "latent_grpo": "latent_grpo", "latent_rm": "latent_rm"}
+    for name, stage in stages.items():
+        assert (tmp_path / f"{name}_tiny" / "checkpoints" / stage / "finished").exists()
+    assert accelerator.page(accelerator.parse(command)) == (text, True)

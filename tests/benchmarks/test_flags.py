@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import generate, grpo, memory, passk, step, versus
+from benchmarks import generate, grpo, memory, passk, real, step, versus
 
 EVERY = [
     (["--shapes", "bert"], "--shapes"),  # memory has no such flag at all
@@ -47,6 +47,10 @@ OWN = {
         (["--samples", "1"], "--samples: 1"),
         (["--caches", "offloaded"], "--caches"),
         (["--losses", "fast"], "--losses"),
+    ],
+    real: [
+        (["--seconds", "0"], "--seconds: 0"),
+        (["--micro_batches", "3"], "--micro_batches"),
     ],
 }
 

@@ -50,6 +50,7 @@ def ours():
     """(setup, parameters) of a run that would train COCONUT on it."""
     config = default_config()
     config.reasoner, config.init = "coconut_llama", str(bundled_gguf())
+    config.model.dtype = "float32"  # as theirs, also where bfloat16 is what a device is given
     setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
     return setup, setup.origin.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
@@ -102,7 +103,7 @@ def _answers(theirs, stop=(), more_eos_ids=()):
     model, tokenizer = theirs
     config = default_config()
     config.update(reasoner="text_llama", init=str(bundled_gguf()), max_latents=0, min_latents=1)
-    config.max_answer_tokens = NEW
+    config.max_answer_tokens, config.model.dtype = NEW, "float32"
     config.gate.enabled = False
     config.prompt.update(instruction="Answer in a few words.", stop=stop)
     setup = assemble(read_config(config))

@@ -1,0 +1,284 @@
+"""The run of a real model on a real card: what it is given, what it tells, and its whole path in small."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import carry
+import pytest
+
+from benchmarks import real, real_plan
+from slpo_jax.checks import check
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.stamps import Stamp, write_stamp
+from slpo_jax.io.workdir import Workdir
+
+ROOT = Path(__file__).resolve().parents[2]
+SOLUTION = "He has {a}+{b}=<<{a}+{b}={c}>>{c} apples.\nThen {c}+1=<<{c}+1={d}>>{d}.\n#### {d}"
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Small files in the layouts of the real ones; the training file."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    made = [(a, b, a + b, a + b + 1) for a in range(1, 6) for b in range(1, 7)]
+    asked = [f"Tom has {a} apples and buys {b} and 1. How many now?" for a, b, *_ in made]
+    rows = [{"question": question, "answer": SOLUTION.format(a=a, b=b, c=c, d=d)}
+            for question, (a, b, c, d) in zip(asked, made, strict=True)]  # fmt: skip
+    (folder / real_plan.TRAIN).write_text("".join(json.dumps(row) + "\n" for row in rows[:24]))
+    (folder / real_plan.VALID).write_text(json.dumps(rows[24:26]))
+    stepped = [{"question": asked[i], "steps": [f"<<{made[i][2]}+1={made[i][3]}>>"], "answer": str(made[i][3])}
+               for i in (26, 27)]  # fmt: skip
+    (folder / "gsm_test.json").write_text(json.dumps(stepped))
+    (folder / "multiarith.json").write_text(json.dumps([{"question": f" {asked[28]} ", "answer": "11"}]))
+    svamp = [
+        {"ID": str(i), "Body": f"Tom has {i} apples.", "Question": "How many?", "Answer": float(i)} for i in (7, 8)
+    ]
+    (folder / "svamp.json").write_text(json.dumps(svamp))
+    return folder / real_plan.TRAIN
+
+
+def test_weights_in_parts_are_put_together(tmp_path):
+    """Of the real file's size there are two, which a transfer of 64 MiB takes beside 12 MiB of other things."""
+    assert -(-98_362_432 // carry.PART) == 2
+    assert carry.PART + 12 * 2**20 <= 64 * 2**20
+    whole = bytes(range(256)) * 5
+    (tmp_path / "model.gguf").write_bytes(whole)
+    said = carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
+    assert "1,280 bytes of weights in 3 parts" in said
+    sizes = [(tmp_path / "parts" / f"weights.{number}").stat().st_size for number in (1, 2, 3)]
+    assert max(sizes) <= 500
+    assert sum(sizes) == 1280
+    joined = carry.join_weights(tmp_path / "parts", tmp_path / "made" / "whole")
+    assert joined.read_bytes() == whole
+    manifest = json.loads((tmp_path / "parts" / carry.MANIFEST).read_text())
+    assert manifest["sha256"] == hashlib.sha256(whole).hexdigest()
+    for number in (1, 2, 3):  # what is whole is not made again
+        (tmp_path / "parts" / f"weights.{number}").unlink()
+    assert carry.join_weights(tmp_path / "parts", joined).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda folder: (folder / "weights.2").unlink(), r"weights\.2: no such file; bring all 3 parts"),
+        (lambda folder: (folder / "weights.2").write_bytes(b"x" * 427), r"weights\.2: its digest is not that in"),
+        (lambda folder: (folder / carry.MANIFEST).unlink(), r"weights\.json: no such file; make it with launch/carry"),
+        (
+            lambda folder: (folder / carry.MANIFEST).write_text(
+                (folder / carry.MANIFEST).read_text().replace('"sha256": "', '"sha256": "0')
+            ),
+            "its parts together have not the digest",
+        ),
+    ],
+)
+def test_weights_that_are_not_what_they_were(damage, fault, tmp_path, data, capsys):
+    """One line and status 2, through the command too."""
+    (tmp_path / "model.gguf").write_bytes(bytes(range(256)) * 5)
+    carry.prepare(tmp_path / "model.gguf", [], tmp_path / "parts", part=500)
+    damage(tmp_path / "parts")
+    with pytest.raises(UserError, match=fault):
+        carry.join_weights(tmp_path / "parts", tmp_path / "whole")
+    with pytest.raises(SystemExit) as stop:
+        real.main([f"--weights={tmp_path / 'parts'}", f"--train={data}", f"--workdir={tmp_path / 'work'}"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", [real_plan.TRAIN, real_plan.VALID, *real_plan.SETS.values()])
+@pytest.mark.parametrize("command", [real.main, carry.main])
+def test_a_missing_data_file_is_named(missing, command, data, tmp_path, capsys):
+    (data.parent / missing).unlink()
+    place = f"--workdir={tmp_path}" if command is real.main else f"--folder={tmp_path}"
+    try:
+        status = command([f"--train={data}", f"--weights={data.parent}", place])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"error: --train: {data.parent / missing}: no such file; give GSM8K's gsm8k_train.jsonl, and"
+    )
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("here", "parts", "fault"),
+    [
+        (0, 1, ""),  # a CPU's is not known
+        (33e9, 1, ""),
+        (31e9, 1, r"--micro_batches: 1 needs 32\.0 GB of a card, of which programs can use 31\.0 here; give .*=2"),
+        (17e9, 2, ""),  # 2 + 30/2
+        (9e9, 2, r"--micro_batches: 2 needs 17\.0 GB.* give --micro_batches=8"),  # 2 + 30/8
+        (2e9, 1, "take a card of 3 GB or more"),  # (2 + 30/32) / 0.9
+    ],
+)
+def test_a_card_with_too_little_memory(here, parts, fault, tmp_path, monkeypatch):
+    """Of the counted programs the largest decides; the state is in no part of a batch."""
+    rows = [["one", 1, 1, 1, 1, 1.0, 20.0, 5], ["two", 1, 1, 1, 1, 2.0, 32.0, 5], ["in all", *[None] * 7]]
+    (tmp_path / "counted.json").write_text(json.dumps({"tables": {"one H100": {"rows": rows}}}))
+    monkeypatch.setattr(real_plan, "COUNTED", tmp_path / "counted.json")
+    if not fault:
+        real.check_memory(int(here), parts)
+        return
+    with pytest.raises(UserError, match=fault):
+        real.check_memory(int(here), parts)
+
+
+def test_the_counted_programs_are_those_of_the_run_and_fit():
+    """On an H100, in eight minutes: imitation in two phases, the gate, four objectives, and five evaluations."""
+    table = json.loads((ROOT / "results/real_budget.json").read_text())["tables"]["one H100"]
+    *rows, total = table["rows"]
+    assert len(rows) == 2 + 2 + len(real_plan.OBJECTIVES) + 4
+    assert [row[1] for row in rows if row[0] in real_plan.OBJECTIVES] == [150] * 4
+    real.check_memory(int(0.92 * 80e9), 1)
+    compiling, running = max(total[7] / 8, *(row[7] for row in rows)), total[4]  # eight at once
+    assert running == pytest.approx(total[3] / (790 * 0.3), rel=1e-6)
+    assert compiling < 150
+    assert compiling + running + 60 < 480  # what is beside them: the start, the saves, the report
+
+
+def test_a_budget_by_hand():
+    """2 steps of 474 TFLOP take 4 s at 30 % of 790; what was not compiled has no memory."""
+    rows = [{"name": "a", "times": 2, "tokens": 3_000_000, "flops": 474e12}]
+    rows += [
+        {"name": "b", "times": 1, "tokens": 0, "flops": 237e12, "memory": 4e9, "state": 1e9, "compile_seconds": 7.0}
+    ]
+    a, b, total = real_plan.budget(rows)["rows"]
+    assert a == ["a", 2, pytest.approx(6), pytest.approx(948), pytest.approx(4), None, None, None]
+    assert b[4:] == [pytest.approx(1), 1.0, 4.0, 7.0]
+    assert total == ["in all", None, pytest.approx(6), pytest.approx(1185), pytest.approx(5), None, None, 7.0]
+
+
+@pytest.mark.parametrize(("tiny", "parts"), [(False, 1), (False, 32), (True, 1)])
+def test_its_config_can_be_run(tiny, parts):
+    given = {"init": "" if tiny else "m.gguf", "train": "a", "valid": "b", "tests": "c", "tiny": tiny}
+    config = check(real_plan.get_config(json.dumps(given | {"micro_batches": parts})))
+    assert len(config.prompt_slots) == len(config.rl.capacities) == len(config.evaluate.thresholds) == 1
+    assert config.rl.objectives == ("control", "slpo", "answer_only", "pathwise")
+    assert config.evaluate.batch_size * parts in (32, 1024)
+    assert config.evaluate.samples == 16
+
+
+def test_sets_are_joined_and_parted(data, tmp_path):
+    """Every line goes where its problem came from; an evaluation that is not finished goes nowhere."""
+    spans = real_plan.join_sets(data.parent, tmp_path / "tests.jsonl")
+    assert spans == {"gsm8k": (0, 2), "multiarith": (2, 3), "svamp": (3, 5)}
+    joined = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in joined] == ["9", "10", "11", "7", "8"]
+    assert "steps" in joined[0]
+    assert "steps" not in joined[3]
+    assert real_plan.join_sets(data.parent, tmp_path / "few.jsonl", most=1)["svamp"] == (2, 3)
+    workdir, apart = Workdir(tmp_path / "work"), Workdir(tmp_path / "apart")
+    for row in ("whole", "begun"):
+        files = workdir.set_files(real_plan.TESTS, row)
+        files.folder.mkdir(parents=True)
+        files.records.write_text("".join(f'{{"index": {i}}}\n' for i in range(5)))
+        workdir.row_facts(row).write_text('{"a": 1}')
+    write_stamp(workdir.set_files(real_plan.TESTS, "whole"), Stamp("tests", "c", "d", "p", 5, {}))
+    assert real_plan.part_sets(workdir, apart, spans) == 1
+    assert not apart.row("begun").exists()
+    found = {name: apart.set_files(name, "whole").records.read_text() for name in spans}
+    assert found == {"gsm8k": '{"index": 0}\n{"index": 1}\n', "multiarith": '{"index": 2}\n',
+                     "svamp": '{"index": 3}\n{"index": 4}\n'}  # fmt: skip
+
+
+def test_speeds_are_of_each_program_s_own_steps():
+    """CODI's begin where CoT-SFT's end, in the same stage's rows; an evaluation has none."""
+    rows = [{"name": name, "stage": stage, "until": until, "times": times, "flops": 2e12, "memory": 3e9,
+             "compile_seconds": 5.0}
+            for name, stage, until, times in (("CoT-SFT", "imitate", 10, 10), ("CODI", "imitate", 30, 20),
+                                              ("evaluation", "", 0, 7))]  # fmt: skip
+    metrics = [{"stage": "imitate", "step": step, "seconds": seconds}
+               for step, seconds in ((5, 1.0), (10, 1.0), (20, 0.25), (25, 0.5), (30, 0.5))]  # fmt: skip
+    metrics += [{"stage": "imitate", "step": 30, "valid_accuracy": 0.5}, {"stage": "slpo", "step": 5, "seconds": 9.0}]
+    table = real.programs_table(rows, metrics)
+    speeds = {row[0]: row[4:] for row in table["rows"]}
+    assert speeds["CoT-SFT"] == [1.0, 2.0, pytest.approx(100 * 2 / 790)]
+    assert speeds["CODI"] == [2.0, 4.0, pytest.approx(100 * 4 / 790)]
+    assert speeds["evaluation"] == [None] * 3
+
+
+def test_what_is_told_of_rows_is_the_report_s():
+    """Shares in percent with their errors, latents as they are; differences with their intervals."""
+    entry = {
+        "set": "gsm8k",
+        "a": "slpo",
+        "b": "control",
+        "metric": "acc",
+        "difference": 0.02,
+        "low": 0.01,
+        "high": 0.03,
+    }
+    report = {"eval": {"slpo": {"gsm8k": {"acc": 0.25, "acc_se": 0.01, "pass@8": 0.5, "latent_steps": 3.0}}},
+              "differences": [entry, entry | {"b": "best_fixed"}]}  # fmt: skip
+    tables = real.quality_tables(report)
+    assert tables["right answers"]["columns"] == ["", "Acc", "Pass@1", "Pass@8", "Pass@16", "latents"]
+    assert tables["right answers"]["rows"] == [["SLPO, GSM8K", {"value": 25.0, "se": 1.0}, None, 50.0, None, 3.0]]
+    assert list(tables) == ["right answers", "minus control"]
+    (row,) = tables["minus control"]["rows"]
+    assert row[:3] == ["SLPO, GSM8K", pytest.approx({"value": 2.0, "low": 1.0, "high": 3.0}), None]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path, data):
+    """The whole path with weights in parts: killed within an objective, all is there after a second call.
+
+    What was compiled first is what the run asks for: nothing of size is compiled after it.
+    """
+    from tiny_gguf import fields_of, llama_config, tensors_of, write_gguf
+
+    small = llama_config(max_position_embeddings=512, num_hidden_layers=1)
+    write_gguf(tmp_path / "small.gguf", fields_of(small), tensors_of(small))
+    carry.prepare(tmp_path / "small.gguf", [], tmp_path / "parts", part=50_000)
+    work, cache = tmp_path / "work", tmp_path / "xla"
+    command = [sys.executable, "-m", "benchmarks.real", "--tiny", "--seconds=900", f"--workdir={work}",
+               f"--train={data}", f"--weights={tmp_path / 'parts'}", f"--out={tmp_path / 'out'}"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(cache)}
+
+    def programs() -> set[str]:
+        return {
+            path.name for path in cache.glob("jit_*-cache") if path.name.startswith(("jit_train_step", "jit_local"))
+        }
+
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        first: set[str] = set()
+        while process.poll() is None:
+            time.sleep(0.1)
+            known = work / "programs.json"
+            if not first and known.exists() and json.loads(known.read_text())["what"]:
+                first = programs()
+            if (work / "metrics.jsonl").exists() and '"slpo"' in (work / "metrics.jsonl").read_text():
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+    assert process.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert "under way" in (tmp_path / "out/page.md").read_text()
+    assert len(first) == 12
+    before = (work / "checkpoints/imitate/finished").stat().st_mtime_ns
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + (work / "run.log").read_text()[-2000:]
+    assert (work / "checkpoints/imitate/finished").stat().st_mtime_ns == before
+    assert programs() == first
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "metrics.jsonl", "page.md", "real_gpu.json", "report.json", "report.md"
+    }  # fmt: skip
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert set(report["eval"]) == {"imitate", "imitate_fixed_tmax", "cold_start", *real_plan.OBJECTIVES}
+    assert {name: figures["n"] for name, figures in report["eval"]["slpo"].items()} == {
+        "gsm8k": 2, "multiarith": 1, "svamp": 2
+    }  # fmt: skip
+    found = json.loads((tmp_path / "out/real_gpu.json").read_text())
+    assert {"command", "commit", "machine", "date", "seeds"} < found.keys()
+    assert {*found["tables"]} == {"programs", "right answers", "minus control", "minus cold gate"}
+    assert all(row[4] > 0 for row in found["tables"]["programs"]["rows"] if "evaluation" not in row[0] and row[0] !=
+               "validation, greedy")  # fmt: skip
+    assert "all is there" in done.stdout
