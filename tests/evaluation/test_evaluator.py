@@ -163,28 +163,29 @@ def test_results_are_those_of_each_rollout_alone(problems, where):
 
 def test_samples_are_scored_by_their_own_thoughts_and_answers(problems):
     """Means over the tokens up to the end, and the gate's distribution of the stop, in a slow loop."""
-    config = dataclasses.replace(BY_THRESHOLD, dropout_rate=0.0, temperature=1.0, stopping="length")
+    config = dataclasses.replace(BY_THRESHOLD, dropout_rate=0.0, temperature=1.0)
     mesh, params = device_mesh(jax.devices("cpu")[:1]), both_params()
     scored = Evaluator(
         policy_of(config), mesh, 8, (3, 6, 9), jax.random.key(2), ("likelihood", "self_certainty", "gate")
     )
-    done = scored.run(params, problems, "length", 3, seed=0, samples=2, limit=3)
+    done = scored.run(params, problems, "threshold", 0.6, seed=0, samples=2, limit=3)
     slow, found = SlowReasoner(params["reasoner"]), done.values["likelihood"]
     for row, tokens in enumerate(done.tokens.tolist()):
         prompt = problems.prompts[row // 2]
-        used = tokens.index(EOS) + 1 if EOS in tokens else len(tokens)
-        inputs = np.concatenate([slow.embed(prompt), slow.think(prompt, 3), slow.embed([END, *tokens[: used - 1]])])
+        used, tau = tokens.index(EOS) + 1 if EOS in tokens else len(tokens), int(done.latent_steps[row])
+        latents = slow.think(prompt, tau)
+        inputs = np.concatenate([slow.embed(prompt), latents, slow.embed([END, *tokens[: used - 1]])])
         log_probs = special.log_softmax(slow.logits(slow.hidden(inputs)[-used:]), axis=-1)
         mean = np.mean([log_probs[at, token] for at, token in enumerate(tokens[:used])])
         assert found[row] == pytest.approx(np.exp(mean), rel=1e-4)
         uniform = np.mean([-log_probs[at].mean() - np.log(log_probs.shape[1]) for at in range(used)])
         assert done.values["self_certainty"][row] == pytest.approx(uniform, rel=1e-4)
-        latents = slow.think(prompt, 3)
         rho = special.expit(latents @ np.asarray(params["gate"]["out"]["kernel"])[:, 0])
-        stop = np.log(rho[2]) + np.log1p(-rho[:2]).sum()
+        stop = np.log1p(-rho[:-1]).sum() + (np.log(rho[-1]) if tau < ROLLOUT.max_latents else 0.0)
         assert done.values["gate"][row] == pytest.approx(stop, rel=1e-4)
     assert len(np.unique(done.tokens, axis=0)) > 3
-    assert "likelihood" not in scored.run(params, problems, "length", 3, limit=3).values
+    assert len({ROLLOUT.max_latents, *done.latent_steps}) == len({*done.latent_steps}) > 1, "some have to stop"
+    assert "likelihood" not in scored.run(params, problems, "threshold", 0.6, limit=3).values
 
 
 def test_scores_that_are_logarithms_are_shares_of_a_problem_s_largest(monkeypatch):

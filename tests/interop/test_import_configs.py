@@ -1,10 +1,13 @@
-"""A config.json that isn't whole, or of a model that ours can't be, is refused with its name and the key."""
+"""A config.json that leaves something out, isn't whole, or is of a model that ours can't be."""
 
 import functools
 
 import pytest
+import transformers
 from broken import to_be_broken
 from published_bases import LLAMA3_ROPE, base_gpt2, base_llama
+
+from slpo_jax.interop.configs import from_hugging_face
 
 
 @pytest.fixture
@@ -56,3 +59,20 @@ def test_a_config_that_is_no_json(checkpoint, text):
     broken = checkpoint(base_gpt2)
     (broken.folder / "config.json").write_text(text, encoding="latin-1")
     broken.refused(str(broken.folder / "config.json"), "JSON")
+
+
+_LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [("gpt2", dict(n_positions=8, n_embd=4, n_layer=1, n_head=2)), ("llama", _LLAMA), ("qwen2", _LLAMA)],
+)
+def test_what_is_left_out_is_transformers_default(kind, shapes):
+    found = from_hugging_face({"model_type": kind, "vocab_size": 5, **shapes}, "config.json")
+    default = transformers.AutoConfig.for_model(kind, vocab_size=5, **shapes)
+    assert found.norm_epsilon == (default.layer_norm_epsilon if kind == "gpt2" else default.rms_norm_eps)
+    assert found.tied == default.tie_word_embeddings
+    if kind != "gpt2":
+        rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
+        assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from tiny import CONFIG, SlowReasoner, load_hf, random_params
+from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
@@ -32,6 +32,14 @@ def test_an_option_of_the_pass_is_no_parameter():
     plain = jax.eval_shape(Coconut().on(GPT2Config()).init, jax.random.key(0))
     changed = dataclasses.replace(GPT2Config(), remat=True, scan_layers=True)
     assert jax.eval_shape(Coconut().on(changed).init, jax.random.key(0)) == plain
+
+
+def test_projections_into_the_residual_stream_begin_narrower():
+    """By the root of how many are added up, two a layer (Radford et al., 2019)."""
+    reasoner = Coconut().on(dataclasses.replace(CONFIG, n_embd=64, n_layer=8))
+    block = compiled(lambda key: reasoner.init(key)["backbone"]["h_0"])(jax.random.key(0))
+    for part, name, root in (("attn", "c_attn", 1), ("attn", "c_proj", 4), ("mlp", "c_fc", 1), ("mlp", "c_proj", 4)):
+        assert np.std(block[part][name]["kernel"]) == pytest.approx(0.02 / root, rel=0.1), (part, name)
 
 
 def test_the_plain_one_is_transformers():

@@ -65,6 +65,13 @@ def test_ours_and_the_run_around_it(case):
     assert identify(str(work / "checkpoints" / "imitate" / "0")).stage == before.stage
 
 
+def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
+    for stage in ("cold_start", "slpo", "exact"):
+        (tmp_path / "checkpoints" / stage / "5" / "params").mkdir(parents=True)
+    assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoints" / "exact")
+
+
 def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
     reasoner, _, exported = case
     found = identify(str(exported))

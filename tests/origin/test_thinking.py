@@ -154,6 +154,8 @@ def test_arguments_change_what_the_export_says(exported):
     eager = model.generate(**asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True)
     assert eager.lengths.tolist() == [1] * len(QUESTIONS)
     np.testing.assert_allclose(eager.latents[:, 0], fixed.latents[:, 0])
+    equal = model.generate(**asked, stop_threshold=fixed.stop_probabilities[0, 0].item(), return_dict_in_generate=True)
+    assert equal.lengths[0] == 1
     spoken = set(fixed.sequences[:, prompts:].flatten().tolist())
     model.generation_config.suppress_tokens = list(spoken)
     other = model.generate(**asked, stop_threshold=None, max_latents=2)

@@ -186,6 +186,7 @@ def test_loss_by_hand():
     np.testing.assert_allclose(latent, -0.1 / 2 * advantages.reshape(-1), rtol=1e-6)
     np.testing.assert_allclose(stop, -10 / 2 * advantages.reshape(-1), rtol=1e-6)
     assert policy_gradient_loss([None, (1.0, _terms()[0]), None], advantages) == pytest.approx(0.75)
+    assert policy_gradient_loss([(1.0, jnp.arange(6.0))], jnp.ones((3, 2))) == pytest.approx(-15 / 2)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -87,7 +87,7 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     counts = {"latent_rm.problems": 5, "latent_rm.thoughts": 3, "latent_rm.completions": 4}
     experiment, where = experiment_of(tmp_path / "work", **counts), {}
     slots, steps = experiment.config.max_answer_tokens, experiment.config.max_latents
-    right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]], bool)
+    right_of = np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1]], bool)  # the last fills batches up
     answers = np.full((5, 1 + slots), experiment.train.template.eos_id)
     for index in range(5):
         own = experiment.train.answers[index]
@@ -117,8 +117,8 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     monkeypatch.setattr(labels, "complete", complete)
     found = labels.labels_of(experiment, experiment.initial_params(), "")
     assert where == {"thoughts": "thought", "completions": "all"}
-    assert found.problems.tolist() == [1, 3]
-    index, thought, step, number = np.ix_([1, 3], range(3), range(1, steps + 1), range(4))
+    assert found.problems.tolist() == [1, 4]
+    index, thought, step, number = np.ix_([1, 4], range(3), range(1, steps + 1), range(4))
     np.testing.assert_allclose(found.shares, goes_on(index, thought, step, number).mean(axis=-1), atol=1e-6)
 
 

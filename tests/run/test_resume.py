@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -233,6 +234,13 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
     np.testing.assert_array_equal(gate, checkpoint_of(tmp_path, "cold_start_best")["['params']['gate']['w']"])
     assert checkpoint_of(tmp_path, "cold_start_best")["step"] == 4  # the first of equals
     assert checkpoint_of(tmp_path, "cold_start")["step"] == 7
+
+
+def test_of_equally_good_parameters_the_earlier_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(validated, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
+    experiment, best = SimpleNamespace(log=SimpleNamespace(write=lambda *_: None)), {"accuracy": 0.5, "step": 2}
+    found = validated._keep_if_better(experiment, "exact", SimpleNamespace(step=4), best, tmp_path, 0.5)
+    assert found == best | {"evaluated": 4}
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from small_steps import (
     COLD,
     MIN_LATENTS,
     NEVER,
+    POLICY,
     REASONER,
     ROLLOUT,
     SECOND,
@@ -28,6 +29,7 @@ from tiny import compiled, policy_of
 from slpo_jax.models.dropout import Dropout, drop
 from slpo_jax.policy.prompted import repeat_rows
 from slpo_jax.policy.rollout import sample
+from slpo_jax.training import cold_start
 
 T, N = ROLLOUT.max_latents, COLD.trajectories
 CANDIDATES = range(MIN_LATENTS, T + 1)
@@ -104,6 +106,19 @@ def test_loss_is_the_enumeration_over_separately_decoded_lengths(gate_inputs, de
         return float(np.mean(_enumerated(gate, gate_inputs, right)[0]))
 
     assert_is_gradient(taken.gradient["gate"], value, small_params()["gate"])
+
+
+def test_each_candidate_is_judged_by_its_own_problem(monkeypatch):
+    """Whatever is answered to the i-th problem is i, which is right at every length."""
+
+    def decode(policy, params, prompts, keys_N, min_latents):
+        said_N11 = jnp.repeat(jnp.arange(BATCH), N)[:, None, None]
+        return jnp.zeros((BATCH * N, T, REASONER.width)), jnp.broadcast_to(said_N11, (BATCH * N, len(CANDIDATES), 1))
+
+    monkeypatch.setattr(cold_start, "decode_candidates", decode)
+    loss = cold_start.make_loss(POLICY, lambda tokens, references: tokens[:, 0] == references[:, 0], COLD)
+    _, sums = compiled(loss)(small_params(), prompted_batch(references=range(BATCH)), jax.random.key(0))
+    assert sums["right_share"] == (BATCH * N * len(CANDIDATES),) * 2
 
 
 @pytest.mark.slow

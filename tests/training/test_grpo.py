@@ -273,6 +273,20 @@ def test_published_aggregation_averages_within_each_rollout_first():
         assert float(total / count) == pytest.approx(mean, rel=1e-5), reduction
 
 
+def test_of_the_policy_that_rolled_out_the_ratio_is_1_and_has_a_gradient():
+    """-A_i / G of the log-likelihood of every choice, as REINFORCE; by hand, of advantages 1, -1, -1, 1."""
+
+    class Given(GRPO):
+        def _choices(self, policy, capacity, params, *rest):
+            return Choices(params, jnp.ones((4, 1)), jnp.ones((4, 1), bool), jnp.zeros(4))
+
+    def loss(params):
+        objective, rewards = Given(advantage="rloo", reduction="sum"), jnp.array([[1.0, 0.0], [0.0, 1.0]])
+        return objective._loss(POLICY, None, params, None, Trajectories(None, None, None, None), rewards)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(jnp.zeros((4, 1)))[:, 0], [-0.5, 0.5, 0.5, -0.5])
+
+
 @pytest.mark.slow
 def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
     """LEPO's loss of soft tokens and words whose inputs are stored: of a slow loop over them, by differences."""

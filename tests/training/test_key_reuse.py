@@ -5,14 +5,17 @@ import dataclasses
 import jax
 import pytest
 from small_steps import GROUP, POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
-from tiny import REASONER, policy_of
+from tiny import CONFIG, END, REASONER, policy_of
 
+from slpo_jax.kinds.colar import Colar
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss
 
 POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
 ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True), REASONER, "additive")
+GAUSSIAN = Colar(12, 0.4, gaussian=True).on(CONFIG)
+COLAR = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True, stopping="length"), GAUSSIAN, "colar", end_id=END)
 EVERY = {
     "slpo": (POLICY, OBJECTIVES["slpo"](passes=2)),
     "answer_only": (POLICY, OBJECTIVES["answer_only"]()),
@@ -53,8 +56,10 @@ def test_a_step_of_the_other_stages(stage):
     _traced(jax.grad(STAGES[stage][0](), has_aux=True), small_params(), batch_of(stage), jax.random.key(0))
 
 
-@pytest.mark.parametrize("policy", [POLICY, ADDITIVE], ids=["latent", "additive"])
+@pytest.mark.parametrize("policy", [POLICY, ADDITIVE, COLAR], ids=["latent", "additive", "colar"])
 def test_a_rollout(policy):
     batch = prompted_batch()
     keys = jax.random.split(jax.random.key(0), len(batch.index))
-    _traced(lambda params, keys: sample(policy, params, batch.prompts, keys, None), small_params(), keys)
+    params = small_params() | {"reasoner": jax.eval_shape(policy.reasoner.init, keys[0])}
+    rule = ROLLOUT.max_latents if policy is COLAR else None
+    _traced(lambda params, keys: sample(policy, params, batch.prompts, keys, rule), params, keys)

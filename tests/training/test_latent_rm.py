@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,8 @@ from slpo_jax.origin.description import Description
 from slpo_jax.origin.reward_model import read_reward_model
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
-from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores
+from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores, thought_scores
+from slpo_jax.training import latent_rm as training
 from slpo_jax.training.latent_rm import LabelledBatch, bce_loss, complete, draw_thoughts, make_loss, rank_loss
 
 LENGTHS, THOUGHTS, T, D = (4, 6), np.array([3, 5, 1, 2], np.int32), ROLLOUT.max_latents, CONFIG.n_embd
@@ -65,8 +67,11 @@ def test_a_latent_s_score_is_the_slow_loop_s(prompts, kind):
     reasoner, module = random_params(), None
     if kind == "codi":
         module = Codi(24).on(CONFIG)
-        reasoner = {**reasoner, "projector": module.init(jax.random.key(1))["projector"]}
-        expected = slow_scores(reasoner, prompts, lambda h: np.asarray(module.transition(reasoner, h[None]))[0])
+        transition = compiled(module.transition)
+        shapes, rng = jax.eval_shape(module.init, jax.random.key(1))["projector"], np.random.default_rng(1)
+        drawn = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+        reasoner = {**reasoner, "projector": drawn}
+        expected = slow_scores(reasoner, prompts, lambda h: np.asarray(transition(reasoner, h[None]))[0])
     else:
         expected = slow_scores(reasoner, prompts)
     policy = policy_of(ROLLOUT, **({"reasoner": module} if module else {}))
@@ -74,9 +79,12 @@ def test_a_latent_s_score_is_the_slow_loop_s(prompts, kind):
     np.testing.assert_allclose(found, expected, atol=1e-5)
     thoughts = Trajectories(LATENTS, jnp.asarray(THOUGHTS), None, None)
     whole = {"latent_rm": reward_model(reasoner), **both_params()}
-    np.testing.assert_allclose(latent_rm(policy, whole, prompts, thoughts), expected.sum(axis=1), atol=1e-4)
+    until_a_step = compiled(thought_scores, policy)
+    for until in (1, 3, T):
+        found = until_a_step(whole, prompts, thoughts, until)
+        np.testing.assert_allclose(found, expected[:, :until].sum(axis=1), atol=1e-4)
     own = [each[:length].sum() for each, length in zip(expected, THOUGHTS, strict=True)]
-    fixed = latent_rm(policy.having(stopping="length"), whole, prompts, thoughts)
+    fixed = compiled(latent_rm, policy.having(stopping="length"))(whole, prompts, thoughts)
     np.testing.assert_allclose(fixed, own, atol=1e-4)
 
 
@@ -124,6 +132,16 @@ def test_completions_differ_under_noise(prompts):
     drawn, said = labels_of(0.4, prompts)
     assert not np.array_equal(drawn.actions[0], drawn.actions[1])
     assert any(len(np.unique(each, axis=0)) > 1 for each in said.reshape(-1, *said.shape[2:]))
+
+
+def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
+    def said(policy, params, prompts, keys_N, rule, prefix):
+        return SimpleNamespace(completions=jax.random.key_data(keys_N))
+
+    monkeypatch.setattr(training, "sample", said)
+    batch, thoughts, count = PromptedBatch(None, None, jnp.array([7, 2])), jnp.zeros((4, T, D)), 3
+    found = complete(policy_of(), None, batch, thoughts, jnp.full(4, T), 0.6, jax.random.key(5), count)
+    assert len(np.unique(found.reshape(-1, 2), axis=0)) == 4 * T * count
 
 
 def test_completions_go_on_from_as_many_latents_as_they_are_labels_of(prompts):

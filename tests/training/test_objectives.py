@@ -20,6 +20,7 @@ from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives import answer_only as answer_only_module
 from slpo_jax.training.objectives import pathwise as pathwise_module
+from slpo_jax.training.objectives import slpo as slpo_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
 from slpo_jax.training.rl import roll_out
 
@@ -284,6 +285,15 @@ def test_slpo_on_additive_noise(additive):
 
 
 # slpo
+
+
+def test_an_answer_s_likelihood_is_the_mean_over_the_passes(monkeypatch):
+    """Of thoughts without latents, two passes and two groups of three."""
+    said_KN, batch = jnp.arange(12.0).reshape(2, 6), types.SimpleNamespace(index=jnp.arange(2), prompts=None)
+    monkeypatch.setattr(slpo_module, "score", lambda *_: types.SimpleNamespace(answer_log_prob=said_KN))
+    objective, policy = OBJECTIVES["slpo"](passes=2), POLICY.having(max_latents=0, stopping="length")
+    _, terms = objective._loss(policy, None, None, batch, None, jnp.ones((2, 3)), KEY)
+    assert terms.answer.tolist() == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("scored", [0, 2])

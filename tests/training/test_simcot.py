@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -16,6 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import likelihood
+from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.text.batches import encode_problems
 from slpo_jax.text.problem import Problem
@@ -152,6 +154,26 @@ def test_the_second_model_has_dropout_where_the_published_one_has(case):
         sums = compiled(case.recipe.loss_of(policy))(params, case.batch, jax.random.key(0))[1]
         found.append(float(sums["explained"][0]))
     assert (found[0] == found[1]) == (case.name == "curriculum")
+
+
+@pytest.mark.parametrize("case", ["distil"], indirect=True)
+def test_no_two_forwards_share_a_row_s_key(case, monkeypatch):
+    """CODI's of the student and of the teacher, and of each thought the second model's."""
+    rows, row_keys = [], noise.row_keys
+
+    def kept(*of):
+        rows.append(row_keys(*of))
+        return rows[-1]
+
+    def keys(params, key):
+        case.recipe.loss_of(case.policy)(params, case.batch, key)
+        return [jax.random.key_data(each) for each in rows]
+
+    monkeypatch.setattr(noise, "row_keys", kept)
+    found = compiled(keys)(case.params, jax.random.key(0))
+    thoughts = case.batch.texts.targets.shape[1]
+    assert [len(each) for each in found] == [4, 4, 4 * thoughts]
+    assert len(np.unique(jnp.concatenate(found), axis=0)) == 4 * (2 + thoughts)
 
 
 @pytest.mark.slow
