@@ -521,7 +521,7 @@ def test_a_checkpoint_that_was_being_deleted_is_not_gone_on_from(tmp_path, gone)
     again.close()
 
 
-@pytest.mark.parametrize("settings", ["[os_error_code='28']", "[tensorstore_spec='{\"driver\": \"zarr3\"}']"])
+@pytest.mark.parametrize("settings", ["[os_error_code='28']", '[tensorstore_spec=\'{"driver": "zarr3"}\']'])
 def test_what_tensorstore_adds_to_a_failure_is_left_out(settings):
     failed = ValueError(f"Error writing 'a/0': Disk quota exceeded {settings}")
     said = "w: the checkpoint can't be written (Disk quota exceeded); make room"
