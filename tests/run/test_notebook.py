@@ -55,7 +55,8 @@ def _assert_shown(cells, records: list[dict], samples: int):
     """Accuracy, curve, thought and votes, by what the same reasoner gives here."""
     accuracy, curve, thought = cells[-3:]
     share = sum(row["correct"] for row in records) / len(records)
-    assert re.match(rf"Acc     {100 * share:.1f} ± \d+\.\d on {len(records)} problems\n", _text(accuracy))
+    sure = r"(± \d+\.\d|\[\d+\.\d, \d+\.\d\])"  # an error, or of none and all an interval
+    assert re.match(rf"Acc     {100 * share:.1f} {sure} on {len(records)} problems\n", _text(accuracy))
     solved = sum(any(sample["correct"] for sample in row["samples"]) for row in records) / len(records)
     assert f"Pass@{samples:<2} {100 * solved:.1f}" in _text(accuracy)
     assert _images(curve) == 1
