@@ -65,7 +65,8 @@ class EvalRecords:
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
-        return np.array_equal(self.index, other.index) and self.references == other.references
+        texts, others = ((each.questions, each.references) for each in (self, other))
+        return np.array_equal(self.index, other.index) and texts == others
 
 
 Evals = dict[str, dict[str, EvalRecords]]

@@ -136,14 +136,23 @@ def parse_flags(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        if found := re.match(r"flag --(\w+)=(.*?): ", reason):
-            takes = flags.FLAGS[found[1]].parser.syntactic_help
-            reason = f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else reason
+        reason = refused_value(reason) or reason
         key = getattr(error, "flagname", "")
         if key.startswith("config.") and (name := key.rpartition(".")[2]) in flags.FLAGS:
             takes = flags.FLAGS[name].parser.syntactic_help or "a text"
             reason = f"--{key}: is a config's key; here give --{name}, {takes}"
         raise UserError(f"{reason}; see --help") from error
+
+
+def refused_value(reason: str) -> str:
+    """What is wrong with a flag's value, from what absl says of it; "" where it says something else."""
+    found = re.match(r"flag --(\w+)=(.*?): ", reason)
+    if not found:
+        return ""
+    if flags.FLAGS[found[1]].boolean:
+        return f"--{found[1]}={found[2]}: takes no value; give --{found[1]}, or leave it out"
+    takes = flags.FLAGS[found[1]].parser.syntactic_help
+    return f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else ""
 
 
 def register(argv: list[str]) -> None:
