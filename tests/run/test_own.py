@@ -266,6 +266,9 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
     chosen = "\n".join(line for line in lines if line.startswith("chosen"))
     assert all(f" {key}=" not in chosen for key in given)
     assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
+    for stage in ("cold_start", "rl"):
+        (line,) = [line for line in lines if f" {stage}.batch_size=" in line] or [""]
+        assert ("epochs" not in line) == (not line or f"{stage}.steps" in given)
 
 
 def _in_words(path: Path) -> str:
@@ -358,3 +361,15 @@ def test_smoke_says_what_it_goes_before():
     assert config.evaluate.samples == 2
     assert line.endswith("; it goes before what was given: config.evaluate.samples=2 and not 4")
     assert "goes before" not in smoke(default_config(), {"seed"})
+
+
+def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
+    """However few problems there are to a word."""
+    config, lines = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
+    assert config.tokenizer == "words"
+    template = assemble(check(config)).template
+    assert template.tokenizer.decode([template.start_id]).strip() == "###"
+    unknown = template.tokenizer.unk_token_id
+    assert unknown not in template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
+    with pytest.raises(UserError, match="'###' is 3 tokens, .* config.tokenizer=words"):
+        _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2", tokenizer="bytes")
