@@ -219,7 +219,8 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
-    notes = [f"{path.name}: {torn} unreadable line(s) left out of the figures."] if torn else []
+    what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
+    notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes
 
 

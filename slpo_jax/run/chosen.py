@@ -204,19 +204,19 @@ def schedule(measured: Measured) -> list[Choice]:
         phases = dict.fromkeys(("cot_steps", "stage_steps", "final_steps"), 0) | phases
         least = min((count for count in phases.values() if count), default=0)
         many = ", ".join(str(count) for key, count in epochs.items() if f"imitate.{key}" not in measured.given)
-        why = f"{many} epochs of {n:,} problems, 20 to {most:,} steps each, a tenth warm-up" if many else "steps as given"
+        why = f"{many} epochs of {n:,} problems, 20 to {most:,} steps each, a tenth warm-up"
         rate = (2e-5 if large else 1e-4) if pretrained else 1e-3
         chosen.append(section(
-            "imitate", why, batch, rate, **phases, optimizer__warmup_steps=least // 10, optimizer__schedule="linear",
-            optimizer__final_fraction=0.1, suffix_slots=buckets(measured.written)[:-1],
+            "imitate", why if many else "steps as given", batch, rate, **phases, optimizer__warmup_steps=least // 10,
+            optimizer__schedule="linear", optimizer__final_fraction=0.1, suffix_slots=buckets(measured.written)[:-1],
         ))  # fmt: skip
     passes = 2 if pretrained else 10
     if measured.gated:
         size = measured.or_given("cold_start.batch_size", small)
         taken = measured.or_given("cold_start.steps", steps(passes, size))
         chosen.append(section(
-            "cold_start", lasts("cold_start", f"at most {passes} epochs"), size, 3e-3, steps=taken, evaluate_every=max(taken // 4, 1),
-            patience=2, optimizer__name="adamw",
+            "cold_start", lasts("cold_start", f"at most {passes} epochs"), size, 3e-3, steps=taken,
+            evaluate_every=max(taken // 4, 1), patience=2, optimizer__name="adamw",
         ))  # fmt: skip
     size = measured.or_given("rl.batch_size", small)
     taken, rl = measured.or_given("rl.steps", steps(passes, size)), "adafactor" if pretrained else "adamw"

@@ -258,7 +258,7 @@ def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
         with pytest.raises(slpo.UserError, match=f"{folder}: is a run's folder; give another directory"):
             reasoner.export(tmp_path / folder, overwrite=True)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(slpo.UserError, match="file: is a file; give a directory$"):
+    with pytest.raises(slpo.UserError, match=r"file: is a file; give a directory$"):
         reasoner.export(tmp_path / "file", overwrite=True)
     assert _texts(tmp_path / "work") == before
 

@@ -153,7 +153,7 @@ def test_warnings_look_as_all_other_lines():
 def test_warnings_look_so_in_python_too(configured, said):
     """Without touching what the user has said of messages."""
     ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
-    code = f"{configured}import slpo_jax; slpo_jax.UserError; from absl import logging; import slpo_jax.api; exec({ours})"
+    code = f"{configured}import slpo_jax; slpo_jax.Evaluation; from absl import logging; exec({ours})"
     code += "; logging.warning('theirs')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == said

@@ -365,11 +365,11 @@ def test_smoke_says_what_it_goes_before():
 
 def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
     """However few problems there are to a word."""
-    config, lines = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
     assert config.tokenizer == "words"
     template = assemble(check(config)).template
     assert template.tokenizer.decode([template.start_id]).strip() == "###"
-    unknown = template.tokenizer.unk_token_id
-    assert unknown not in template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
-    with pytest.raises(UserError, match="'###' is 3 tokens, .* config.tokenizer=words"):
+    ids = template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
+    assert template.tokenizer.unk_token_id not in ids
+    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
         _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2", tokenizer="bytes")
