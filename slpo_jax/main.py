@@ -22,8 +22,8 @@ from slpo_jax.io import hosts
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import flatten
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.arguments import KEYS, Data, chosen_later, take_data, take_eval_sets, with_config
-from slpo_jax.run.command import register, run_command
+from slpo_jax.run.arguments import KEYS, Data, check_once, chosen_later, take_data, take_eval_sets, with_config
+from slpo_jax.run.command import refused_value, register, run_command
 from slpo_jax.run.header import say_start
 from slpo_jax.run.shipped import override, shipped, shipped_folder
 from slpo_jax.run.smoke import compile_quickly, smoke
@@ -57,7 +57,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{argv[1]}: is no flag; write --config.KEY=VALUE, with quotes around a value that has spaces")
     config = check(_CONFIG.value, _given())
     if _SMOKE.value:
-        print(smoke(_CONFIG.value), file=sys.stderr)
+        apart = f"; the run itself needs another --workdir than {_WORKDIR.value}" * bool(_WORKDIR.value)
+        print(smoke(_CONFIG.value, _given()) + apart, file=sys.stderr)
         config = check(_CONFIG.value, _given())
     from slpo_jax.run.sources import check_sources
 
@@ -140,6 +141,9 @@ def _parse(argv: list[str]) -> list[str]:
     """absl's flags, with what can be wrong in them said in one line."""
     register(argv)
     argv, data = take_data(argv)
+    written = {KEYS[name]: f"--{name}={source}" for name, source in data.sources.items()}
+    written |= {f"data.eval.{name}": f"--test={name}={source}" for name, source in data.tests.items()}
+    check_once(written, [arg.lstrip("-").removeprefix("config.").partition("=")[0] for arg in argv])
     argv, eval_sets = take_eval_sets(argv)
     whole = with_config(argv, data)
     nones = [arg for arg in whole if re.fullmatch(r"--?config\.[\w.]+=None", arg)]
@@ -164,13 +168,18 @@ def _parse(argv: list[str]) -> list[str]:
     except Exception as error:  # the config file is the user's code, and can raise anything
         reason = _reason(error)
         words = set(re.findall(r"\w+", reason))
-        unknown = [key for key in given if key.startswith("config.") and words & set(key.split(".")[1:])]
-        if isinstance(error, AttributeError | KeyError) and unknown:
+        keys = [key for key in given if key.startswith("config.")]
+        unknown = [key for key in keys if words & set(key.split(".")[1:])]
+        unknown = unknown if isinstance(error, AttributeError | KeyError) else list(filter(_is_below_a_value, keys))
+        if unknown:
             raise UserError(f"{unknown[0]}: unknown config key; {_neighbours(unknown[0])}") from error
         in_flags = isinstance(error, flags.Error) and "Traceback" not in str(error)
         if in_flags and (refused := re.match(r"flag --config\.([\w.]+)=", reason)):
             _say_range(refused[1], given[f"config.{refused[1]}"])
-        source = "" if in_flags else f"--config={given.get('config', '')}: "
+        if in_flags and (said := refused_value(reason)):
+            raise UserError(f"{said}; see --help") from error
+        ours = given.get("config") == chosen_later()  # which the user doesn't know of
+        source = "" if in_flags or ours else f"--config={given.get('config', '')}: "
         raise UserError(f"{source}{reason}; see slpo_jax/config.py for the keys and their types") from error
     if missing:
         raise UserError(f"--config: not given; give a file, or one of {', '.join(shipped())}")
@@ -232,6 +241,15 @@ def _say_range(key: str, text: str) -> None:
         read_config(node)
 
 
+def _is_below_a_value(key: str) -> bool:
+    """Whether a key is given as if a value were a section."""
+    from slpo_jax.config import default_config
+
+    names = key.split(".")[1:]
+    above = [".".join(names[:count]) for count in range(1, len(names))]
+    return not flatten(default_config().to_dict()).keys().isdisjoint(above)
+
+
 def _neighbours(key: str) -> str:
     """The keys that stand where an unknown one was given."""
     from slpo_jax.config import default_config
@@ -239,7 +257,7 @@ def _neighbours(key: str) -> str:
     node = default_config()
     for part in key.split(".")[1:-1]:
         node = node.get(part) if hasattr(node, "get") else None
-    return f"use one of {', '.join(sorted(node))}" if node else "there is no such section"
+    return f"use one of {', '.join(sorted(node))}" if hasattr(node, "keys") else "there is no such section"
 
 
 def run() -> None:

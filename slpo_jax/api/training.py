@@ -17,7 +17,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.arguments import KEYS
+from slpo_jax.run.arguments import KEYS, check_once
 from slpo_jax.run.naming import TRAIN, naming
 from slpo_jax.run.own import own_settings
 from slpo_jax.run.shipped import override, read_config_file, shipped
@@ -92,6 +92,10 @@ def train(
         node, name = default_config(), "own"
     if start and base:
         raise UserError("base: goes with train and without a config; beside a config set init")
+    written = {KEYS[key]: f"{key}={source}" for key, source in sources.items()}
+    for each, source in tests.items():
+        written |= dict.fromkeys((f"data.eval.{each}", "data.eval"), f"eval[{each!r}]={source}")
+    check_once(written, [key.removeprefix("config.") for key in changes])
     changes |= {KEYS[key]: source for key, source in sources.items()}
     if tests:
         node.data.eval = ConfigDict(tests)

@@ -65,7 +65,8 @@ class EvalRecords:
 
     def same_problems(self, other: "EvalRecords") -> bool:
         """Whether both hold the same problems in the same order, so that they can be paired."""
-        return np.array_equal(self.index, other.index) and self.references == other.references
+        texts, others = ((each.questions, each.references) for each in (self, other))
+        return np.array_equal(self.index, other.index) and texts == others
 
 
 Evals = dict[str, dict[str, EvalRecords]]
@@ -218,7 +219,8 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
             rows.setdefault((str(row["stage"]), int(row["step"])), {}).update(row)
         except (ValueError, TypeError, KeyError):
             torn += 1
-    notes = [f"{path.name}: {torn} unreadable line(s) left out of the figures."] if torn else []
+    what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
+    notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes
 
 

@@ -224,13 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         if args.out is None and len(args.workdirs) > 1:
             raise UserError("--out: missing; name the folder for the report over several runs")
-        if args.out is None:
-            write_report(args.workdirs[0])
-        else:
-            compare_runs(args.workdirs, args.out)
+        found = write_report(args.workdirs[0]) if args.out is None else compare_runs(args.workdirs, args.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print("".join(f"{note}\n" for note in found["notes"]), end="", file=sys.stderr)
     print(Path(args.out or args.workdirs[0]) / "report.html")
     return 0
 

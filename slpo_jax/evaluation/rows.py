@@ -137,7 +137,14 @@ def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
         return found["rule"]
     row = read_row(stage.workdir.root, stage.name) if stage.workdir and stopping == "threshold" else None
     of_it = row is not None and not row.source and row.settings == read_json(stage.facts, default={})
-    return row.rule if row and of_it and row.stopping == stopping else None
+    if not (row and of_it and row.stopping == stopping and row.rule is not None):
+        return None
+    if stage.workdir and not is_rule(stopping, row.rule):
+        raise UserError(
+            f"{stage.workdir.row_facts(stage.name)}: 'rule' is not {RULES[stopping]}; delete the file and run the "
+            "evaluate stage again"
+        )
+    return row.rule
 
 
 def _rule_of(stage: StageFolder) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`thresholds.json`: what each rule that a row could have had reached on the validation split, and which was chosen."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def read_sweeps(path: Path) -> Sweeps:
     found = read_json(path, default={})
     for row, sweep in found.items():
         numbers = sweep.values() if isinstance(sweep, dict) else ()
-        if "chosen" not in (sweep if numbers else ()) or not all(type(x) in (int, float) for x in numbers):
+        known = all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+        if "chosen" not in (sweep if numbers else ()) or not known:
             raise UserError(f"{path}: '{row}' holds no choice; delete the file and run the evaluate stage again")
     return found
 

@@ -66,7 +66,8 @@ def generate(inputs=None, generation_config=None, *, model, input_ids=None, atte
         int [B, P + A], prompts and answers, or with return_dict_in_generate=True a `Thought`. A warning shows questions
         of which the tokenizer doesn't know a word.
     Raises:
-        ValueError: the prompt is none of the chat template's, or too long, or something else is asked for.
+        ValueError: the prompt is none of the chat template's, or too long, something else is asked for, or the weights
+            give NaN.
     """
     settings = _settings(model, generation_config, others)
     ids_BP = (inputs if input_ids is None else input_ids).to(model.device)
@@ -182,6 +183,7 @@ def _think(model, settings, feed, hidden_BD):
         stopping_B = lengths_B == settings.max_latents
         if settings.gate_layers:
             stop_B1 = _through(settings.gate_layers, weights, latent_BD.float()).sigmoid()
+            _check_numbers("stop probability", stop_B1[active_B])
             stops.append(stop_B1.masked_fill(~active_B[:, None], torch.nan))
             if settings.stop_threshold is not None:
                 stopping_B = stopping_B | (stop_B1[:, 0] >= settings.stop_threshold)
@@ -207,11 +209,18 @@ def _answer(model, settings, feed, rows: int) -> torch.Tensor:
     while len(tokens) < settings.max_new_tokens and not ended_B.all():
         logits_BV = head(feed(embed(token_B)[:, None], ~ended_B[:, None]))
         logits_BV[:, settings.suppress_tokens or []] = -torch.inf
+        _check_numbers("logit", logits_BV[~ended_B])
         said_B = _drawn(settings, logits_BV) if settings.do_sample else logits_BV.argmax(dim=-1)
         token_B = said_B.masked_fill(ended_B, settings.pad_token_id)
         tokens.append(token_B)
         ended_B = ended_B | torch.isin(token_B, eos_ids)
     return torch.stack(tokens, dim=1)
+
+
+def _check_numbers(what: str, found: torch.Tensor) -> None:
+    """NaN reaches no threshold and is the likeliest token: the thought would not end, the answer mean nothing."""
+    if found.isnan().any():
+        raise ValueError(f"generate: a {what} is NaN; the weights are damaged, or too large for their dtype")
 
 
 def _drawn(settings, logits_BV: torch.Tensor) -> torch.Tensor:

@@ -39,9 +39,11 @@ def check_free(folder: Path, remedy: str = "give another directory") -> None:
     """Refuse a folder to write to that is in use.
 
     Raises:
-        UserError: it exists and is not an empty directory.
+        UserError: it exists and is no directory, or not an empty one.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a directory")
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: exists and is not empty; {remedy}")
 
 

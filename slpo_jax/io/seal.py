@@ -39,6 +39,12 @@ def is_as_sealed(folder: Path) -> bool:
     return bool(expected) and expected == {name: file_digest(folder / name) for name in _files(folder)}
 
 
+def edited(folder: Path, suffix: str) -> list[str]:
+    """The files with names that end so which are others than the folder was sealed with, or gone."""
+    ours = {name: value for name, value in sealed(folder).items() if name.endswith(suffix)}
+    return [name for name, value in ours.items() if file_digest(folder / name) != value]
+
+
 def damage(folder: Path, part: str = "") -> str:
     """What has happened to a checkpoint since it was sealed.
 

@@ -94,6 +94,7 @@ class Colar(Kind):
     default_recipe = "colar"
     not_taught_by = ("curriculum", "distil", "silent")  # neither the head's sigma, nor where a thought ends
     prompt_keys = ("speed",)
+    needs_words = True
     latents = 64  # published; "###" ends a thought
     about_head = (
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
@@ -121,7 +122,7 @@ class Colar(Kind):
         if len(mark) != 1:
             raise UserError(
                 f"tokenizer: {_MARK!r} is {len(mark)} tokens, but CoLaR's thought has one at each end; give Llama 3's, "
-                "or another that knows it"
+                "or another that knows it, or without a base model config.tokenizer=words"
             )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

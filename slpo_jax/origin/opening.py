@@ -24,6 +24,7 @@ from slpo_jax.interop.tensors import Stored, open_tensors, read_start
 from slpo_jax.interop.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
+from slpo_jax.io.seal import SEAL, edited
 from slpo_jax.origin import description as descriptions
 from slpo_jax.origin import second_model
 from slpo_jax.origin.description import Description, read_description
@@ -161,6 +162,8 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     model_folder = folder if own and folder else _base(base, path)
     with_tokenizer = _tokenizer_folder(folder, model_folder, base)
     described = read_description(folder) if folder else None
+    if folder and described and (others := edited(folder, ".json")):
+        logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), SEAL)
     layout = _with_side_file(folder or path.parent, layout, described)
     source = model_folder / descriptions.MODEL_FILE
     model = read_json(source, descriptions.REMEDY)

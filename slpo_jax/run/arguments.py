@@ -1,6 +1,7 @@
 """The command line of `slpo train`, put as absl's and ml_collections' flags take it."""
 
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ def take_data(argv: list[str]) -> tuple[list[str], Data]:
     """The arguments without --train, --valid, --test and --base, and those.
 
     Raises:
-        UserError: one without a value.
+        UserError: one without a value, or two sets of one name.
     """
     rest, data = list[str](), Data({}, {})
     for name, value, arg in _taken(argv, _DATA):
@@ -41,10 +42,27 @@ def take_data(argv: list[str]) -> tuple[list[str], Data]:
         elif name == "test":
             named = re.fullmatch(r"([\w-]+)=(.+)", value, re.DOTALL)
             stem = re.sub(r"[^\w-]", "_", Path(value).stem)
-            data.tests[named[1] if named else stem] = named[2] if named else value
+            name, value = (named[1], named[2]) if named else (stem, value)
+            if name in data.tests:
+                raise UserError(f"--test={value}: another set is called {name} too; give this one a name, NAME=FILE")
+            data.tests[name] = value
         else:
             data.sources[name] = value
     return rest, data
+
+
+def check_once(given: Mapping[str, str], keys: Collection[str]) -> None:
+    """Refuse what would be dropped.
+
+    Args:
+        given: what flags or arguments set, by key of the config: as it was written.
+        keys: of the config, that were set as such.
+    Raises:
+        UserError: one of them is there already.
+    """
+    for key, written in given.items():
+        if key in keys:
+            raise UserError(f"{written}: config.{key} is given too; leave one of the two out")
 
 
 def take_eval_sets(argv: list[str]) -> tuple[list[str], dict[str, str]]:

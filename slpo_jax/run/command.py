@@ -6,13 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
 from slpo_jax.errors import SaveError, UserError, silent_when_unread
 from slpo_jax.io import interrupts
+from slpo_jax.io.lines import Lines
 from slpo_jax.registration import read_registrations
 
 flags.DEFINE_bool("debug", False, "Show tracebacks.")
@@ -42,7 +42,7 @@ def run_command(
         # What is wrong with a file, our one line says; the variable is for a transformers that is yet to be imported.
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         python_logging.getLogger("transformers").setLevel(python_logging.ERROR)
-        logging.get_absl_handler().setFormatter(_Lines())
+        logging.get_absl_handler().setFormatter(Lines())
         if not flags.FLAGS.debug:
             _say_once()
         main(arguments)
@@ -79,14 +79,6 @@ def run_command(
             raise
         print(f"\n{interrupted}", file=sys.stderr)
         sys.exit(interrupts.STATUS)
-
-
-class _Lines(logging.PythonFormatter):
-    """Warnings of our own as what is printed, without time and place; those of others as ever."""
-
-    def format(self, record: python_logging.LogRecord) -> str:
-        ours = record.pathname.startswith(f"{Path(__file__).parents[1]}{os.sep}")
-        return record.getMessage() if ours else super().format(record)
 
 
 def _say_once() -> None:
@@ -136,14 +128,23 @@ def parse_flags(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        if found := re.match(r"flag --(\w+)=(.*?): ", reason):
-            takes = flags.FLAGS[found[1]].parser.syntactic_help
-            reason = f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else reason
+        reason = refused_value(reason) or reason
         key = getattr(error, "flagname", "")
         if key.startswith("config.") and (name := key.rpartition(".")[2]) in flags.FLAGS:
             takes = flags.FLAGS[name].parser.syntactic_help or "a text"
             reason = f"--{key}: is a config's key; here give --{name}, {takes}"
         raise UserError(f"{reason}; see --help") from error
+
+
+def refused_value(reason: str) -> str:
+    """What is wrong with a flag's value, from what absl says of it; "" where it says something else."""
+    found = re.match(r"flag --(\w+)=(.*?): ", reason)
+    if not found:
+        return ""
+    if flags.FLAGS[found[1]].boolean:
+        return f"--{found[1]}={found[2]}: takes no value; give --{found[1]}, or leave it out"
+    takes = flags.FLAGS[found[1]].parser.syntactic_help
+    return f"--{found[1]}={found[2]}: is not valid; give {takes}" if takes else ""
 
 
 def register(argv: list[str]) -> None:

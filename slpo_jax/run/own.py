@@ -10,7 +10,7 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.interop.configs import BackboneConfig
 from slpo_jax.io.files import flatten
-from slpo_jax.kinds import PLAIN
+from slpo_jax.kinds import PLAIN, kind_of
 from slpo_jax.origin.identify import identify, newest_checkpoint
 from slpo_jax.origin.open import Origin, open_origin
 from slpo_jax.origin.settings import made_with
@@ -55,7 +55,7 @@ def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
     chosen = [_put(config, _sets(config, config.data.train, config.data.valid, dict(config.data.eval)), stays)]
     problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
     chosen.append(_put(config, answers_of(problems), stays))
-    words = 0 if config.init or config.tokenizer else few_words(problems)
+    words = 0 if config.init or config.tokenizer else few_words(problems, kind_of(config.reasoner).needs_words)
     origin, latents = _put_start(config, stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == "bytes")
@@ -77,10 +77,14 @@ def _put(config: ConfigDict, choice: Choice, stays: Collection[str]) -> Choice:
     return choice
 
 
-def few_words(problems: Sequence[Problem]) -> int:
-    """How many words problems have, where they are so few that each can be a token: ten problems to a word; else 0."""
+def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
+    """How many words problems have, where they are so few that each can be a token: ten problems to a word; else 0.
+
+    Args:
+        needed: bytes can't be tokens, so that a word may have fewer problems.
+    """
     texts = (text for each in problems for text in (each.question, *each.steps, each.answer))
-    return len(words_of(texts, min(len(problems) // 10, _FEW_WORDS)))
+    return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
 
 
 def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Origin, int]:

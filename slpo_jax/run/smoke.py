@@ -1,10 +1,12 @@
 """`slpo train .. --smoke`: every stage of a run for a few steps, to see within a minute that all of it works."""
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from slpo_jax.io.files import flatten
 from slpo_jax.stages import LATENT_RM
 
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
@@ -16,12 +18,15 @@ def compile_quickly() -> None:
     os.environ["XLA_FLAGS"] = f"{_QUICK} {os.environ.get('XLA_FLAGS', '')}".rstrip()
 
 
-def smoke(config: ConfigDict) -> str:
+def smoke(config: ConfigDict, given: Collection[str] = ()) -> str:
     """Cut all lengths of a config, in place, those that flags set as well; compiling takes the most time then.
 
+    Args:
+        given: keys that flags set.
     Returns:
-        a line that says so.
+        a line that says so, and which of these are cut.
     """
+    every = flatten(config.to_dict())
     imitate, rl, evaluate = config.imitate, config.rl, config.evaluate
     _lower(imitate, cot_steps=STEPS, stage_steps=STEPS, final_steps=STEPS, max_latent_stage=1)
     imitate.icot.update(all_from=1, tokens_per_epoch=2**20)  # a step for the one token that is dropped
@@ -40,6 +45,9 @@ def smoke(config: ConfigDict) -> str:
     _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, watched=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
     said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
+    now = flatten(config.to_dict())
+    cut = [f"{key}={now[key]} and not {every[key]}" for key in sorted(given) if now.get(key) != every.get(key)]
+    said += f"; it goes before what was given: config.{', config.'.join(cut)}" * bool(cut)
     if LATENT_RM not in config.stages:
         return said
     config.stages = tuple(stage for stage in config.stages if stage != LATENT_RM)

@@ -108,6 +108,14 @@ def test_a_comparison_prints_a_table_in_percent():
     assert [text.get_text() for text in legend.get_texts()] == ["slpo (1)", "slpo (2)"]
 
 
+def test_evaluations_of_other_questions_are_not_compared():
+    """Whatever their answers."""
+    first, other = (slpo.Evaluation([problem(0, True, [[1, 0]]) | {"question": text}]) for text in ("2 + 6", "9 - 1"))
+    assert first.compare(first)["acc"] == (0.0, 0.0, 0.0)
+    with pytest.raises(slpo.UserError, match="compare: the two are of different problems"):
+        first.compare(other)
+
+
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "slpo_jax.evaluation.figures", None)
     with pytest.raises(slpo.UserError, match=r"plot: matplotlib is not installed; pip install 'slpo_jax\[plot\]'"):
@@ -250,7 +258,7 @@ def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):
         with pytest.raises(slpo.UserError, match=f"{folder}: is a run's folder; give another directory"):
             reasoner.export(tmp_path / folder, overwrite=True)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(slpo.UserError, match=r"file: exists"):
+    with pytest.raises(slpo.UserError, match=r"file: is a file; give a directory$"):
         reasoner.export(tmp_path / "file", overwrite=True)
     assert _texts(tmp_path / "work") == before
 
@@ -301,6 +309,23 @@ def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, config, 
     with pytest.raises(slpo.UserError, match=message):
         slpo.train(given, workdir=tmp_path / "work", config=config)
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"train": "tr.csv"}, "data.train"),
+        ({"valid": "va.csv"}, "config.data.valid"),
+        ({"base": "gpt2"}, "init"),
+        ({"eval": {"te": "te.csv"}}, "data.eval.te"),
+        ({"eval": {"te": "te.csv"}}, "data.eval"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_a_line(given, key):
+    (argument, value), whole = next(iter(given.items())), f"config.{key.removeprefix('config.')}"
+    value = next(iter(value.values())) if isinstance(value, dict) else value
+    with pytest.raises(slpo.UserError, match=rf"^{argument}\b.*{value}.*: {whole} is given too; leave one of the two"):
+        slpo.train(**given, config={key: "other.csv"})
 
 
 @pytest.mark.parametrize(

@@ -468,6 +468,22 @@ def test_compare_refuses_the_same_run_twice(workdir, tmp_path):
         report.compare_runs([workdir], workdir)
 
 
+def test_the_command_says_what_it_could_not_read(tmp_path, capsys):
+    write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
+    (tmp_path / "metrics.jsonl").write_text("xx\n")
+    assert report.main([str(tmp_path)]) == 0
+    said = "metrics.jsonl: 1 unreadable line(s) and no other, so the report has nothing of the training.\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("sweep", ["NaN", '{"0.5": NaN, "chosen": 0.5}', '{"chosen": NaN}'])
+def test_a_damaged_sweep_is_a_line(tmp_path, sweep):
+    write_eval(tmp_path, "slpo", "alpha", [1, 0, 1])
+    (tmp_path / "thresholds.json").write_text(f'{{"slpo": {sweep}}}')
+    with pytest.raises(UserError, match=r"thresholds.json: 'slpo' holds no choice; delete the file"):
+        report.write_report(tmp_path)
+
+
 @pytest.mark.slow
 def test_command_line(workdir, tmp_path, capsys):
     assert report.main([str(workdir)]) == 0

@@ -196,6 +196,20 @@ def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path
     assert "--" not in str(error.value)  # it is no flag that is at fault
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"), [("config.json", "layer_norm_epsilon", 1e-3), ("reasoner.json", "eos_ids", [])]
+)
+def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key, value):
+    shutil.copytree(exported, tmp_path / "it")
+    with caplog.at_level("WARNING"):
+        identify(str(tmp_path / "it"))
+        assert "changed since" not in caplog.text
+        path = tmp_path / "it" / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        identify(str(tmp_path / "it"))
+    assert f"{tmp_path}/it: {file} changed since it was written, as its digests.json has it" in caplog.text
+
+
 @pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])
 def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
     shutil.copytree(work, tmp_path / "work")
@@ -217,6 +231,16 @@ def test_a_damaged_rule_is_one_line(work, tmp_path, text):
     shutil.copytree(work, tmp_path / "work")
     Workdir(tmp_path / "work").stage("cold_start").rule.write_text(text)
     with pytest.raises(UserError, match=r"cold_start/rule\.json: holds no rule; delete the file"):
+        load_solver(str(tmp_path / "work"))
+
+
+def test_a_damaged_rule_of_a_row_is_one_line(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+    stage.rule.unlink(missing_ok=True)
+    facts = json.loads(stage.facts.read_text())
+    write_row(tmp_path / "work", Row("cold_start", "", stopping="threshold", rule=float("nan"), settings=facts))
+    with pytest.raises(UserError, match=r"cold_start/row\.json: 'rule' is not a number from 0 to 1; delete the file"):
         load_solver(str(tmp_path / "work"))
 
 

@@ -283,6 +283,23 @@ def test_what_it_cannot_do_is_an_error(exported, arguments, words):
         model.generate(**_asked(tokenizer), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("file", "tensor", "words"),
+    [
+        ("model.safetensors", "wte.weight", "a (logit|stop probability) is NaN"),
+        ("reasoner.safetensors", "gate.", "a stop probability is NaN"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor, words):
+    folder = shutil.copytree(exported, tmp_path / "damaged")
+    tensors = load_file(folder / file)
+    name = next(name for name in tensors if tensor in name)
+    save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, folder / file, metadata={"format": "pt"})
+    model, tokenizer = _open(folder)
+    with pytest.raises(ValueError, match=f"generate: {words}; the weights are damaged"):
+        model.generate(**_asked(tokenizer))
+
+
 def test_a_prompt_without_its_marker_is_an_error(exported):
     model, tokenizer = _open(exported)
     tokenizer.padding_side = "right"

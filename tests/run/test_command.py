@@ -143,6 +143,22 @@ def test_warnings_look_as_all_other_lines():
     assert re.fullmatch(r"W\d{4} .* <string>:\d+\] theirs", lines[1])
 
 
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        ("", ["lost 3", "WARNING:absl:theirs"]),
+        ("import logging; logging.basicConfig(format='mine %(message)s'); ", ["mine lost 3", "mine theirs"]),
+    ],
+)
+def test_warnings_look_so_in_python_too(configured, said):
+    """Without touching what the user has said of messages."""
+    ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
+    code = f"{configured}import slpo_jax; slpo_jax.Evaluation; from absl import logging; exec({ours})"
+    code += "; logging.warning('theirs')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == said
+
+
 def test_an_encoding_without_a_character_is_no_error():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     program = PROGRAM.format(error="SystemExit(print('61.7 ± 2.3', '–', '猫'))", flags=[], more="")

@@ -22,6 +22,7 @@ from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.own import own_settings
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.shipped import override
+from slpo_jax.run.smoke import smoke
 from slpo_jax.run.solver import Solver, solve
 from slpo_jax.run.sources import load_set
 from slpo_jax.text.problems import load_problems
@@ -265,6 +266,9 @@ def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
     chosen = "\n".join(line for line in lines if line.startswith("chosen"))
     assert all(f" {key}=" not in chosen for key in given)
     assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
+    for stage in ("cold_start", "rl"):
+        (line,) = [line for line in lines if f" {stage}.batch_size=" in line] or [""]
+        assert ("epochs" not in line) == (not line or f"{stage}.steps" in given)
 
 
 def _in_words(path: Path) -> str:
@@ -322,3 +326,50 @@ def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
     ) in lines
     for key, steps in (("imitate.optimizer.warmup_steps", 50), ("rl.optimizer.warmup_steps", 7)):
         assert f"config.{key}: {steps} is not valid; " in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (
+            ["--test=te.csv", "--config.data.train=te.csv"],
+            "--train=set.jsonl: config.data.train is given too; leave one of the two out",
+        ),
+        (["--valid=va.csv", "--config.data.valid", "b.csv"], "--valid=va.csv: config.data.valid is given too; "),
+        (["--base=gpt2", "--config.init=b"], "--base=gpt2: config.init is given too; "),
+        (["--test=te=a.csv", "--config.data.eval.te=b.csv"], "--test=te=a.csv: config.data.eval.te is given too; "),
+        (["--test=a/te.csv", "--test=b/te.csv"], "--test=b/te.csv: another set is called te too; "),
+        (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
+        (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
+        (["--smoke=3"], "--smoke=3: takes no value; give --smoke, or leave it out; see --help"),
+        (["--processes=x"], "--processes=x: is not valid; give an integer; see --help"),
+    ],
+)
+def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
+    done = run("--train=set.jsonl", *flags, folder=tmp_path)
+    assert done.status == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"error: {error}")
+    assert "site-packages" not in line
+    assert "own.py" not in line
+
+
+def test_smoke_says_what_it_goes_before():
+    config = default_config()
+    config.evaluate.samples, config.rl.steps = 4, 1
+    line = smoke(config, {"evaluate.samples", "rl.steps", "seed"})
+    assert config.evaluate.samples == 2
+    assert line.endswith("; it goes before what was given: config.evaluate.samples=2 and not 4")
+    assert "goes before" not in smoke(default_config(), {"seed"})
+
+
+def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
+    """However few problems there are to a word."""
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
+    assert config.tokenizer == "words"
+    template = assemble(check(config)).template
+    assert template.tokenizer.decode([template.start_id]).strip() == "###"
+    ids = template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
+    assert template.tokenizer.unk_token_id not in ids
+    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
+        _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2", tokenizer="bytes")
