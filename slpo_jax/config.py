@@ -9,7 +9,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
     config.gate                models/gate.py            GateConfig
     config.data                text/problems.py          DataConfig
     config.data.fields         text/record_fields.py     FieldsConfig
-    config.data.synthetic      text/synthetic.py         SyntheticConfig
+    config.data.TASK           text/generated.py         GENERATED
     config.imitate             training/recipes/         ImitateSettings
     config.imitate.NAME        training/recipes/         RECIPES[NAME]
     config.imitate.lora        models/lora.py            LoraConfig
@@ -65,8 +65,8 @@ class Config:
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
         reasoner: kind and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
-        tokenizer: "synthetic:LARGEST_NUMBER", "bytes", "words" (of the training data), a directory or a hub id; ""
-            takes the checkpoint's.
+        tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "bytes", "words" (of the training data), a directory or a
+            hub id; "" takes the checkpoint's.
         model: shapes.
         prompt: what a text reasoner is asked with.
         max_latents: T; 0 is explicit text alone.

@@ -70,6 +70,12 @@ class Progress:
         if self._bar is None and self._clock() - self._last >= _SECONDS:
             self._write()
 
+    def end_at(self, total: int) -> None:
+        """There are other steps in all than was thought."""
+        self._total = total
+        if self._bar is not None:
+            self._bar.total = total
+
     def close(self) -> None:
         """The work is done, or given up."""
         self._untell()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import close_stage, note_finished, open_stage
+from slpo_jax.run.stage_ends import StageEnds, check_ends
 from slpo_jax.run.usable import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, UNFINISHED
 from slpo_jax.text.batches import EncodedProblems
@@ -72,6 +74,7 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
     plan = recipe.phases(experiment.train, experiment.config.max_latents)
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")
+    check_ends(config, recipe, plan)
     # A constant schedule that is not begun anew goes through all phases.
     whole = plan[-1].end if config.optimizer.schedule == "constant" and not config.reset_optimizer else None
     steps = [whole or (config.reset_optimizer and phase.rise) or phase.end - phase.start for phase in plan]
@@ -89,7 +92,7 @@ def check(experiment: Experiment, stage: str) -> None:
 def train(experiment: Experiment, stage: str) -> None:
     """Run the phases of the recipe; for the control the last goes on for as many steps as the stage rl has."""
     recipe, plan, optimizer_configs = planned(experiment)
-    until = plan[-1].end + (experiment.config.rl.steps if stage == CONTROL else 0)
+    more = experiment.config.rl.steps if stage == CONTROL else 0
     problems, total = imitated(experiment, recipe, plan), len(experiment.train)
     if len(problems) < total:
         reason = "longer than config.imitate.max_tokens or, for CODI, with a negative answer"
@@ -110,19 +113,28 @@ def train(experiment: Experiment, stage: str) -> None:
     now = _phase_at(experiment, folder, plan).trains or trained
     state = init_state(params, now, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
+    known: dict[str, Any] = {}
     if stage == CONTROL:
         before = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
-        state, _ = before.restore(state, newest=True)
+        state, known = before.restore(state, newest=True)
         before.close()
-    run, state, _ = open_stage(experiment, stage, state, until, folder)
-    plan = [*plan[:-1], dataclasses.replace(plan[-1], end=until)]
-    for phase, optimizer, schedule in zip(plan, optimizers, map(make_schedule, optimizer_configs), strict=True):
+    run, state, extra = open_stage(experiment, stage, state, plan[-1].end + more, folder)
+    ends, programs = StageEnds(config, plan, more, known or extra), dict[Any, Any]()
+    for number, (optimizer, optimizer_config) in enumerate(zip(optimizers, optimizer_configs, strict=True)):
+        phase = ends.phases()[number]
+        run.end_at(ends.phases()[-1].end)
         if int(state.step) >= phase.end:
             continue
         policy = experiment.policy.having(max_latents=phase.latent_slots, dropout_rate=config.dropout)
         now = phase.trains or trained
-        how = (optimizer, now, experiment.layout, IMITATE, config.micro_batches)
-        step_fn = make_train_step(recipe.loss_of(policy), *how, schedule=schedule)
+        # Where the rate is constant, all phases of a layout are one program.
+        lasts = None if config.optimizer.schedule == "constant" else optimizer_config.total_steps
+        program = phase.latent_slots, now, dataclasses.replace(optimizer_config, total_steps=lasts)
+        if program not in programs:
+            how = (optimizer, now, experiment.layout, IMITATE, config.micro_batches)
+            schedule = make_schedule(optimizer_config)
+            programs[program] = make_train_step(recipe.loss_of(policy), *how, schedule=schedule)
+        step_fn = programs[program]
         slots = recipe.slots(problems, phase, config.suffix_slots)
 
         def batch(step, phase=phase, slots=slots):
@@ -132,16 +144,18 @@ def train(experiment: Experiment, stage: str) -> None:
         if int(state.step) == phase.start and phase.copies:
             begun = {part: jax.tree.map(jnp.copy, state.params[other]) for part, other in phase.copies}
             state = dataclasses.replace(state, params=state.params | begun)
+        ends.begin(phase, int(state.step))
         for start, end in phase.stretches:
             if int(state.step) == start and (config.reset_optimizer or phase.trains):
                 fresh = init_optimizer(optimizer, {name: state.params[name] for name in now}, experiment.layout)
                 state = dataclasses.replace(state, opt_state=fresh)
-            state = run.advance(state, step_fn, batch, end)
+            state = run.advance(state, step_fn, batch, end, ends.saved, ends.learning)
+        ends.finish(int(state.step))
     if recipe.ends_apart:
-        run.finish(state)
+        run.finish(state, ends.saved())
         _save_finished(experiment, recipe, state, own.keys() - {*recipe.keeps})
     else:
-        close_stage(experiment, stage, run, state)
+        close_stage(experiment, stage, run, state, ends.saved())
 
 
 def _phase_at(experiment: Experiment, folder: str, plan: list[Phase]) -> Phase:

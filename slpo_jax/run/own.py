@@ -19,8 +19,9 @@ from slpo_jax.run.chosen import Choice, Measured, choices
 from slpo_jax.run.sources import load_set, only_errors
 from slpo_jax.sections import changed
 from slpo_jax.text.file_rows import FILE_READERS
+from slpo_jax.text.generated import task_of
 from slpo_jax.text.problem import Problem
-from slpo_jax.text.problems import SYNTHETIC_PREFIX, load_problems
+from slpo_jax.text.problems import load_problems
 from slpo_jax.text.solutions import measured_number
 from slpo_jax.text.tokenizer import WORDS, words_of
 
@@ -123,8 +124,8 @@ def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> C
 
 def _split(config: ConfigDict, train: str, name: str) -> str:
     """The source of a split of the training data's source if it has one, else a part of it."""
-    if train.startswith(SYNTHETIC_PREFIX):
-        return SYNTHETIC_PREFIX + name
+    if task := task_of(train):
+        return f"{task}:{name}"
     if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
         return f"{train}[{name}]"
     fields = read_config(config).data.fields

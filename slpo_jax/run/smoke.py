@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.io.files import flatten
 from slpo_jax.stages import LATENT_RM
+from slpo_jax.text.generated import GENERATED
 
 STEPS, ROWS = 2, 8  # steps of a phase or an objective, and problems of a batch and of an evaluated set
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -41,7 +42,8 @@ def smoke(config: ConfigDict, given: Collection[str] = ()) -> str:
     # A program for each of several shapes is what a whole run gains from.
     imitate.suffix_slots, rl.capacities, config.prompt_slots = (), ((1.0, 1.0),), (max(config.prompt_slots),)
     evaluate.limit = min(evaluate.limit or ROWS, ROWS)
-    _lower(config.data.synthetic, train_size=64 * ROWS)
+    for task in GENERATED:
+        _lower(config.data[task], train_size=64 * ROWS)
     _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, watched=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
     said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"

@@ -73,7 +73,7 @@ def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Prob
 
     def load(key, source):
         try:
-            return load_problems(source, config.data.synthetic, _ROLES.get(key, "test"), kind, config.data.fields)
+            return load_problems(source, config.data.of_task(source), _ROLES.get(key, "test"), kind, config.data.fields)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
 

@@ -20,16 +20,15 @@ from slpo_jax.rewards.texts import normal_text
 from slpo_jax.text.choices import with_letters
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, Rows, no_such_file
+from slpo_jax.text.generated import GENERATED, task_of
 from slpo_jax.text.given import given_rows
 from slpo_jax.text.problem import Problem, Problems, Reading
 from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
 from slpo_jax.text.solutions import measured_number, written_steps
-from slpo_jax.text.synthetic import SyntheticConfig, synthetic_problems
 
 Answers = Literal["numbers", "latex", "texts"]
 """What the answers of a set are: see `load_problems`."""
 
-SYNTHETIC_PREFIX = "synthetic:"
 _PART = re.compile(r"(.+)\[(train|valid|test)\]")
 # Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
 _PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
@@ -38,23 +37,26 @@ _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
+_Tasks: Any = dataclasses.make_dataclass(
+    "_Tasks", [(name, task.settings, task.settings()) for name, task in GENERATED.items()], frozen=True
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The section `config.data`: sources as `load_problems` takes them.
+class DataConfig(_Tasks):
+    """The section `config.data`: sources as `load_problems` takes them, and how each of `GENERATED` is made.
 
     Attributes:
         train: problems to train on, without those of `valid`.
         valid: the validation split, on which all choices are made.
         eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
         fields: the names of fields that can't be told.
-        synthetic: how the generated sets are made.
     """
 
     train: str = ""
     valid: str = ""
     eval: dict[str, str] = setting({}, affects="report")
     fields: FieldsConfig = FieldsConfig()
-    synthetic: SyntheticConfig = SyntheticConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,6 +64,10 @@ class DataConfig:
             if not re.fullmatch(r"\w[\w-]*", name):
                 remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
                 raise FieldError(self, "eval", remedy)
+
+    def of_task(self, source: Any) -> Any:
+        """How a generated source is made; None of others."""
+        return getattr(self, task_of(source), None) if task_of(source) else None
 
 
 def check_source(source: str) -> None:
@@ -78,12 +84,12 @@ def check_source(source: str) -> None:
 def is_at_hand(source: str) -> bool:
     """Whether a source is a file that is there, or generated, so that reading it takes no network and little time."""
     path = Path(_whole(source)).expanduser()
-    return source.startswith(SYNTHETIC_PREFIX) or (path.suffix.lower() in FILE_READERS and path.is_file())
+    return bool(task_of(source)) or (path.suffix.lower() in FILE_READERS and path.is_file())
 
 
 def load_problems(
     source: Any,
-    synthetic: SyntheticConfig | None = None,
+    settings: Any = None,
     role: Role = "train",
     answers: Answers = "numbers",
     fields: FieldsConfig = FOUND,
@@ -103,13 +109,13 @@ def load_problems(
               .txt ("question||steps #### answer" a line);
             - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
             - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
-            - "synthetic:NAME" for a generated set;
+            - "TASK:NAME" for a set of one of `GENERATED`;
             - records with fields, as `given_rows` takes them: a list of dicts, a table, a `datasets.Dataset`.
             An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
             "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
             "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one
             and one of every ten of its training problems.
-        synthetic: how the generated sets are made; None for the defaults.
+        settings: how a generated set is made, of its task's dataclass; None for the defaults.
         role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
             ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
             together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
@@ -127,10 +133,14 @@ def load_problems(
     """
     if not isinstance(source, str):
         return _problems("records", given_rows(source), fields, False, False, answers)
-    if source.startswith(SYNTHETIC_PREFIX):
-        return Problems(synthetic_problems(source.removeprefix(SYNTHETIC_PREFIX), synthetic or SyntheticConfig()))
     if (whole := _whole(source)) != source:
-        return _part(source, load_problems(whole, synthetic, "train", answers, fields))
+        return _part(source, load_problems(whole, settings, "train", answers, fields))
+    if name := task_of(source):
+        task = GENERATED[name]
+        problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
+        if said:
+            logging.warning("%s", said)
+        return Problems(problems)
     path = Path(source).expanduser()
     reader = FILE_READERS.get(path.suffix.lower())
     if reader is not None:
@@ -138,8 +148,7 @@ def load_problems(
     if path.is_file():
         known = ", ".join(FILE_READERS)
         raise UserError(
-            f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or "
-            f"{SYNTHETIC_PREFIX}NAME"
+            f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
         )
     return _problems(source, dataset_rows(source, role), fields, role == "train", False, answers)
 

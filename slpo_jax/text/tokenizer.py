@@ -1,4 +1,4 @@
-"""Tokenizers: a small word-level one for the synthetic problems, and Hugging Face's for real models.
+"""Tokenizers: small word-level ones for generated problems, and Hugging Face's for real models.
 
 torch is not needed: everything here rests on the `tokenizers` library through transformers' fast tokenizers.
 transformers takes seconds to import, so that is done where one is made.
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from slpo_jax.checked import FieldError
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import is_hub_id, snapshot
 from slpo_jax.io.tokenizer_files import GPT2_EOS, read_tokenizer
-from slpo_jax.text import synthetic
+from slpo_jax.text.generated import GENERATED, task_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -43,24 +44,36 @@ class ReasonerTokens(NamedTuple):
 
 
 def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
-    """A word-level tokenizer for the synthetic problems: one token a word and one a number in 0..max_value.
+    """`task_tokenizer` of the synthetic problems, with a token for each number in 0..max_value."""
+    return task_tokenizer(f"synthetic:{max_value}")
+
+
+def task_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+    """A word-level tokenizer for a generated task: one token a word.
 
     Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
     spaces, so that it gives the text back up to white space.
 
     Args:
-        max_value: largest number that has a token.
+        source: "NAME:NUMBER", see `generated.Task.words`.
     Returns:
         a fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
     Raises:
-        UserError: max_value is negative.
+        UserError: the task has no words of its own, or that is no number.
     """
-    if max_value < 0:
-        raise UserError(f"config.tokenizer: synthetic:{max_value}: the largest number is negative; give 0 or more")
+    name = task_of(source)
+    task, number = GENERATED[name], source.removeprefix(f"{name}:")
+    if task.words is None:
+        raise UserError(f"config.tokenizer: {source}: {name} has no tokenizer of its own; give words or bytes")
+    if not number.isdecimal():
+        raise UserError(f"config.tokenizer: {source}: the {task.number} is missing; write e.g. {name}:30")
+    try:
+        words = task.words(int(number))
+    except FieldError as error:
+        raise UserError(f"config.tokenizer: {source}: {error.problem}") from None
     specials = (PAD, UNK, EOS)
     latents = (START_LATENT, END_LATENT, LATENT)
-    numbers = map(str, range(max_value + 1))
-    tokens = [*specials, "\n", ANSWER_MARK, *synthetic.vocabulary(), *numbers, *latents]
+    tokens = [*specials, "\n", ANSWER_MARK, *words, *latents]
     backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
@@ -120,18 +133,15 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
     Args:
-        source: "synthetic:N" (`arithmetic_tokenizer(N)`), "bytes" (`byte_tokenizer()`), a directory with tokenizer.json
-            or with GPT-2's bare vocab.json and merges.txt, or a Hugging Face hub id.
+        source: "synthetic:N" or "graph:N" (`task_tokenizer`), "bytes" (`byte_tokenizer()`), a directory with
+            tokenizer.json or with GPT-2's bare vocab.json and merges.txt, or a Hugging Face hub id.
     Returns:
         a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
     Raises:
         UserError: there's no such tokenizer, it can't be reached, or it can't be used as it is.
     """
-    if source.startswith(synthetic_prefix := "synthetic:"):
-        max_value = source.removeprefix(synthetic_prefix)
-        if not max_value.isdecimal():
-            raise UserError(f"config.tokenizer: {source}: the largest number is missing; write e.g. synthetic:30")
-        return arithmetic_tokenizer(int(max_value))
+    if task_of(source):
+        return task_tokenizer(source)
     if source == "bytes":
         return byte_tokenizer()
     if source == WORDS:

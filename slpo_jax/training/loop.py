@@ -13,6 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import compiling, hosts, interrupts
 from slpo_jax.io.progress import Progress
 from slpo_jax.training.checkpoint import StageCheckpoints
+from slpo_jax.training.learned import Learning
 from slpo_jax.training.metrics import Means, MetricsLog, warn_of_cuts
 from slpo_jax.training.state import TrainState
 
@@ -67,6 +68,7 @@ class StageRun:
         self._tokens, self._measured = tokens, measured
         self._seconds, self._clock_step, self._clock_tokens = 0.0, start, self._generated()
         self.unsaved = False
+        self._learning: Learning | None = None
         self._signal: int | None = None
         self._warned = False
         self._handlers: dict[int, Any] = {}
@@ -84,6 +86,11 @@ class StageRun:
         """Whether other processes take the same steps."""
         return not hosts.is_alone()
 
+    def end_at(self, total: int) -> None:
+        """The stage has other steps in all than was thought."""
+        self.total = total
+        self._progress.end_at(total)
+
     def _remember(self, number: int, _frame: Any) -> None:
         self._signal = number
 
@@ -94,18 +101,21 @@ class StageRun:
         make_batch: Callable[[int], Any],
         until: int,
         extra: Callable[[], dict[str, Any]] = dict,
+        learning: Learning | None = None,
     ) -> TrainState:
-        """Take steps up to `until`. The host reads a step's metrics while the next one runs.
+        """Take steps up to `until`, or until they are learned. The host reads a step's metrics while the next one runs.
 
         Args:
             state: donated to the first step.
             step_fn: see `make_train_step`.
             make_batch: step -> batch.
             extra: what to save beside the state, asked for at each checkpoint.
+            learning: what ends these steps before `until`.
         Raises:
             SystemExit: after SIGINT or SIGTERM, once the state is saved.
             UserError: too many steps in a row without a finite loss and gradient.
         """
+        self._learning = learning
         try:
             return self._advance(state, step_fn, make_batch, until, extra)
         except BaseException:
@@ -124,6 +134,9 @@ class StageRun:
                 batch = make_batch(step)
             if pending is not None:
                 self._report(*pending)
+            if self._learning is not None and step < until and self._learning.ends_after(step):
+                self.end_at(self.total - (until - step))
+                until = step
             pending = (step, metrics, used)
             asked_to_stop = hosts.any_of(self._signal is not None)
             if step % self.checkpoint_every == 0 or asked_to_stop:
@@ -162,6 +175,8 @@ class StageRun:
             self._give_up(step, batch)
         if not skipped:  # what changed nothing is counted, and no mean is of it
             self._means.add(metrics)
+            if self._learning is not None:
+                self._learning.add(metrics)
         is_row = step % self.log_every == 0 or step >= self.total
         if self._measured is not None and (is_row or self._since_row() > _FIRST):
             self._measured(self.total - step, self._since_row() / (step - self._clock_step))

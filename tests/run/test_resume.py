@@ -18,7 +18,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl, validated
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training import halves
+from slpo_jax.training import halves, learned
 from slpo_jax.training.optimizer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -59,7 +59,8 @@ def _step_without_a_model(record):
             part = {name: state.params[name] for name in trained}
             key = float(np.asarray(jax.random.key_data(state.key)).astype(np.float32).sum())
             state, width = _update_of(optimizer)(state, part, np.float32(np.sin(data + now[1] + key)))
-            return state, {"loss": jnp.float32(data), "width": width}
+            accuracy = {"accuracy": np.float32(abs(np.sin(now[1])))} if record["learns"] else {}
+            return state, {"loss": jnp.float32(data), "width": width, **accuracy}
 
         return step
 
@@ -74,7 +75,7 @@ def _accuracy(experiment, params, stopping, rule):
 @pytest.fixture(scope="module", autouse=True)
 def record():
     """Stages without models. `steps`: the (stream, step) taken; at the (stream, step) `at`, `what` happens."""
-    record = {"steps": [], "at": None, "what": lambda: None}
+    record = {"steps": [], "at": None, "what": lambda: None, "learns": False}
     # A vector a part is all that these steps need.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +93,7 @@ def record():
 def fake(record):
     """The record, as before the first step."""
     record["steps"].clear()
-    record["at"] = None
+    record.update(at=None, learns=False)
     return record
 
 
@@ -208,6 +209,46 @@ def test_interrupted_anywhere(fake, whole, tmp_path, what):
     _assert_same(_result(tmp_path / "cut"), whole)
     if what is _terminate:  # it saves before it leaves, so no step is taken twice
         assert len(fake["steps"]) == len(set(fake["steps"])) == 9 + 6 + 7 + 6
+
+
+def _learning(every):
+    """Phases of at most 14 and 10 steps, which end when the accuracies of three steps say so."""
+    config = _config(checkpoint_every=every, stages=("imitate",))
+    config.imitate.update(cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2)
+    return config
+
+
+def _learned():
+    """The steps after which both end, by hand: a step after three whose mean of |sin(step)| is large enough."""
+    ends, start = [], 0
+    for _ in range(2):
+        right = (n + 4 for n in range(start, 99) if np.mean([abs(np.sin(n + i)) for i in range(3)]) >= 0.685)
+        start = next(right)
+        ends.append(start)
+    return ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [_terminate, _crash])
+def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypatch, tmp_path, what):
+    """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there."""
+    monkeypatch.setattr(learned, "WINDOW", 3)
+    fake["learns"] = True
+    _run(tmp_path / "whole", _learning(100))
+    assert _learned() == [11, 17]
+    assert fake["steps"] == [("imitate", n) for n in range(17 + 6)]
+    rows = [(row["stage"], row["step"]) for row in rows_of(tmp_path / "whole")]
+    assert rows == [("imitate", n) for n in (3, 6, 9, 12, 15, 17)] + [("imitate_control", n) for n in (18, 21, 23)]
+    for at in (0, 1, 6, 9, 10, 11, 12, 14, 16, 17, 20):
+        fake.update(at=("imitate", at), what=what)
+        with pytest.raises(SystemExit if what is _terminate else Crash):
+            _run(tmp_path / "cut", _learning(2))
+    _run(tmp_path / "cut", _learning(2))
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    for stage, step in (("imitate", 17), ("imitate_control", 23)):
+        ours, theirs = (checkpoint_of(tmp_path / name, stage) for name in ("cut", "whole"))
+        assert ours["step"] == step
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ steps are gone. With c_thought = 0 nothing replaces the steps, their ablation wi
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +67,8 @@ def _written(prompt: Ids, steps: list[Ids], answer: Ids) -> int:
 def positions(problems: EncodedProblems, phase: Phase) -> list[int]:
     """The positions that each problem takes in a phase, at most."""
     written = [len(problems.prompts[i]) + len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
-    return [size + phase.latent_slots for size in written]
+    latents = phase.latent_slots if phase.latents is None else phase.latents
+    return [size + latents for size in written]
 
 
 def suffix_slots(
@@ -92,11 +94,15 @@ def make_batch(
     prompt_slots,
     slots: tuple[int, ...],
     removed_B: Sequence[int] | np.ndarray | None = None,
+    stages_B: np.ndarray | None = None,
+    c_thought: int = 0,
 ) -> ImitationBatch:
     """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments.
 
     Args:
         removed_B: tokens that are left out at the beginning of each row's steps; None leaves out none.
+        stages_B: int [B], the stage that a row is at instead of the phase's own, -1 for that; None: all are at that.
+        c_thought: latents of each step that an earlier stage has dropped.
     """
     indices = batch_indices(seed, step, len(problems), batch_size)
     prompts = Prompts(*problems.before_suffix(indices, prompt_slots))
@@ -108,11 +114,26 @@ def make_batch(
     else:
         latents = np.full(batch_size, phase.latents, np.int32)
     removed_B = np.zeros(batch_size, np.int64) if removed_B is None else removed_B
-    suffixes = [problems.suffix(i, phase.dropped, n) for i, n in zip(indices, removed_B, strict=True)]
+    dropped: list[int | None] = [phase.dropped] * batch_size
+    if stages_B is not None:
+        latents = np.where(stages_B < 0, latents, stages_B * c_thought).astype(np.int32)
+        dropped = [phase.dropped if stage < 0 else int(stage) for stage in stages_B]
+    suffixes = [problems.suffix(i, first, n) for i, first, n in zip(indices, dropped, removed_B, strict=True)]
     longest = max(map(len, suffixes)) - 1
     suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)
     index = draw_numbers(indices, len(problems))
     return ImitationBatch(prompts, latents, suffix, index)
+
+
+def earlier_stages(phase: Phase, step: int, seed: int, batch_size: int, mix: float, last: int) -> np.ndarray:
+    """int [B]: for a share `mix` of the rows a stage before the phase's, each as likely, and -1 for the others.
+
+    Args:
+        last: the stage before the one in which all steps are gone.
+    """
+    draws = np.random.default_rng([seed, step, 5]).random((2, batch_size))
+    before = last + 1 if phase.dropped is None else phase.dropped
+    return np.where((draws[0] < mix) & (before > 0), np.floor(draws[1] * before), -1).astype(np.int64)
 
 
 def fewest_steps(plan: list[Phase]) -> int:
@@ -120,16 +141,20 @@ def fewest_steps(plan: list[Phase]) -> int:
     return int(any(phase.dropped is not None for phase in plan))
 
 
-def after_latents(policy: Policy, params, batch: ImitationBatch, keys_B) -> tuple[dict[str, Any], Any]:
+def after_latents(
+    policy: Policy, params, batch: ImitationBatch, keys_B, may_lack: bool = False
+) -> tuple[dict[str, Any], Any]:
     """Think, differentiably; then what `Reasoner.forward` or `trace` over the suffixes is called with, and the thought.
 
     Args:
         policy: as in `Recipe.loss`.
         keys_B: the rows' keys.
+        may_lack: rows may have no latents, where there are slots for them.
     """
     slots_A, config = jnp.arange(batch.suffix.tokens.shape[1]), policy.config
     layout = policy.having(stopping="length", dropout_where="all", thinker_noise=False, answer_slots=len(slots_A))
-    thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True)
+    real_B = batch.latents > 0 if may_lack else None
+    thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True, real_N=real_B)
     before_B = batch.prompts.lengths + thought.lengths_N
     inputs = dict(
         inputs_BLD=policy.reasoner.embed(params, batch.suffix.tokens),
@@ -150,14 +175,15 @@ def cross_entropy(reasoner: Reasoner, params, hidden_BLD: jax.Array, rows: Suffi
     return -jnp.sum(log_probs_BL * rows.weights), jnp.all((likeliest_BL == rows.targets) | ~asked_BL, axis=1)
 
 
-def loss(policy: Policy, params, batch: ImitationBatch, key):
+def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = False):
     """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     Args:
         policy: as in `Recipe.loss`; the thinker's own noise is nowhere.
+        may_lack: see `after_latents`.
     """
     params = policy.reasoner.in_loop(params)
-    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index))
+    inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index), may_lack)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     total, right_B = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix)
     metrics = {"loss": (total, batch.suffix.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
@@ -169,7 +195,11 @@ class Curriculum:
     """COCONUT's, and without latents CoT-SFT; its schedule is `config.imitate`'s own."""
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        return Recipe(
+        """With `stage_until` or `mix` all stages have one layout, the last's latents and the first's suffixes.
+
+        So one program is compiled for all of them; without, each has its own, as published.
+        """
+        published = Recipe(
             name="curriculum",
             phases=lambda problems, max_latents: phases(settings, max_latents),
             usable=usable,
@@ -179,3 +209,32 @@ class Curriculum:
             batch=make_batch,
             loss=loss,
         )
+        return _in_one_layout(published, settings) if settings.stage_until or settings.mix else published
+
+
+def _in_one_layout(recipe: Recipe, settings: ImitateSettings) -> Recipe:
+    """See `Curriculum`."""
+    stages = settings.stage_steps and settings.max_latent_stage
+    first = 0 if settings.cot_steps or settings.mix else 1 if stages else None
+
+    def longest(phase: Phase) -> Phase:
+        return dataclasses.replace(phase, dropped=first)
+
+    def plan(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+        found = recipe.phases(problems, max_latents)
+        most = max((phase.latent_slots for phase in found), default=0)
+        return [dataclasses.replace(phase, latent_slots=most) for phase in found]
+
+    def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> ImitationBatch:
+        stages_B = earlier_stages(phase, step, seed, batch_size, settings.mix, settings.max_latent_stage)
+        own = (phase, step, seed, batch_size, prompt_slots, slots)
+        return make_batch(problems, *own, stages_B=stages_B, c_thought=settings.c_thought)
+
+    return dataclasses.replace(
+        recipe,
+        phases=plan,
+        positions=lambda problems, phase: recipe.positions(problems, longest(phase) if settings.mix else phase),
+        slots=lambda problems, phase, *buckets: recipe.slots(problems, longest(phase), *buckets),
+        batch=batch,
+        loss=functools.partial(loss, may_lack=True),
+    )

@@ -32,6 +32,11 @@ class ImitateSettings:
         stage_steps: of each stage 1 .. max_latent_stage; not for CODI and iCoT. For Latent-SFT, of the encoder, of the
             reasoner after it, and of both.
         final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
+        stage_until: ends every stage, the last one too, when it is learned: when so many of the training rows have all
+            of their tokens right, in the mean of 20 steps; 0 takes all steps.
+        stage_least: steps that a stage then has at least; it has `cot_steps`, `stage_steps` or `final_steps` at most.
+        mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
+            draws later ones too).
         final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
             steps to T.
         dropout: at every position, while imitating.
@@ -52,6 +57,9 @@ class ImitateSettings:
     cot_steps: int = setting(10_000, least=0)
     stage_steps: int = setting(5_000, least=0)
     final_steps: int = setting(10_000, least=0)
+    stage_until: float = setting(0.0, least=0, most=1, note="0 takes all steps")
+    stage_least: int = setting(100, least=1)
+    mix: float = setting(0.0, least=0, most=1)
     final_latents: Literal["published", "random"] = "published"
     dropout: float = setting(0.0, least=0, below=1)
     suffix_slots: tuple[int, ...] = setting((), least=1)
