@@ -48,12 +48,19 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
         before = logging.get_verbosity()
         logging.set_verbosity(logging.ERROR)  # what is wrong with the data is said below
         try:
-            choice = answers_of(load_problems(source, answers="texts", fields=named))
+            choice = answers_of(_load(source, "texts", named))
         finally:
             logging.set_verbosity(before)
         answers, why = choice.values["prompt.answers"], f" ({choice.why})"
     kind = KINDS.get(answers, "numbers")
-    problems = load_problems(source, answers=kind, fields=named)
+    problems = _load(source, kind, named)
     name = source if isinstance(source, str) else "records"
     problems.said = tuple(read_as(name, problems, _ARE[kind] + why))
     return problems
+
+
+def _load(source: Any, answers: Answers, fields: FieldsConfig) -> Problems:
+    try:
+        return load_problems(source, answers=answers, fields=fields)
+    except UserError as error:
+        raise error if isinstance(source, str) else UserError(f"source: {error}") from None

@@ -7,8 +7,8 @@ case of ASCII letters makes no difference. `slpo_jax.rewards.text_verifier` does
 import re
 
 # Behind the last of these an answer stands: COCONUT's and GSM8K's (but not in C#), CODI's, and CoLaR's.
-MARKS = (b"# ", b"answer is:", b"answer:")
-_MARK = re.compile(r"#(?=[ \t\n\r\v\f]|\Z)|answer(?:[ \t\n\r\v\f]+is)?:", re.IGNORECASE | re.ASCII)
+MARKS = (b"# ", b"answer is:", b"answer:", b"answer:**")
+_MARK = re.compile(r"#(?=[ \t\n\r\v\f]|\Z)|answer(?:[ \t\n\r\v\f]+is:|:(?:\*\*)?)", re.IGNORECASE | re.ASCII)
 _LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 
 

@@ -11,6 +11,7 @@ from slpo_jax.errors import UserError
 # Fields that may be chats; the last two are nothing else.
 CHATS = ("prompt", "completion", "messages", "conversations")
 _ALWAYS = CHATS[2:]
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 # What missing values become in tables: as numbers, and in words, which an answer or a choice may be as well.
 _NOT_A_NUMBER = ("nan", "-nan", "<na>", "nat")
@@ -24,6 +25,7 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _INSTEAD = {"array": "(", "dtype": "", "nan": "None"}
+_LIST = re.compile(r"\s*(?:array\()?\[\s*['\"]")  # of texts: [2, 5] may be an interval
 _CHAT = re.compile(r"\s*(?:array\()?[\"\[\s]*\{.*?['\"](?:role|from)\\?['\"]\s*:", re.DOTALL)
 
 
@@ -70,8 +72,10 @@ def _in_texts(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def said(where: str, record: Mapping[str, Any], field: str, role: str, chat: bool = False) -> str:
+def said(where: str, record: Mapping[str, Any], field: str, role: str, chat: bool = False, needed: bool = True) -> str:
     """A text, or of a chat the one message of a role; of other roles (system, tool) nothing is taken.
+
+    Of an assistant's message the thought comes first, in <think>.
 
     Args:
         where: the record, for messages.
@@ -79,17 +83,19 @@ def said(where: str, record: Mapping[str, Any], field: str, role: str, chat: boo
         field: its name.
         role: "user" or "assistant".
         chat: whether it has to be a chat, as a text would be question and answer at once.
+        needed: whether a chat has to have such a message.
     Returns:
         the text, "" for a missing one.
     Raises:
         UserError: it is neither, or something that is written like a chat and is none.
     """
-    value, chat = record[field], chat or field in _ALWAYS
+    value, chat = _unwrapped(record[field]), chat or field in _ALWAYS
     if isinstance(value, str) and (chat or _CHAT.match(value)):
-        found = written(value)
+        found = _unwrapped(written(value))
         value = [found] if isinstance(found, dict) else found if found and isinstance(found[0], dict) else [value]
     elif not isinstance(value, list) or not (field in CHATS or any(isinstance(each, Mapping) for each in value)):
-        return text_of(where, record, field)
+        as_list = written(value) if isinstance(value, str) and _LIST.match(value) else None
+        return text_of(where, {field: value if as_list is None else as_list}, field)
     messages = [_message(each) for each in value]
     if not all(isinstance(text, str) or text is None for _, text in messages) or (None, None) in messages:
         raise UserError(
@@ -97,6 +103,8 @@ def said(where: str, record: Mapping[str, Any], field: str, role: str, chat: boo
             + " or a text" * (not chat)
         )
     texts = [text for by, text in messages if by in (role, None)]
+    if not texts and not needed:
+        return ""
     if len(texts) != 1:
         raise UserError(
             f"{where}: field '{field}' has {len(texts)} messages of the role {role}, not one; give one problem a record"
@@ -108,8 +116,27 @@ def _message(each: Any) -> tuple[str | None, Any]:
     """Who says what, in one of the two usual forms; None, None for what is no message."""
     if not isinstance(each, Mapping):
         return None, None
-    by = each.get("role", each.get("from"))
-    return _ROLES.get(by, by), each.get("content", each.get("value"))
+    by, text = each.get("role", each.get("from")), _parts(each.get("content", each.get("value")))
+    by = _ROLES.get(by, by)
+    thoughts = [_parts(each.get(name)) for name in _THOUGHTS] if by == "assistant" else []
+    thought = next((each for each in thoughts if isinstance(each, str) and not is_missing(each)), None)
+    if thought is not None and (text is None or isinstance(text, str)):
+        text = f"<think>{thought}</think>\n{text or ''}"
+    return by, text
+
+
+def _unwrapped(value: Any) -> Any:
+    """The chat of {"messages": CHAT}."""
+    inside = [value.get(name) for name in _ALWAYS] if isinstance(value, Mapping) else []
+    return next((each for each in inside if isinstance(each, list)), value)
+
+
+def _parts(content: Any) -> Any:
+    """The text of a content that has it in parts; another content as it is."""
+    if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
+        return content
+    texts = [each.get("text") if each.get("type") == "text" else None for each in content]
+    return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
@@ -126,3 +153,16 @@ def text_of(where: str, record: Mapping[str, Any], field: str) -> str:
     if _CHAT.match(value):
         raise UserError(f"{where}: field '{field}' is a chat, not a text; write its text alone")
     return value
+
+
+def listed(where: str, record: Mapping[str, Any], field: str) -> list[Any] | str:
+    """The list that a field's text writes, as tables of texts have it, or the text.
+
+    Raises:
+        UserError: it begins as a list of texts and is none, or is a chat.
+    """
+    text = text_of(where, record, field)
+    found = written(text)
+    if found is None and _LIST.match(text):
+        raise UserError(f"{where}: field '{field}' begins as a list and is none; mend it, or write a text")
+    return found if isinstance(found, list) else text

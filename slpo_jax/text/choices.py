@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -54,9 +54,8 @@ class Choices(NamedTuple):
             numbers = [canonical_number(text) for text in self.texts]
             by_text = numbers.index(number) if number in numbers else None
         if by_label is None and by_text is None:
-            raise UserError(
-                f"{where}: answer {said!r} is none of the choices; give a letter, an index from 0 or a text"
-            )
+            usual = f"a label ({', '.join(self.labels)})" if self.own else "a letter, an index from 0"
+            raise UserError(f"{where}: answer {said!r} is none of the choices; give {usual} or a text")
         if None not in (by_label, by_text) and by_label != by_text:
             raise UserError(
                 f"{where}: answer {said!r} is the text of choice {self.labels[by_text or 0]} and means choice "
@@ -155,7 +154,7 @@ def with_letters(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     if first is None or not isinstance(first[1], Mapping) or not {"cop", "opa"} <= first[1].keys():
         yield from itertools.chain([first] if first else [], rows)
         return
-    found = [(where, record, _number(record)) for where, record in (first, *rows)]
+    found = [(where, record, _number(record, "cop")) for where, record in (first, *rows)]
     numbers = {number for _, _, number in found} & set("01234")
     bases = [base for base, others in ((0, "4"), (1, "0")) if others not in numbers]
     if numbers and len(bases) != 1:
@@ -165,5 +164,31 @@ def with_letters(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield where, record if number is None else {**record, "cop": letters.get(number)}
 
 
-def _number(record: Any) -> str | None:
-    return canonical_number(str(record.get("cop"))) if isinstance(record, Mapping) else None
+def with_labels(
+    rows: Iterator[tuple[str, Any]], answer_field: Callable[[Mapping[str, Any]], str | None]
+) -> Iterator[tuple[str, Any]]:
+    """Rows whose choices are columns 1, 2, .., with these as answers where they count from 0, as COPA's `label` does.
+
+    They do where one is 0, none is the last column's number, and none is the text of a choice.
+
+    Args:
+        rows: (where, record).
+        answer_field: of a record.
+    """
+    first = next(rows, None)
+    columns = columns_of(tuple(first[1])) if first and isinstance(first[1], Mapping) else {}
+    field = answer_field(first[1]) if first and "1" in columns and "0" not in columns else None
+    if first is None or field is None:
+        yield from itertools.chain([first] if first else [], rows)
+        return
+    found = [(where, record, _number(record, field)) for where, record in (first, *rows)]
+    texts = [[str(record.get(name)) for name in (field, *columns.values())] for _, record, number in found if number]
+    numbers = {number for _, _, number in found}
+    from_zero = "0" in numbers and str(len(columns)) not in numbers and not any(row[0] in row[1:] for row in texts)
+    labels = {str(place): label for place, label in enumerate(columns)} | {"-1": None}  # of test sets
+    for where, record, number in found:
+        yield where, {**record, field: labels.get(number, number)} if from_zero and number else record
+
+
+def _number(record: Any, field: str) -> str | None:
+    return canonical_number(str(record.get(field))) if isinstance(record, Mapping) else None

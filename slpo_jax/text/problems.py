@@ -6,6 +6,7 @@ A source is read in two steps, so that a new kind of source and a new field layo
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +18,13 @@ from slpo_jax.checked import FieldError, check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import are_readable, canonical_number
 from slpo_jax.rewards.texts import normal_text
-from slpo_jax.text.choices import with_letters
+from slpo_jax.text.choices import with_labels, with_letters
 from slpo_jax.text.dataset_rows import Role, dataset_rows
 from slpo_jax.text.file_rows import FILE_READERS, Rounded, Rows, no_such_file
 from slpo_jax.text.generated import GENERATED, task_of
 from slpo_jax.text.given import given_rows
 from slpo_jax.text.problem import Problem, Problems, Reading
-from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, read_record, unknown_field
+from slpo_jax.text.record_fields import FOUND, FieldsConfig, RawProblem, answer_field, read_record, unknown_field
 from slpo_jax.text.solutions import measured_number, written_steps
 
 Answers = Literal["numbers", "latex", "texts"]
@@ -132,7 +133,7 @@ def load_problems(
             row.
     """
     if not isinstance(source, str):
-        return _problems("records", given_rows(source), fields, False, False, answers)
+        return _problems("records", given_rows(source), fields, role == "train", False, answers)
     if (whole := _whole(source)) != source:
         return _part(source, load_problems(whole, settings, "train", answers, fields))
     if name := task_of(source):
@@ -199,7 +200,7 @@ def _problems(
 
 def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
     first, without_steps = None, strict and bool(fields.steps)
-    for where, record in with_letters(rows):
+    for where, record in with_labels(with_letters(rows), functools.partial(answer_field, fields=fields)):
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
@@ -210,6 +211,11 @@ def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Readi
         yield where, raw
     if first and without_steps:
         raise unknown_field(*first, "steps", fields.steps)
+    if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
+        raise UserError(
+            f"{first[0]}: field {fields.steps!r} (config.data.fields.steps) has no steps, here and "
+            "in all records; give another one"
+        )
 
 
 def _name_rounded(source: str, answers: Sequence[str | None]) -> None:

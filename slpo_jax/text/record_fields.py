@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from slpo_jax.checked import check_fields
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
-from slpo_jax.text.cells import is_missing, said, text_of, written
+from slpo_jax.text.cells import is_missing, listed, said, text_of, written
 from slpo_jax.text.choices import choices_of, columns_of
 from slpo_jax.text.problem import Reading
-from slpo_jax.text.solutions import marked, measured_number, without_tags
+from slpo_jax.text.solutions import marked, measured_number, steps_of
 
 # What DAPO's prompts have around the question.
 _DAPO_PROMPT = re.compile(
@@ -119,6 +119,8 @@ _AFTER = {"instruction": ("input",)}
 # Where steps are looked for; in the first three nothing else may be.
 _STEPS = ("steps", "cot", "rationale", "reasoning", "chain_of_thought", "explanation", "thought", "thoughts")
 _USUAL = {*_QUESTIONS, *_ANSWERS, *_STORY, *_STEPS, "choices", "options"}
+# Where the answer is, if it isn't in the worked solution of its layout.
+_BESIDE = ("answer", "Answer", "final_answer", "expected_answer", "ground_truth", "reward_model")
 _EMPTY: tuple[Any, ...] = (None, "", [])
 
 
@@ -158,13 +160,19 @@ def read_record(
         )
     reading = reading or Reading()
     reading.see({name: record[name] for name in given})
-    solution, answer = _answer(where, record, layout)
+    beside = next((name for name in _BESIDE if record.get(name) is not None), None) if not fields.answer else None
+    beside, answer_field = beside if layout.worked else None, layout.answer
+    solution, answer = _answer(where, record, layout, needed=beside is None)
+    if answer is None and beside:
+        told, answer = _answer(where, record, layout._replace(answer=beside, worked=False))
+        solution, answer_field = solution or told, beside
+    solution = solution if answer is not None else ""
     question, choices = _question(where, record, layout, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)
         answer = choices.answer(where, answer) if answer and answer.strip() else None
         reading.note("choices", choices.fields)
-    reading.note("answer", [layout.answer])
+    reading.note("answer", [answer_field])
     steps, text = _steps(where, record, fields.steps, reading)
     worked = record.get("solution")
     if not text and not steps and layout.answer != "solution" and isinstance(worked, str) and not is_missing(worked):
@@ -208,6 +216,12 @@ def _layouts(fields: FieldsConfig) -> tuple[_Layout, ...]:
     return (*known, *others)
 
 
+def answer_field(record: Record, fields: FieldsConfig) -> str | None:
+    """Where a record has its answer, None where that isn't known."""
+    layout = _layout(record, fields)
+    return layout and layout.answer
+
+
 def unknown_field(where: str, record: Record, key: str, name: str) -> UserError:
     """The error of a field that `config.data.fields` names and a record hasn't."""
     return UserError(
@@ -236,8 +250,8 @@ def _question(where: str, record: Record, layout: _Layout, reading: Reading) -> 
     return "\n".join(filter(str.strip, [" ".join([*before, text]), *after]))
 
 
-def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | None]:
-    """The solution that the answer stands in, "" for none, and the answer."""
+def _answer(where: str, record: Record, layout: _Layout, needed: bool = True) -> tuple[str, str | None]:
+    """The solution that the answer stands in, "" for none, and the answer; `needed` as in `said`."""
     value, field = record[layout.answer], layout.answer
     if field == "reward_model" and value is not None:
         value = written(value) if isinstance(value, str) else value
@@ -248,10 +262,10 @@ def _answer(where: str, record: Record, layout: _Layout) -> tuple[str, str | Non
         return "", None
     if isinstance(value, int | Decimal):  # True and False are answers of ProntoQA
         return "", str(value)
-    solution, answer = marked(said(where, {field: value}, field, "assistant"))
+    solution, answer = marked(said(where, {field: value}, field, "assistant", needed=needed))
     if answer is None:
         is_answer = not layout.worked or canonical_number(solution) or measured_number(solution)
-        return "", solution if is_answer else None
+        return ("", solution) if is_answer else (solution, None)
     return solution, answer
 
 
@@ -260,10 +274,9 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
     for field in [named] if named else _STEPS:
         value = record.get(field)
         if isinstance(value, str):
-            listed = written(text_of(where, record, field))  # as a table of texts has it
-            value = listed if isinstance(listed, list) else value
+            value = listed(where, record, field)
         if isinstance(value, list):
-            value = _listed(value)
+            value = steps_of(value)
         if isinstance(value, list) and value and all(isinstance(step, str) for step in value):
             reading.note("steps", [field])
             return tuple(value), ""
@@ -275,15 +288,6 @@ def _steps(where: str, record: Record, named: str, reading: Reading) -> tuple[tu
                 f"{where}: field '{field}' is neither texts nor a text; write [\"<<1+2=3>>\", ...] or leave it out"
             )
     return (), ""
-
-
-def _listed(steps: list[Any]) -> list[Any]:
-    """Steps without tags, and without those that are missing; one that is empty stays, as in COCONUT's files."""
-    texts = [
-        step if not isinstance(step, str) or without_tags(step) == step else without_tags(step).strip() or None
-        for step in steps
-    ]
-    return [step for step in texts if step == "" or not is_missing(step)]
 
 
 def _without_mark(text: str) -> str:

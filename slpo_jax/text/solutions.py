@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number, last_boxed
+from slpo_jax.text.cells import is_missing
 
 _ANNOTATION = re.compile(r"<<.*?>>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+")
@@ -12,14 +14,25 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)\s+"
 _ANSWER_IS = re.compile(
     r"(.*)\b(?:the (?:final )?answer is:?|(?:final )?answer:)\s*([^\n]+?)\.?\s*", re.DOTALL | re.IGNORECASE
 )
+# What is left of a line that says the answer, where that is cut off.
+_ANNOUNCED = re.compile(
+    r"[\s,;]*(?:(?<!\w)(?:so|thus|hence|therefore|and|or|then|which)\b,?\s*)*"
+    r"(?:(?<!\w)(?:(?:it|this|that|we|(?:the )?(?:final )?(?:answer|result))\s+)?(?:is|are|get|have|makes|equals)\b"
+    r"|(?<!\w)(?:the )?(?:final )?answer\b)?[\s,;:=$*(\[\\]*\Z",
+    re.IGNORECASE,
+)
 _BOX_ALONE = re.compile(r"(.*\n)\s*\$*\\boxed\{[^\n]*\}\$*\.?\s*", re.DOTALL)  # a last line that is no step
 # What chats have around a thought, and around its answer.
 _THOUGHT = "think|thinking|thoughts?|reason|reasoning|analysis|scratchpad"
-_THOUGHT_END = re.compile(rf"</(?:{_THOUGHT})>|<\|end_of_thought\|>", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<(answer|final_answer)>((?:(?!<\1>).)*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(
-    rf"</?(?:{_THOUGHT}|solution|answer|final_answer|step)>|<\|(?:begin|end)_of_(?:thought|solution)\|>", re.IGNORECASE
+_SPEAKER = r"(?:<\|start\|>assistant)?<\|channel\|>"
+_AS_TAGS = (  # <seed:think>, [THINK], ◁think▷, and gpt-oss's channels
+    (re.compile(rf"[<\[◁](/?)(?:seed:)?(?:{_THOUGHT})[>\]▷]", re.IGNORECASE), r"<\1think>"),
+    (re.compile(rf"<\|begin_of_thought\|>|{_SPEAKER}(?:analysis|commentary)[^<]*<\|message\|>"), "<think>"),
+    (re.compile(r"<\|end_of_thought\|>|<\|end\|>(?=\s*\S)"), "</think>"),
+    (re.compile(rf"{_SPEAKER}final[^<]*<\|message\|>|<\|start\|>assistant|<\|(?:end|return)\|>"), "\n"),
 )
+_ANSWER_TAG = re.compile(r"<(answer|final_answer)>((?:(?!<\1>).)*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?(?:think|solution|answer|final_answer|step)>|<\|(?:begin|end)_of_solution\|>", re.IGNORECASE)
 # **Answer:** 6; **Final Answer**; **The answer is 6.**; ### Answer
 _ANSWER_HEADING = re.compile(
     r"(?<![\w*#])(?:\#{1,6}[ \t]*)?\*\*[ \t]*(?:the )?(?:final |correct )?answer(?P<is>[ \t]+is)?[ \t]*"
@@ -72,7 +85,8 @@ def marked(text: str) -> tuple[str, str | None]:
     last "####", or else the last \boxed{}, or else "the answer is" or "answer:" of the last line. MetaMathQA has a line
     of that kind behind "####" or a box.
     """
-    solution, behind = _tagged(text) if "<" in text and _TAG.search(text) else (text, "")
+    text = _in_tags(text)
+    solution, behind = _tagged(text) if _TAG.search(text) else (text, "")
     solution, under = _headed(solution)
     solution, said = _marked(solution)
     if behind := behind or under:
@@ -83,15 +97,49 @@ def marked(text: str) -> tuple[str, str | None]:
 
 def without_tags(text: str) -> str:
     """A text without <think> and its like, in whose places lines end."""
-    return _TAG.sub("\n", text)
+    return _TAG.sub("\n", _in_tags(text))
+
+
+def steps_of(steps: list[Any]) -> list[Any]:
+    """The steps of a list: none has tags, and none is missing or the answer; an empty one stays, as COCONUT has it."""
+    texts, mark = list[Any](), ""
+    for step in steps:
+        if isinstance(step, str):
+            step, mark = mark + step, ""
+            if _opens_answer(step):
+                mark, step = f"{step}\n", None
+            elif _is_answer(step):
+                step = None
+            elif without_tags(step) != step:
+                step = without_tags(step).strip() or None
+        texts.append(step)
+    return [step for step in texts if step == "" or not is_missing(step)]
+
+
+def _is_answer(text: str) -> bool:
+    """Whether a text is a marked answer and nothing else."""
+    solution, answer = marked(text)
+    return answer is not None and not solution.strip()
+
+
+def _opens_answer(text: str) -> bool:
+    """Whether a text is a mark and nothing else, so that what follows is the answer."""
+    text = text.strip()
+    return text.lower() in ("<answer>", "<final_answer>") or bool(_ANSWER_HEADING.fullmatch(text))
+
+
+def _in_tags(text: str) -> str:
+    for pattern, tag in _AS_TAGS if any(sign in text for sign in "<[◁") else ():  # a `Rounded` stays one
+        text = pattern.sub(tag, text)
+    return text
 
 
 def _tagged(text: str) -> tuple[str, str]:
     """A solution without tags, and what stands behind the thought or in the answer's tag, "" for nothing."""
     *_, last = (None, *_ANSWER_TAG.finditer(text))
     before, behind = (text[: last.start()] + text[last.end() :], last[2]) if last else (text, "")
-    *_, end = (None, *_THOUGHT_END.finditer(before))
-    thought, rest = (before[: end.start()], before[end.end() :]) if end else (before, "")
+    thought, end, rest = before.rpartition("</think>")
+    thought, rest = (thought, rest) if end else (before, "")
     thought, rest, behind = (without_tags(part).strip() for part in (thought, rest, behind))
     return (thought, behind or rest) if thought else (rest, behind)
 
@@ -118,13 +166,20 @@ def _marked(text: str) -> tuple[str, str | None]:
     before, hashes, after = text.rpartition("####")
     said = _ANSWER_IS.fullmatch(text) if "answer" in text.lower() else None  # which takes its time
     boxed = last_boxed(text)
+    in_one_line = "\n" not in text.strip()
     if hashes:
-        return before, said[2] if said and "####" not in said[2] else after.strip()
-    # Less than a sentence can't be cut out.
-    solution = said[1] if said and re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL) else text
-    if boxed and solution == text and (alone := _BOX_ALONE.fullmatch(text)):
-        solution = alone[1]
-    return solution, boxed or (said[2] if said else None)
+        solution, answer = before, said[2] if said and "####" not in said[2] else after.strip()
+    else:
+        # Of the last of several lines less than a sentence can't be cut out.
+        can_cut = said and (in_one_line or re.fullmatch(r"(.*[.!?\n])?\s*", said[1], re.DOTALL))
+        solution, answer = said[1] if said and can_cut else text, boxed or (said[2] if said else None)
+        if boxed and solution == text and (alone := _BOX_ALONE.fullmatch(text)):
+            solution = alone[1]
+    if in_one_line and answer is not None:
+        while boxed and last_boxed(solution) == boxed:
+            solution = solution.rpartition("\\boxed")[0]
+        solution = _ANNOUNCED.sub("", solution, count=1)
+    return solution, answer
 
 
 def written_steps(found: Sequence[tuple[str, tuple[str, ...], str]]) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ import pandas
 import pytest
 
 import slpo_jax as slpo
+from slpo_jax.errors import UserError
 from slpo_jax.text.problem import Problem
 
 TABLE = """id,question,context,answer,rationale,subject
@@ -99,6 +100,7 @@ def test_the_command_shows_the_first_problems(path):
     [
         ([], "error: PROBLEMS: give one source"),
         (["nowhere.csv"], "error: nowhere.csv: no such file; check the path"),
+        (["nowhere.csv", "--config.data.fields.foo=why"], "error: config.data.fields.foo: no such key; give question"),
         (["nowhere.csv", "--limit=-1"], "error: --limit=-1: is not valid; give"),
     ],
 )
@@ -107,3 +109,19 @@ def test_what_the_command_can_not_do_is_a_line(arguments, message):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "source: is empty; give at least one record"),
+        ({"question": "Q?", "answer": "5"}, "source: is one record; give a list"),
+        (
+            pandas.DataFrame([["Q?", 1, 2]], columns=["question", "answer", "answer"]),
+            "source: has two columns 'answer'",
+        ),
+    ],
+)
+def test_what_holds_no_records_is_named(given, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        slpo.read(given)

@@ -15,6 +15,7 @@ READ = [
     ("The answer is: Tom is a lempus", "Tom is a lempus", True),
     ("Answer:Tom is a lempus", "Tom is a lempus", True),
     ("Tom is a lempus", "Tom is a lempus", True),
+    ("**Answer:** Tom is a lempus", "Tom is a lempus", True),
     ("### Tom is a lempus. .", "Tom is a lempus", True),
     ("### Tomis a lempus", "Tomis a lempus", False),
     ("### Tom is a lempus. The answer is: no", "no", False),
@@ -33,7 +34,7 @@ def test_the_text_after_the_last_mark_is_compared_word_by_word(text, answer, rig
 
 def test_the_device_says_what_the_host_says():
     pieces = [b"", b" ", b"\n", b"#", b"# ", b"###", b"a", b"A", b"b.", b".", b" a  \tb ", b"answer", b" is", b":",
-              b"Answer:", b"\0", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
+              b"Answer:", b"\0", b"**", "é".encode(), "é".encode()[:1], "é".encode()[1:], b"C#"]  # fmt: skip
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, len(pieces) + 1, (4000, 12))  # the last is beyond the vocabulary
     tokens[:, -1] = rng.integers(0, 2, 4000)  # and some don't end

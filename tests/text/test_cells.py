@@ -149,3 +149,64 @@ def test_missing_values_in_lists_chats_and_of_two_layouts(tmp_path):
     # An answer may be a word.
     (problem,) = load_problems([{"question": "Which of them?", "answer": "None"}], answers="texts")
     assert problem.answer == "None"
+
+
+def test_an_answer_that_a_table_has_as_a_list_is_no_text(tmp_path):
+    for cell in ('["2", "2.0"]', "['yes','no']", "['yes' 'no']", ["2", "2.0"]):
+        for field in ("question", "answer"):
+            with pytest.raises(UserError, match=f"record 1: field '{field}' is list, not a text; write it as a text$"):
+                load_problems([{"question": "Q?", "answer": "5", field: cell}], answers="texts")
+    assert load_problems([{"question": "['a'] is?", "answer": "[2, 5]"}], answers="latex")[0].answer == "[2, 5]"
+
+
+@pytest.mark.parametrize("field", ["steps", "cot", "explanation"])
+def test_steps_that_begin_as_a_list_and_are_none_are_a_line(field):
+    for cell in ('["a", 3', "['a', b]", "['a'"):
+        with pytest.raises(UserError, match=f"^record 1: field '{field}' begins as a list and is none; .*$"):
+            load_problems([{"question": "Q?", field: cell, "answer": "5"}])
+    assert load_problems([{"question": "Q?", field: "[3+2]*1=5", "answer": "5"}])[0].steps == ("[3+2]*1=5",)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("content", ["5", "#### 5", "Tom has 5.\n\\boxed{5}", None])
+def test_the_thought_of_an_assistant_s_message_has_the_steps(name, content):
+    told = {"role": "assistant", "content": content, name: "He has 2.\nHe gets 3."}
+    user = {"role": "user", "content": "Q?", name: None}
+    records = [{"messages": [user, told]}, {"messages": json.dumps([user, told])}]
+    records += [{"prompt": [user], "completion": [told]}] * bool(content)
+    for record in records:
+        problems = load_problems([record if content else record | {"answer": "5"}])
+        assert problems == (Problem("Q?", SOLVED.steps, "5"),)
+
+
+def test_contents_in_parts_and_chats_in_a_dict_are_chats():
+    parts = [{"role": each["role"], "content": [{"type": "text", "text": each["content"]}]} for each in (ASKED, TOLD)]
+    for messages in (parts, {"messages": [ASKED, TOLD]}, {"messages": parts}, {"conversations": SHARED}):
+        for cell in (messages, json.dumps(messages), str(messages)):
+            assert load_problems([{"messages": cell}]) == (SOLVED,)
+    assert load_problems([{"prompt": {"messages": parts[:1]}, "answer": "5"}]) == (Problem(SOLVED.question, (), "5"),)
+    pictures = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, TOLD]
+    with pytest.raises(UserError, match="field 'messages' is no chat"):
+        load_problems([{"messages": pictures}])
+
+
+def test_an_answer_beside_a_chat_without_a_mark_is_taken():
+    plain, steps = TOLD | {"content": "He has 2.\nHe gets 3."}, ("He has 2.", "He gets 3.")
+    for field in ("answer", "final_answer", "ground_truth"):
+        for record in ({"messages": [ASKED, plain]}, {"query": SOLVED.question, "response": plain["content"]}):
+            problems = load_problems([record | {field: "5"}])
+            assert problems == (Problem(SOLVED.question, steps, "5"),)
+            assert f"answer from {field}; steps from {[*record][-1]}" in problems.reading.lines()[0]
+    assert load_problems([{"messages": [ASKED], "answer": "5"}]) == (Problem(SOLVED.question, (), "5"),)
+    assert load_problems([{"messages": [ASKED, TOLD], "answer": "6"}]) == (SOLVED,)  # what is marked comes first
+    with pytest.raises(UserError, match="no answer"):  # a label says whether the completion is good
+        load_problems([{"prompt": "Q?", "completion": "Words.", "label": True}], answers="texts")
+
+
+def test_a_named_field_without_steps_is_a_line(tmp_path):
+    path = tmp_path / "set.csv"
+    path.write_text("question,answer,id,cot\nQ?,5,1,3+2=5\nR?,5,2,4+1=5\n")
+    for source, where in ((str(path), f"{path}, line 2"), (pandas.read_csv(path, dtype=str), "record 1")):
+        with pytest.raises(UserError, match=rf"^{where}: field 'id' \(config.data.fields.steps\) has no steps"):
+            load_problems(source, fields=FieldsConfig(steps="id"))
+        assert load_problems(source, fields=FieldsConfig(steps="cot"))[1].steps == ("4+1=5",)

@@ -119,3 +119,21 @@ def test_fields_that_are_not_used_are_named_once_a_source(tmp_path):
     ]
     wide = {f"column_{n}": "1" for n in range(40)}
     assert len(load_problems([{"question": "Q?", "answer": "5", **wide}]).reading.unused) == 120
+
+
+def test_labels_of_numbered_columns_count_from_0_where_the_rows_say_so():
+    options = {"question": "Why?", "choice1": "The sun", "choice2": "The grass"}
+
+    def said(*labels, field="label", **more):
+        rows = [options | more | {field: label} for label in labels]
+        return [problem.answer for problem in load_problems(rows, answers="texts")]
+
+    for field in ("label", "answer"):
+        assert said(0, 1, 0, field=field) == ["1", "2", "1"]
+        assert said("1.0", "0.0", "-1", field=field) == ["2", "1"]
+        assert said(1, 2, field=field) == ["1", "2"]
+        assert said(1, 1, field=field) == ["1", "1"]  # no row says
+        assert said("The sun", "2", field=field) == ["The sun", "2"]
+    for labels, more in (((0, 1, 2), {}), ((0, 1), {"choice1": "1"})):
+        with pytest.raises(UserError, match=r"record 1: answer '0' is none of the choices; give a label \(1, 2\) or a"):
+            said(*labels, **more)

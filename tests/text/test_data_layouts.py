@@ -99,7 +99,7 @@ LAYOUTS = {
             {"problem": "$1+1$?", "solution": r"It is \boxed{2}.", "answer": "2", "level": 1},
             {"problem": "Big?", "solution": r"\boxed{1,450.50}", "answer": "1,450.50", "level": 5},
         ],
-        [Problem("$1+1$?", (r"It is \boxed{2}.",), "2"), Problem("Big?", (r"\boxed{1,450.50}",), "1450.5")],
+        [Problem("$1+1$?", (), "2"), Problem("Big?", (), "1450.5")],
     ),
     "MATH without answers": (
         [
@@ -107,8 +107,8 @@ LAYOUTS = {
             {"problem": "Null?", "solution": r"\boxed {8} \textbf{end}", "answer": None},
         ],
         [
-            Problem("Last?", (r"First \boxed{1}, or \boxed{ -3 }.",), "-3"),
-            Problem("Null?", (r"\boxed {8} \textbf{end}",), "8"),
+            Problem("Last?", (r"First \boxed{1}",), "-3"),
+            Problem("Null?", (), "8"),
         ],
     ),
 }
@@ -160,18 +160,18 @@ IN_LATEX = {
             },
             {"problem": "Two?", "solution": r"\boxed{2}", "answer": "2", "subject": "Algebra", "level": 5},
         ],
-        [Problem("Two?", (r"\boxed{2}",), "2")],
-        [Problem("Half?", (r"\boxed{\frac12}",), r"\frac{1}{2}"), Problem("Two?", (r"\boxed{2}",), "2")],
+        [Problem("Two?", (), "2")],
+        [Problem("Half?", (), r"\frac{1}{2}"), Problem("Two?", (), "2")],
     ),
     "MATH without answers": (
         [
             {"problem": "Set?", "solution": r"\boxed{1}, no, \boxed{ \{1,2\} }."},
             {"problem": "One?", "solution": r"\boxed{1}"},
         ],
-        [Problem("One?", (r"\boxed{1}",), "1")],
+        [Problem("One?", (), "1")],
         [
-            Problem("Set?", (r"\boxed{1}, no, \boxed{ \{1,2\} }.",), r"\{1,2\}"),
-            Problem("One?", (r"\boxed{1}",), "1"),
+            Problem("Set?", (r"\boxed{1}, no",), r"\{1,2\}"),
+            Problem("One?", (), "1"),
         ],
     ),
     "zwhe99/amc23": (

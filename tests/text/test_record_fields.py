@@ -94,8 +94,8 @@ SOLVED = {
         ("So the answer is $\\boxed{5}$.",),
     ),
     "a box within a sentence": (
-        {"problem": "Q?", "solution": "Thus, the answer is $\\boxed{5}$, or five."},
-        ("Thus, the answer is $\\boxed{5}$, or five.",),
+        {"problem": "Q?", "solution": "It is late.\nThus, the answer is $\\boxed{5}$, or five."},
+        ("It is late.", "Thus, the answer is $\\boxed{5}$, or five."),
     ),
     "prompt, completion": ({"prompt": "Q?", "completion": "He has 2.\nHe gets 3.\n#### 5"}, STEPS),
     "prompt, completion as chats": ({"prompt": [SYSTEM, ASKED], "completion": [TOLD]}, STEPS),

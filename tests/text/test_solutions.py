@@ -77,3 +77,52 @@ def test_texts_behind_a_thought_are_answers():
 def test_what_is_no_heading_stays(text):
     assert marked(text) == (text, None)
     assert load_problems([{"question": "Q?", "solution": f"{text}\nSo.", "answer": "5"}])[0].steps == (text, "So.")
+
+
+MARKED_ALONE = [
+    r"\boxed{5}",
+    r"$\boxed{5 m^2}$.",
+    "#### 5",
+    "**Answer:** 5",
+    "<answer>5</answer>",
+    "The answer is 5.",
+    "$5$",
+]
+
+
+@pytest.mark.parametrize("answer", [*MARKED_ALONE, r"\[\boxed{5}\]", r"So it is \boxed{5}."])
+def test_an_answer_that_is_nothing_but_marked_is_no_step(answer):
+    for field in ("answer", "solution", "final_answer", "output"):
+        for answers in ("latex", "texts"):
+            problems = load_problems(
+                [{"question": "Q?", field: answer}, {"question": "R?", field: "#### 2"}], answers=answers
+            )
+            assert [problem.steps for problem in problems[-2:]] == [()] * len(problems), field
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [
+        "[THINK]3+2=5[/THINK]", "[think]\n3+2=5\n[/think]\n", "◁think▷3+2=5◁/think▷", "<seed:think>3+2=5</seed:think>",
+        "<|channel|>analysis<|message|>3+2=5<|end|>",
+        "<|channel|>analysis<|message|>3+2=5<|end|><|start|>assistant<|channel|>final<|message|>",
+        "3+2=5 ", "3+2=5, so ", "3+2=5, so the answer is ",
+    ],
+)  # fmt: skip
+def test_in_one_line_the_answer_is_cut_off_whatever_stands_before_it(thought):
+    answers = [r"\boxed{5}", "#### 5", "The answer is 5.", "**Answer:** 5", r"$\boxed{5}$. The answer is 5."]
+    for answer in answers + ["5<|end|>", "5<|return|>"] * ("channel" in thought):
+        if (thought.endswith("is ") and "box" not in answer) or (thought.endswith("so ") and "*" in answer):
+            continue
+        assert load_problems([{"problem": "Q?", "solution": thought + answer}]) == (Problem("Q?", ("3+2=5",), "5"),)
+    sentences = r"Is it 2? He gets \boxed{3}. So it is $\boxed{5}$, or five."
+    assert marked(sentences) == (r"Is it 2? He gets \boxed{3}.", "5")
+
+
+@pytest.mark.parametrize(
+    "answer", [*([each] for each in MARKED_ALONE[:-1]), ["<answer>", "5", "</answer>"], ["### Answer", "5"]]
+)
+@pytest.mark.parametrize("thought", [["<think>", "3+2=5", "</think>"], ["[THINK]3+2=5[/THINK]"], ["3+2=5"]])
+def test_a_listed_step_that_is_nothing_but_the_answer_is_none(thought, answer):
+    for steps in (thought + answer, str(thought + answer)):
+        assert load_problems([{"question": "Q?", "steps": steps, "answer": "5"}]) == (Problem("Q?", ("3+2=5",), "5"),)
