@@ -49,7 +49,8 @@ class StageEnds:
         self._config, self._plan, self._more = config, plan, more
         self._ends: dict[str, int] = dict(saved.get(_ENDS, {}))
         self._accuracies: list[float] = saved.get(_ACCURACIES, [])
-        self._phase, self.learning = plan[0], None
+        self._phase = plan[0]
+        self.learning: Learning | None = None
 
     def phases(self) -> list[Phase]:
         """All of them, as far as is known by now."""

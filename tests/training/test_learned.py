@@ -1,4 +1,4 @@
-"""A stage that ends when it is learned, and one layout for all stages, against the published ones of each."""
+"""A stage that ends when it is learned, and batches with rows of earlier stages, against those stages."""
 
 import dataclasses
 
@@ -132,36 +132,14 @@ def test_shares_are_from_0_to_1(key, value):
         _settings(**{key: value})
 
 
-def test_batches_in_one_layout_are_the_published_ones(problems):
-    """Row by row, with as many latents; only what is padded differs."""
-    published, shared = _recipe(), _recipe(stage_until=0.9)
-    plans = [recipe.phases(problems, 6) for recipe in (published, shared)]
-    assert [phase.latent_slots for phase in plans[0]] == [0, 2, 4, 6, 6]
-    assert [phase.latent_slots for phase in plans[1]] == [6] * 5
-    shapes = set()
-    for ours, theirs in zip(*plans[::-1], strict=True):
-        assert dataclasses.replace(ours, latent_slots=theirs.latent_slots) == theirs
-        assert shared.positions(problems, ours) == published.positions(problems, theirs)
-        made = [
-            recipe.batch(problems, phase, 3, 1, 4, (9,), recipe.slots(problems, phase))
-            for recipe, phase in ((shared, ours), (published, theirs))
-        ]
-        shapes.add(made[0].suffix.tokens.shape)
-        used = made[1].suffix.tokens.shape[1]
-        assert not made[0].suffix.weights[:, used:].any()
-        cut = made[0].replace(suffix=type(made[0].suffix)(*(array[:, :used] for array in made[0].suffix)))
-        jax.tree.map(np.testing.assert_array_equal, cut, made[1])
-    assert len(shapes) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("latents", [0, 2])
-def test_loss_and_gradient_in_one_layout_are_the_stage_s_own(latents):
-    """With noise, which goes by the positions; the slots beyond hold nothing."""
+def test_loss_and_gradient_in_a_mixed_batch_are_the_row_s_stage_s_own(latents):
+    """Of rows without latents too; with noise, which goes by the positions. The slots beyond hold nothing."""
     rows = imitation_batch().replace(latents=np.full(4, latents, np.int32))
     padded = rows.replace(suffix=type(rows.suffix)(*(np.pad(array, ((0, 0), (0, 3))) for array in rows.suffix)))
     found = []
-    for recipe, batch, slots in ((_recipe(), rows, latents), (_recipe(stage_until=0.9), padded, 3)):
+    for recipe, batch, slots in ((_recipe(), rows, latents), (_recipe(mix=0.5), padded, 3)):
         loss_fn = recipe.loss_of(IMITATION.having(max_latents=slots))
         gradient = compiled(jax.value_and_grad(loss_fn, has_aux=True))
         (loss, sums), grads = gradient(small_params(), batch, jax.random.key(5))
@@ -203,11 +181,8 @@ def test_a_mixed_batch_has_rows_of_earlier_stages(problems):
     jax.tree.map(np.testing.assert_array_equal, again, recipe.batch(problems, plan["final"], 3, 2, 20, (9,), slots))
 
 
-def test_off_is_the_published_curriculum(problems):
-    recipe = _recipe()
+def test_without_mix_it_is_the_published_curriculum():
+    recipe = _recipe(stage_until=0.9)
     assert (recipe.loss, recipe.batch, recipe.slots) == (
         curriculum.loss, curriculum.make_batch, curriculum.suffix_slots,
     )  # fmt: skip
-    simcot = {name: _recipe(recipe="simcot", stage_until=until) for name, until in (("off", 0.0), ("on", 0.9))}
-    plans = [each.phases(problems, 6) for each in simcot.values()]
-    assert plans[0] == plans[1] == recipe.phases(problems, 6)

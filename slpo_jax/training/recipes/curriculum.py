@@ -67,8 +67,7 @@ def _written(prompt: Ids, steps: list[Ids], answer: Ids) -> int:
 def positions(problems: EncodedProblems, phase: Phase) -> list[int]:
     """The positions that each problem takes in a phase, at most."""
     written = [len(problems.prompts[i]) + len(problems.suffix(i, phase.dropped)) - 1 for i in range(len(problems))]
-    latents = phase.latent_slots if phase.latents is None else phase.latents
-    return [size + latents for size in written]
+    return [size + phase.latent_slots for size in written]
 
 
 def suffix_slots(
@@ -195,10 +194,6 @@ class Curriculum:
     """COCONUT's, and without latents CoT-SFT; its schedule is `config.imitate`'s own."""
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
-        """With `stage_until` or `mix` all stages have one layout, the last's latents and the first's suffixes.
-
-        So one program is compiled for all of them; without, each has its own, as published.
-        """
         published = Recipe(
             name="curriculum",
             phases=lambda problems, max_latents: phases(settings, max_latents),
@@ -209,21 +204,14 @@ class Curriculum:
             batch=make_batch,
             loss=loss,
         )
-        return _in_one_layout(published, settings) if settings.stage_until or settings.mix else published
+        return _mixed(published, settings) if settings.mix else published
 
 
-def _in_one_layout(recipe: Recipe, settings: ImitateSettings) -> Recipe:
-    """See `Curriculum`."""
-    stages = settings.stage_steps and settings.max_latent_stage
-    first = 0 if settings.cot_steps or settings.mix else 1 if stages else None
+def _mixed(recipe: Recipe, settings: ImitateSettings) -> Recipe:
+    """With rows of earlier stages: there are slots for all written steps, and rows without latents."""
 
     def longest(phase: Phase) -> Phase:
-        return dataclasses.replace(phase, dropped=first)
-
-    def plan(problems: EncodedProblems, max_latents: int) -> list[Phase]:
-        found = recipe.phases(problems, max_latents)
-        most = max((phase.latent_slots for phase in found), default=0)
-        return [dataclasses.replace(phase, latent_slots=most) for phase in found]
+        return dataclasses.replace(phase, dropped=0)
 
     def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> ImitationBatch:
         stages_B = earlier_stages(phase, step, seed, batch_size, settings.mix, settings.max_latent_stage)
@@ -232,8 +220,7 @@ def _in_one_layout(recipe: Recipe, settings: ImitateSettings) -> Recipe:
 
     return dataclasses.replace(
         recipe,
-        phases=plan,
-        positions=lambda problems, phase: recipe.positions(problems, longest(phase) if settings.mix else phase),
+        positions=lambda problems, phase: recipe.positions(problems, longest(phase)),
         slots=lambda problems, phase, *buckets: recipe.slots(problems, longest(phase), *buckets),
         batch=batch,
         loss=functools.partial(loss, may_lack=True),

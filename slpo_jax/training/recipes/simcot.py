@@ -25,7 +25,6 @@ from slpo_jax.policy.explain import READS, second_model
 from slpo_jax.policy.policy import Policy
 from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
 from slpo_jax.text.templates import Ids
-from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
 
@@ -100,8 +99,6 @@ class SimCot:
             UserError: it has no latents, or none of known number.
         """
         thoughts = _thoughts(settings, default)
-        if default.name == "curriculum":  # each stage in a layout of its own: of its latents a text each is said
-            default = Curriculum()(dataclasses.replace(settings, stage_until=0.0, mix=0.0))
         thoughts = dataclasses.replace(thoughts, mean=self.mean or thoughts.mean)
 
         def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> ExplainedSlots:
