@@ -83,7 +83,7 @@ class StageEnds:
         if learning is None or not learning.accuracies or not hosts.is_first():
             return
         name, steps = self._phase.name.replace("_", " "), step - self._phase.start
-        if learning.is_learned:
+        if learning.end is not None or learning.is_learned:
             logging.warning("imitate: %s learned after %d steps (accuracy %.3f)", name, steps, learning.accuracy)
         else:
             logging.warning(

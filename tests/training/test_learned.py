@@ -79,6 +79,7 @@ def test_later_stages_begin_where_earlier_ones_ended(caplog):
         if length < phase.end - phase.start:
             ends.learning.accuracies = [0.75] * WINDOW
             ends.learning.ends_after(phase.start + length)
+            ends.learning.accuracies = [0.25] * WINDOW  # the step that was under way may be worse
         saved.append(ends.saved())
         with caplog.at_level("WARNING", logger="absl"):
             ends.finish(phase.start + length)
