@@ -121,7 +121,7 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
 
 
 def updated(params: Any) -> Any:
-    """Parameters of modules as their layers read them: `A @ B` is added to the kernel of each module that has the two."""
+    """Parameters as layers read them: `A @ B` is added to the kernel of each module that has the two."""
     if not isinstance(params, dict):
         return params
     if "A" in params:
