@@ -11,7 +11,7 @@ from flax import struct
 from slpo_jax.models.dense import float_product, kept
 from slpo_jax.models.xla_cpu import after
 
-SCORES = 2**30  # that are made at once: 4 GiB
+SCORES = 2**29  # that are made at once: 2 GiB, of each of the passes that a vmap makes
 MASKED = float(jnp.finfo(jnp.float32).min)
 Slots = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values [C, G, S, Dh] that a query looks at, its own and those before."""
