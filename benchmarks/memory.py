@@ -45,6 +45,9 @@ _SHAPES = {
     "llama1b": _LLAMA | {"model.n_layer": 16, "model.n_embd": 2048, "model.n_head": 32},
     "llama3b": _LLAMA | {"model.n_layer": 28, "model.n_embd": 3072, "model.n_head": 24},
 }  # fmt: skip
+_QWEN = _LLAMA | {"tokenizer": "synthetic:152000", "model.n_positions": 32768, "model.rope_theta": 1e6,
+                  "model.tied": False, "model.n_layer": 28, "model.n_embd": 3584, "model.n_head": 28,
+                  "model.n_kv_head": 4, "model.n_inner": 18944}  # fmt: skip
 _SOFT = {"smollm2": "soft_llama1b.py", "llama1b": "soft_llama1b.py", "llama3b": "soft_llama3b.py"}
 MODELS = (  # file in configs/, what a checkpoint would say
     {"quickstart": ("quickstart.py", {}), "gpt2": ("coconut_gpt2.py", GPT2)}
@@ -52,6 +55,11 @@ MODELS = (  # file in configs/, what a checkpoint would say
     | {
         f"soft_{name}:{method}": (f"{_SOFT[name]}:{method}", shapes)
         for name, shapes in _SHAPES.items() for method, (*_, kind, _, _) in SOFT_METHODS.items() if kind
+    }
+    | {
+        f"soft_{name}:{method},{cards}": (f"soft_{name}.py:{method},{cards}", shapes)
+        for name, shapes, on in (("llama3b", _SHAPES["llama3b"], (1, 4)), ("qwen7b", _QWEN, (1,)))
+        for method in ("slpo", "grpo") for cards in on
     }
 )  # fmt: skip
 DEFINITIONS = """

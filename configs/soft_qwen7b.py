@@ -1,12 +1,14 @@
 """What Latent-SFT and Latent-GRPO publish on Qwen2.5-Math-7B, evaluated: `--config=configs/soft_qwen7b.py:METHOD`.
 
-METHOD is latent_sft or latent_grpo. Both are hub ids, from its cache where there is no network; a local directory of
-the same layout does as well (`--config.init=DIR`, `--config.data.eval.gsm8k=DIR`).
+METHOD is latent_sft or latent_grpo. `METHOD,CARDS` with another METHOD of `configs/soft_llama3b.py` trains adapters of
+Qwen2.5-7B-Instruct as that file those of a Llama: `grpo,1` fits one H100 of 80 GB (docs/speed.md). Models are hub ids,
+from its cache where there is no network; a local directory of the same layout does as well (`--config.init=DIR`,
+`--config.data.eval.gsm8k=DIR`).
 """
 
 from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import hub_tests, latent_sft
+from slpo_jax.run.presets import SOFT_METHODS, hub_tests, latent_sft, on_cards, soft_llama
 
 _PUBLISHED = {"latent_sft": "SFT", "latent_grpo": "GRPO"}
 _PROMPT = (
@@ -15,10 +17,17 @@ _PROMPT = (
 )
 
 
-def get_config(method: str = "latent_sft"):
-    if method not in _PUBLISHED:
-        raise UserError(f"configs/soft_qwen7b.py:{method}: no such method; give one of {', '.join(_PUBLISHED)}")
+def get_config(argument: str = "latent_sft"):
+    method, _, cards = argument.partition(",")
     config = default_config()
+    if cards and method in SOFT_METHODS:
+        soft_llama(config, method, "Qwen/Qwen2.5-7B-Instruct")
+        config.reasoner = "text_qwen2"
+        on_cards(config, cards)
+        return config
+    if argument not in _PUBLISHED:
+        known = [*_PUBLISHED, *(f"{name},1" for name in SOFT_METHODS)]
+        raise UserError(f"configs/soft_qwen7b.py:{argument}: no such method; give one of {', '.join(known)}")
     latent_sft(config, f"DJCheng/Qwen2.5-Math-7B-Latent-{_PUBLISHED[method]}-4k-Top10", "data")
     config.reasoner, config.prompt.format = "text_qwen2", _PROMPT
     config.stages = ("evaluate",)

@@ -1,7 +1,8 @@
 """The key-value cache, and attention over a shared prefix plus a row's own slots."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import struct
 from slpo_jax.models.dense import float_product, kept
 from slpo_jax.models.xla_cpu import after
 
+SCORES = 2**29  # that are made at once: 2 GiB, of each of the passes that a vmap makes
 MASKED = float(jnp.finfo(jnp.float32).min)
 Slots = tuple[tuple[jax.Array, jax.Array], ...]
 """Keys and values [C, G, S, Dh] that a query looks at, its own and those before."""
@@ -129,33 +131,65 @@ class _Part(NamedTuple):
         return jnp.exp(self.scores(q_BHLD) - self.grouped(most_BHL)[..., None]).astype(self.values.dtype)
 
 
+def _in_turn(function: Callable, slots: Slots, *queries: jax.Array) -> Any:
+    """function(slots, *queries); where it makes many scores, of one key-value head after the other.
+
+    Args:
+        queries: each [B, H, L, ..], the first with a width; what comes out has heads, or those of keys, on axis 1 too.
+    """
+    groups, most = slots[0][0].shape[1], max(keys.shape[2] for keys, _ in slots)
+    if queries[0][..., 0].size * most <= SCORES:
+        return function(slots, *queries)
+
+    def cut(x):
+        return jnp.moveaxis(x.reshape(x.shape[0], groups, -1, *x.shape[2:]), 1, 0)
+
+    def whole(x):
+        return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
+
+    return jax.tree.map(whole, jax.lax.map(lambda each: function(*each), jax.tree.map(cut, (slots, *queries))))
+
+
 @jax.custom_vjp
 def _attend(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]) -> jax.Array:
     return _attend_forward(q_BHLD, slots, seen)[0]
 
 
 def _attend_forward(q_BHLD: jax.Array, slots: Slots, seen: tuple[jax.Array, ...]):
-    shape, parts = q_BHLD.shape[:3], [_Part(*each, by) for each, by in zip(slots, seen, strict=True)]
+    made = kept(_in_turn(functools.partial(_outputs, seen), slots, q_BHLD))
+    return made[-1], (slots, seen, (q_BHLD, *made))
+
+
+def _attend_backward(kept, g_BHLD: jax.Array):
+    """The weights are made again: kept for a backward pass, they would be most of its memory."""
+    slots, seen, kept = kept
+    q_BHLD, *made = after(g_BHLD, kept)
+    return *_in_turn(functools.partial(_gradients, seen), slots, q_BHLD, *made, g_BHLD), None
+
+
+def _parts(slots: Slots, seen: tuple[jax.Array, ...]) -> list[_Part]:
+    return [_Part(*each, by) for each, by in zip(slots, seen, strict=True)]
+
+
+def _outputs(seen, slots: Slots, q_BHLD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each query's greatest score, its sum of weights, and its output."""
+    shape, parts = q_BHLD.shape[:3], _parts(slots, seen)
     most_BHL = functools.reduce(jnp.maximum, [part.ungrouped(part.scores(q_BHLD).max(-1), *shape) for part in parts])
     whole_BHL, out_BHLD = jnp.float32(0), jnp.float32(0)
     for part in parts:
         weights = part.weights(q_BHLD, most_BHL)
         whole_BHL += part.ungrouped(weights.astype(jnp.float32).sum(-1), *shape)
         out_BHLD += part.ungrouped(float_product("cgqs,cgsd->cgqd", weights, part.values), *shape)
-    out_BHLD = (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
-    most_BHL, whole_BHL, out_BHLD = kept((most_BHL, whole_BHL, out_BHLD))
-    return out_BHLD, (parts, (q_BHLD, most_BHL, whole_BHL, out_BHLD))
+    return most_BHL, whole_BHL, (out_BHLD / whole_BHL[..., None]).astype(parts[0].values.dtype)
 
 
-def _attend_backward(kept, g_BHLD: jax.Array):
-    """The weights are made again: kept for a backward pass, they would be most of its memory."""
-    parts, kept = kept
-    q_BHLD, most_BHL, whole_BHL, out_BHLD = after(g_BHLD, kept)
+def _gradients(seen, slots: Slots, q_BHLD, most_BHL, whole_BHL, out_BHLD, g_BHLD) -> tuple[jax.Array, Slots]:
+    """Of the queries, and of keys and values."""
     shape, float32 = q_BHLD.shape[:3], jnp.float32
     g_BHLD = (g_BHLD.astype(float32) / whole_BHL[..., None]).astype(q_BHLD.dtype)
     along_BHL = jnp.sum(g_BHLD.astype(float32) * out_BHLD.astype(float32), axis=-1)
     of_q, of_slots = float32(0), []
-    for part in parts:
+    for part in _parts(slots, seen):
         weights, g = part.weights(q_BHLD, most_BHL), part.grouped(g_BHLD)
         of_weights = float_product("cgqd,cgsd->cgqs", g, part.values) - part.grouped(along_BHL)[..., None]
         of_scores = (weights.astype(float32) * of_weights).astype(weights.dtype)
@@ -163,7 +197,7 @@ def _attend_backward(kept, g_BHLD: jax.Array):
         of_values = float_product("cgqs,cgqd->cgsd", weights, g)
         of_q += part.ungrouped(float_product("cgqs,cgsd->cgqd", of_scores, part.keys), *shape)
         of_slots.append((of_keys.astype(part.keys.dtype), of_values.astype(part.values.dtype)))
-    return of_q.astype(q_BHLD.dtype), tuple(of_slots), None
+    return of_q.astype(q_BHLD.dtype), tuple(of_slots)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from slpo_jax.models.attention import KVCache, attend, empty_cache, own_mask, write
-from slpo_jax.models.dense import KEPT, head_logits
+from slpo_jax.models.dense import KEPT, head_logits, updated
 from slpo_jax.models.dropout import SITE_NUMBERS, Dropout, drop, site_number
 from slpo_jax.models.likelihood import token_log_probs
 from slpo_jax.models.packing import Packing
@@ -292,7 +292,7 @@ class Backbone(nn.Module):
             number, params, slots = layer
             before = [KVCache((k,), (v,), of.valid) for (k, v), of in zip(slots, context.before, strict=True)]
             here = dataclasses.replace(context, before=tuple(before), first_site=number * SITE_NUMBERS)
-            y_BLD, kv = block.apply({"params": params}, x_BLD, here)
+            y_BLD, kv = block.apply({"params": updated(params)}, x_BLD, here)
             return y_BLD, (kv, _level(x_BLD, at_B))
 
         keeps = None if self.config.remat else jax.checkpoint_policies.save_only_these_names(KEPT)

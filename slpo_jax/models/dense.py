@@ -120,6 +120,17 @@ def dense(features: int, dtype, std: float, name: str, use_bias: bool) -> nn.Den
     return nn.Dense(features, use_bias, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name, **how)
 
 
+def updated(params: Any) -> Any:
+    """Parameters as layers read them: `A @ B` is added to the kernel of each module that has the two."""
+    if not isinstance(params, dict):
+        return params
+    if "A" in params:
+        return {"kernel": params["kernel"] + params["A"] @ params["B"]} | {
+            name: x for name, x in params.items() if name not in ("kernel", "A", "B")
+        }
+    return {name: updated(part) for name, part in params.items()}
+
+
 def head_logits(hidden: jax.Array, head_VD: jax.Array) -> jax.Array:
     """[.., D] -> float32 logits [.., V].
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from slpo_jax.checked import check_fields, setting
 from slpo_jax.errors import UserError
+from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.parts import ADAPTER, REASONER
 from slpo_jax.models.reasoner import Reasoner
 
@@ -68,19 +69,20 @@ def init(key: jax.Array, tree: Tree, rank: int, kernels: tuple[str, ...] = ()) -
     return adapters
 
 
-def merge(tree: Tree, adapters: Tree, scale: float) -> Tree:
+def merge(tree: Tree, adapters: Tree, scale: float, apart: bool = False) -> Tree:
     """The tree with `kernel + scale * A @ B` for each kernel that has an adapter; differentiable in both.
 
     Args:
         scale: alpha / r.
+        apart: `scale * A` and B stay beside the kernels, for `models.dense.updated` to merge.
     """
     merged = dict(tree)
     for name, part in adapters.items():
         if "A" in part:
-            kernel = tree[name]["kernel"] + scale * part["A"] @ part["B"]
-            merged[name] = tree[name] | {"kernel": kernel}
+            a, b = scale * part["A"], part["B"]
+            merged[name] = tree[name] | ({"A": a, "B": b} if apart else {"kernel": tree[name]["kernel"] + a @ b})
         else:
-            merged[name] = merge(tree[name], part, scale)
+            merged[name] = merge(tree[name], part, scale, apart)
     return merged
 
 
@@ -110,16 +112,19 @@ def _keys(path) -> list[str]:
     return [entry.key for entry in path]
 
 
-def without_adapter(params: Tree, scale: float) -> Tree:
+def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
     """All parts but ADAPTER, which is merged into the reasoner, differentiably.
 
     Args:
         scale: alpha / rank.
+        apart: layers are a loop, which merges those of one after the other: all merged at once, and their cotangents,
+            would take as much as the backbone each.
     """
     others = {name: part for name, part in params.items() if name != ADAPTER}
     reasoner, adapter = params[REASONER], params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
-    backbone = merge(reasoner["backbone"], adapter["lora"], scale)
+    looped = Backbone.in_loop if apart else dict
+    backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
     return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
 
@@ -131,6 +136,8 @@ def merging(reasoner: Reasoner, scale: float) -> Reasoner:
     """
 
     def in_loop(params: Tree) -> Tree:
-        return reasoner.in_loop(without_adapter(params, scale) if ADAPTER in params else params)
+        if ADAPTER in params:
+            params = without_adapter(params, scale, reasoner.config.scan_layers)
+        return reasoner.in_loop(params)
 
     return dataclasses.replace(reasoner, in_loop=in_loop)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
+from slpo_jax.models.dense import updated
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
 from slpo_jax.models.llama import Llama, LlamaConfig, Qwen2Config
 from slpo_jax.models.parts import REASONER, reads, writes
@@ -132,7 +133,7 @@ def _cast(config: BackboneConfig, params: Params) -> Params:
     layers = params[BACKBONE].get(LAYERS)
     if layers is None:
         return _in_loop(config, cast(params, 2))
-    return params | {BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(layers, 3)}}
+    return params | {BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(updated(layers), 3)}}
 
 
 def as_functions(module: LatentReasoner) -> Reasoner:

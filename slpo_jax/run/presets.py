@@ -328,3 +328,22 @@ def soft_llama(config: ConfigDict, method: str, model: str) -> None:
     config.rl.update(batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440)
     config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)
     config.evaluate.update(batch_size=256)
+
+
+def on_cards(config: ConfigDict, devices: str) -> None:
+    """Adapters of rank 32, of one prompt a device at a time, and parameters in as many parts as there are devices.
+
+    Args:
+        devices: how many; "" leaves the config as it is.
+    Raises:
+        UserError: not a number that divides the batch.
+    """
+    if not devices:
+        return
+    parts = max((config.objective[name].get("minibatches", 1) for name in config.rl.objectives), default=1)
+    if not devices.isdecimal() or not int(devices) or config.rl.batch_size % (int(devices) * parts):
+        raise UserError(f"--config: {devices!r} cards do not divide {config.rl.batch_size} prompts; give 1, 4 or so")
+    config.rl.lora.update(rank=32, alpha=64.0)
+    config.rl.micro_batches = config.rl.batch_size // int(devices) // parts
+    config.sharding.fsdp = int(devices)
+    config.evaluate.batch_size = 32 * int(devices)  # no figure depends on it

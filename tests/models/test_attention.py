@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from slpo_jax.models import attention
 from slpo_jax.models.attention import attend, own_mask
 
 ROWS, HEADS, GROUPS, LENGTH, WIDTH = 2, 4, 2, 3, 16
@@ -79,8 +80,10 @@ def _inputs(rows_of_valid):
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("bfloat16", 0.03)])
-@pytest.mark.parametrize("rows_of_valid", [2, 4])
-def test_values_and_gradients_are_the_definition_s(rows_of_valid, dtype, most):
+@pytest.mark.parametrize(("rows_of_valid", "in_turn"), [(2, False), (4, False), (2, True), (4, True)])
+def test_values_and_gradients_are_the_definition_s(rows_of_valid, in_turn, dtype, most, monkeypatch):
+    """Of all heads at once, and where there are many scores, of one head of keys after the other."""
+    monkeypatch.setattr(attention, "SCORES", 4 * 4 * 3 * BEFORE - in_turn)
     arrays, (mask, valid), g = _inputs(rows_of_valid)
 
     @jax.jit
@@ -99,7 +102,9 @@ def test_values_and_gradients_are_the_definition_s(rows_of_valid, dtype, most):
             out, pull = jax.vjp(attended, *(jnp.asarray(x, jnp.float64) for x in arrays))
             return out, pull(jnp.asarray(g, jnp.float64))
 
-    found = ours([x.astype(dtype) for x in arrays], g.astype(dtype))
+    given = [x.astype(dtype) for x in arrays], g.astype(dtype)
+    assert str(jax.make_jaxpr(ours)(*given)).count("scan[") == (2 if in_turn else 0)
+    found = ours(*given)
     for one, other in zip(*map(jax.tree.leaves, (found, plain(arrays, g))), strict=True):
         assert one.dtype == dtype
         assert np.abs(other).max() > 0.5

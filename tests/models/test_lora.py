@@ -175,14 +175,50 @@ def test_adapters_of_the_kernels_that_are_named(case):
 
 @pytest.mark.parametrize("loop", [False, True])
 def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
-    """To the bit, layers one by one or as a loop; a second time, and without adapters, there is nothing to merge."""
+    """To the bit, layers one by one or as a loop; a second time, and without adapters, there is nothing to merge.
+
+    Layers in a loop have them apart, each merged as it comes, and all at once where no gradient is taken.
+    """
     plain = Coconut().on(dataclasses.replace(LLAMA, scan_layers=loop)).in_tree()
     params = {REASONER: random_tree(Coconut().on(LLAMA)), "gate": {"bias": jnp.ones(1)}}
     own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
     reads, wanted = lora.merging(plain, ALPHA / RANK).in_loop, plain.in_loop(params)
     once = reads(params | own)
-    for found in (once, reads(once), reads(params)):
+    pairs = [x.shape for x in jax.tree.leaves(once) if x.ndim == 3 and RANK in x.shape]
+    assert len(pairs) == (14 if loop else 0), "A and B of seven kernels"
+    for found in map(plain.cast, (once, reads(once), reads(params))):
         assert jax.tree.structure(found) == jax.tree.structure(wanted)
         assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, wanted))
-    moved = reads(params | jax.tree.map(lambda x: x + 1.0, own))
+    moved = plain.cast(reads(params | jax.tree.map(lambda x: x + 1.0, own)))
     assert not jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), moved, wanted))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_loop_over_layers_merges_one_after_the_other(remat):
+    """Outputs and gradients are those of layers one by one with merged kernels; no cotangent is of all kernels."""
+    params, rng = {REASONER: random_tree(Coconut().on(LLAMA))}, np.random.default_rng(6)
+    fresh = lora.adapter(jax.random.key(3), params, RANK)
+    own = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), fresh)
+    inputs_BLD = jnp.asarray(rng.normal(size=(2, 5, LLAMA.n_embd)), jnp.float32)
+    positions_BL = jnp.broadcast_to(jnp.arange(5), (2, 5))
+
+    def gradient(loop):
+        config = dataclasses.replace(LLAMA, scan_layers=loop, remat=loop and remat)
+        reasoner = lora.merging(Coconut().on(config).in_tree(), ALPHA / RANK)
+
+        def loss(own):
+            found = reasoner.in_loop(params | {ADAPTER: own})
+            return jnp.square(reasoner.forward(found, inputs_BLD, positions_BL, positions_BL >= 0)[0]).sum()
+
+        return jax.value_and_grad(loss)
+
+    looped, one_by_one = (jax.tree.leaves(jax.jit(gradient(loop))(own)) for loop in (True, False))
+    for one, other in zip(looped, one_by_one, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4)
+    loops = [each for each in jax.make_jaxpr(gradient(True))(own).eqns if each.primitive.name == "scan"]
+    assert len(loops) == 2
+    made = {out.aval.shape for each in loops for out in each.outvars}
+    layer = params[REASONER]["backbone"]["layers_0"]
+    kernels = {(LLAMA.n_layer, *x["kernel"].shape) for part in ("self_attn", "mlp") for x in layer[part].values()}
+    assert not made & kernels
+    assert made >= {(LLAMA.n_layer, RANK, columns) for *_, columns in kernels}

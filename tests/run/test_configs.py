@@ -266,6 +266,25 @@ def test_the_arena_s_cells_take_as_many_steps():
         module.get_config("luck_gpt2")
 
 
+@pytest.mark.parametrize(("name", "kind"), [("soft_llama3b", "text_llama"), ("soft_qwen7b", "text_qwen2")])
+@pytest.mark.parametrize("method", ["slpo", "grpo", "soft_grpo"])
+def test_adapters_for_so_many_cards(name, kind, method):
+    """Of rank 32, a prompt a device at a time in each update; all else is the method's own."""
+    (path,) = (path for path in FILES if path.stem == name)
+    whole = _load(next(path for path in FILES if path.stem == "soft_llama3b"), method)
+    for cards in (1, 4):
+        config = _load(path, f"{method},{cards}")
+        check(config)
+        assert (config.rl.lora.rank, config.sharding.fsdp) == (32, cards)
+        updates = 2 if method == "soft_grpo" else 1
+        assert config.rl.batch_size == config.rl.micro_batches * cards * updates == whole.rl.batch_size
+        assert config.objective[method] == whole.objective[method]
+        assert (config.max_answer_tokens, config.reasoner) == (2048, kind)
+    for cards in ("5", "0", "four"):
+        with pytest.raises(UserError, match=f"'{cards}' cards do not divide {whole.rl.batch_size} prompts"):
+            _load(path, f"{method},{cards}")
+
+
 @pytest.mark.parametrize("name", ["soft_llama1b", "soft_llama3b", "soft_smollm2"])
 def test_methods_of_the_paper_s_second_half(name):
     """What METHODS' sources publish: the block of 32, rates, K = 2 and 8 scored latents, sampling."""
