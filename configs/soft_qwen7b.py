@@ -1,9 +1,9 @@
 """What Latent-SFT and Latent-GRPO publish on Qwen2.5-Math-7B, evaluated: `--config=configs/soft_qwen7b.py:METHOD`.
 
 METHOD is latent_sft or latent_grpo. `METHOD,CARDS` with another METHOD of `configs/soft_llama3b.py` trains adapters of
-Qwen2.5-7B-Instruct as that file those of a Llama: `grpo,1` fits one H100 of 80 GB (docs/speed.md). Models are hub ids,
-from its cache where there is no network; a local directory of the same layout does as well (`--config.init=DIR`,
-`--config.data.eval.gsm8k=DIR`).
+Qwen2.5-7B-Instruct as that file those of a Llama: `slpo,1` and `grpo,1` fit one H100 of 80 GB (docs/speed.md). Models
+are hub ids, from its cache where there is no network; a local directory of the same layout does as well
+(`--config.init=DIR`, `--config.data.eval.gsm8k=DIR`).
 """
 
 from slpo_jax.config import default_config
