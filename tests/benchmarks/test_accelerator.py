@@ -104,7 +104,7 @@ def test_its_parts_are_commands(tiny, tmp_path):
     assert all((ROOT / path).exists() for path in found["parity"][3:] if path.startswith("tests/"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_method_is_tried_and_gone_on_with(tmp_path):
     """CoLaR, Latent-SFT, Latent-GRPO and LatentRM through their real programs; a second call has nothing to do."""
     command = ["--workdir", str(tmp_path), "--tiny", "--only", *accelerator.METHODS]

@@ -228,7 +228,7 @@ def test_what_is_told_of_rows_is_the_report_s():
     assert row[:3] == ["SLPO, GSM8K", pytest.approx({"value": 2.0, "low": 1.0, "high": 3.0}), None]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_goes_on(tmp_path, data):
     """The whole path with weights in parts: killed within an objective, all is there after a second call.
 
