@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=CARRY, help="default: runs/carry")
     try:
         flags = parser.parse_args(argv)
-        print(prepare(flags.weights or bundled_gguf(), check_data(flags.train), flags.folder))
+        data = check_data(flags.train)
+        print(prepare(flags.weights or bundled_gguf(), data, flags.folder))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -179,7 +179,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)

@@ -11,6 +11,7 @@ from slpo_jax.errors import UserError
 # Fields that may be chats; the last two are nothing else.
 CHATS = ("prompt", "completion", "messages", "conversations")
 _ALWAYS = CHATS[2:]
+_TEXT_PART = "text"  # of a content in parts
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of an assistant's message
 _ROLES = {"human": "user", "gpt": "assistant"}  # of `conversations`
 # What missing values become in tables: as numbers, and in words, which an answer or a choice may be as well.
@@ -135,7 +136,7 @@ def _parts(content: Any) -> Any:
     """The text of a content that has it in parts; another content as it is."""
     if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
         return content
-    texts = [each.get("text") if each.get("type") == "text" else None for each in content]
+    texts = [each.get(_TEXT_PART) if each.get("type") == _TEXT_PART else None for each in content]
     return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 

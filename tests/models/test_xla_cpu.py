@@ -22,7 +22,6 @@ from slpo_jax.training.state import init_state, make_train_step
 WORDS = Coconut().on(dataclasses.replace(LLAMA, dtype=jnp.bfloat16))
 WRITTEN = policy_of(dataclasses.replace(ROLLOUT, max_latents=0, stopping="length", dropout_rate=0.0), WORDS)
 FORMS = {name for name in vars(xla_cpu) if name.startswith("cpu_")}
-SLOW = pytest.mark.slow
 
 
 def _step(stage):
@@ -61,8 +60,15 @@ def test_a_cpu_has_every_form(accelerator):
     assert _forms(step.lower(*arguments).as_text(debug_info=True)) == FORMS
 
 
-@SLOW
-@pytest.mark.parametrize(("stage", "most"), [("rl", 1e-4), ("cold_start", 1e-4), ("imitate", 1e-4), ("grpo", 0.03)])
+@pytest.mark.parametrize(
+    ("stage", "most"),
+    [
+        pytest.param("rl", 1e-4, marks=pytest.mark.slow),
+        pytest.param("cold_start", 1e-4, marks=pytest.mark.nightly),
+        pytest.param("imitate", 1e-4, marks=pytest.mark.nightly),
+        pytest.param("grpo", 0.03, marks=pytest.mark.nightly),
+    ],
+)
 def test_both_sides_have_the_same_numbers(accelerator, stage, most):
     """The gradient and the metrics of a step; of what bfloat16 rounds, within its rounding."""
     found = []
