@@ -7,6 +7,7 @@ on paper what it takes; `launch/real_gpu.sh` takes it all to a machine that has 
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -179,14 +180,12 @@ def _until(command: tuple[str, ...], log: Path, seconds: float, collect: Any) ->
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     with log.open("a") as file:
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # as where the time is up
             while (left := end - time.monotonic()) > 0:
                 try:
                     return process.wait(min(COLLECT, left))
                 except subprocess.TimeoutExpired:
                     collect("under way")
-        except KeyboardInterrupt:
-            pass
         process.terminate()  # a stage saves its state
         try:
             process.wait(GRACE)
