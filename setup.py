@@ -78,7 +78,7 @@ setup(
     packages=[*find_packages(include=["slpo_jax", "slpo_jax.*"]), "slpo_jax.configs"],
     package_data={"slpo_jax": ["py.typed"], "slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"]},
     package_dir={"slpo_jax.configs": "configs"},  # `--config=NAME` finds them there
-    entry_points={"console_scripts": ["slpo = slpo_jax.cli:main"]},
+    entry_points={"console_scripts": ["slpo = slpo_jax.cli.commands:main"]},
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,
     classifiers=[

@@ -27,7 +27,7 @@ from slpo_jax.io.files import digest, read_json, write_text
 PARITY = (
     "tests/models/test_backbones.py", "tests/policy/test_rollout.py", "tests/policy/test_surrogate.py",
     "tests/policy/test_decoding.py", "tests/training/test_slpo_step.py", "tests/training/test_optimizer.py",
-    "tests/interop/test_smollm2.py",
+    "tests/checkpoints/test_smollm2.py",
 )  # fmt: skip
 SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.cot_steps=0", "--config.imitate.stage_steps=0", "--config.imitate.final_steps=20",

@@ -30,13 +30,13 @@ from benchmarks.measure.report import (
     summary,
 )
 from benchmarks.measure.words import DTYPES, export
+from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.config import default_config, read_config
+from slpo_jax.data.batches import EncodedProblems, encode_problems, pad_prompts
+from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.interop.gguf import bundled_gguf
 from slpo_jax.rewards.answers import read_completion
 from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.text.batches import EncodedProblems, encode_problems, pad_prompts
-from slpo_jax.text.problems import load_problems
 
 OURS, THEIRS = "slpo_jax", "transformers"
 DEFINITIONS = """

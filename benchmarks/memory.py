@@ -26,12 +26,12 @@ from benchmarks.measure.programs import STAGES, Program, programs
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
 from benchmarks.measure.targets import Target, known, target
 from benchmarks.measure.workload import GPT2, load_file
-from slpo_jax.checks import check
+from slpo_jax.config.presets import SOFT_METHODS
+from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text
 from slpo_jax.models import xla_cpu
 from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.run.presets import SOFT_METHODS
 from slpo_jax.run.stage import check_batch
 from slpo_jax.stages import EVALUATE, RL
 

@@ -17,15 +17,15 @@ from benchmarks.measure.products import products
 from benchmarks.measure.programs import Program, cold_starts, imitation, objectives, rollouts
 from benchmarks.measure.workload import ROOT
 from slpo_jax.config import default_config
+from slpo_jax.config.presets import objective_variant
+from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.stamps import is_whole, read_stamp, write_stamp
+from slpo_jax.evaluation.manifest import is_whole, read_stamp, write_stamp
 from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import Setup
-from slpo_jax.run.presets import objective_variant
-from slpo_jax.text.problems import load_problems
 
 TRAIN, VALID = "gsm8k_train.jsonl", "gsm_valid.json"
 SETS = {"gsm8k": "gsm_test.json", "multiarith": "multiarith.json", "svamp": "svamp.json"}

@@ -10,8 +10,8 @@ alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.config.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 
 LATENTS = 3  # no problem has more steps
 STEPS, RL_STEPS = 2000, 120

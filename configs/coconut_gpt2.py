@@ -9,7 +9,7 @@ The published checkpoint brings its tokenizer; to start from another file withou
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import coconut_imitation, paper
+from slpo_jax.config.presets import coconut_imitation, paper
 
 
 def get_config(folder: str = "data"):

@@ -9,7 +9,7 @@ It is the published one, but without dropout of the adapters' inputs (`presets.c
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import codi_imitation, paper
+from slpo_jax.config.presets import codi_imitation, paper
 
 
 def get_config(folder: str = "data"):

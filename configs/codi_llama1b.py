@@ -12,7 +12,7 @@ so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import codi_imitation, paper
+from slpo_jax.config.presets import codi_imitation, paper
 
 
 def get_config(folder: str = "data"):

@@ -7,7 +7,7 @@ CPU cores; raise them on an accelerator.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import smollm2
+from slpo_jax.config.presets import smollm2
 
 
 def get_config(folder: str = "data"):

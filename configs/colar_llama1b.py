@@ -6,7 +6,7 @@ published file: `--config.init=epoch.ckpt --config.lora_alpha=32 --config.stages
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import GSM8K_AUG, colar_imitation, colar_thought, paper
+from slpo_jax.config.presets import GSM8K_AUG, colar_imitation, colar_thought, paper
 
 
 def get_config(recipe: str = "colar"):

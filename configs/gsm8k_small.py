@@ -5,7 +5,7 @@
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import gsm8k_files, small_gpt2
+from slpo_jax.config.presets import gsm8k_files, small_gpt2
 
 
 def get_config(folder: str = "data"):

@@ -8,7 +8,7 @@ GPT-2 from random weights that reads the data's words where they are few, else b
 import sys
 
 from slpo_jax.config import default_config
-from slpo_jax.run.own import own_settings
+from slpo_jax.run.derived import own_settings
 
 
 def get_config(train: str = "synthetic:train"):

@@ -9,8 +9,8 @@ one run of a reasoner that more imitation would still improve, and its report sa
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.config.presets import colar_thought
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import colar_thought
 
 
 def get_config(method: str = ""):

@@ -7,7 +7,7 @@ from GPT-2 itself with it, as published but for dropout of the adapters' inputs.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
+from slpo_jax.config.presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
 
 
 def get_config(reasoner: str = "coconut"):

@@ -12,8 +12,7 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.errors import UserError
-from slpo_jax.run.presets import (
+from slpo_jax.config.presets import (
     LATENT_GRPO,
     LATENT_SFT_MIXTURE,
     SOFT_GRPO,
@@ -21,6 +20,7 @@ from slpo_jax.run.presets import (
     objective_variant,
     tried,
 )
+from slpo_jax.errors import UserError
 
 SOFT_TOKENS, WORDS, CHUNKS = 4, 24, 12
 RATES = (3e-5, 1e-4, 3e-4)

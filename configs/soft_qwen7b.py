@@ -7,8 +7,8 @@ are hub ids, from its cache where there is no network; a local directory of the 
 """
 
 from slpo_jax.config import default_config
+from slpo_jax.config.presets import SOFT_METHODS, hub_tests, latent_sft, on_cards, soft_llama
 from slpo_jax.errors import UserError
-from slpo_jax.run.presets import SOFT_METHODS, hub_tests, latent_sft, on_cards, soft_llama
 
 _PUBLISHED = {"latent_sft": "SFT", "latent_grpo": "GRPO"}
 _PROMPT = (

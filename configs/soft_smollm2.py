@@ -7,11 +7,11 @@ CPU cores; raise them, and the budget of 192 tokens, on an accelerator.
 """
 
 from slpo_jax.config import default_config
-from slpo_jax.run.presets import gsm8k_files, soft_method
+from slpo_jax.config.presets import gsm8k_files, soft_method
 
 
 def get_config(argument: str = "slpo"):
-    from slpo_jax.interop.gguf import bundled_gguf
+    from slpo_jax.checkpoints.gguf import bundled_gguf
 
     method, _, folder = argument.partition(",")
     config = default_config()

@@ -7,10 +7,10 @@ them at every rate of `RATES` instead and evaluates on the validation problems a
 other at learning rates that fall to 0, in about as many seconds as SLPO's 600 steps take.
 """
 
+from slpo_jax.checkpoints.architectures import kind_of
 from slpo_jax.config import default_config
+from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
-from slpo_jax.kinds import kind_of
-from slpo_jax.run.presets import objective_variant, tried
 
 RATES = (1e-5, 3e-5, 1e-4)
 # By name: the objective and its settings. What comes first is a baseline of what comes after.

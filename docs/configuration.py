@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the dataclasses that `slpo_jax/config.py` puts together.
+"""Writes docs/configuration.md from the dataclasses that `slpo_jax/config/config.py` puts together.
 
     python docs/configuration.py
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.config import Config
-from slpo_jax.policy.thinkers import THINKERS
-from slpo_jax.sections import described
+from slpo_jax.config.sections import described
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.training.objectives import OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slpo_jax.checkpoints.gguf import bundled_gguf
 from slpo_jax.errors import FlagParser, UserError
-from slpo_jax.interop.gguf import bundled_gguf
 from slpo_jax.io.files import file_digest, read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]

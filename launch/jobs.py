@@ -15,10 +15,10 @@ from typing import Any
 from ml_collections import ConfigDict
 from runs import Run, Table
 
+from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.text.dataset_rows import source_path
 
 ROOT = Path(__file__).resolve().parents[1]
 DONE, LOG = "reproduced.json", "run.log"

@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.reading import read
     from slpo_jax.api.reasoner import TrainedReasoner, load
     from slpo_jax.api.training import Run, train
-    from slpo_jax.errors import UserError
-    from slpo_jax.registration import (
+    from slpo_jax.config.registry import (
         register_objective,
         register_recipe,
         register_reward,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
         register_thinker,
         register_tracker,
     )
+    from slpo_jax.errors import UserError
     from slpo_jax.run.solver import Latent, Solution, Vote
 
 __version__ = "0.2.0"
@@ -62,7 +62,7 @@ _PLACES = {
     "api.reasoner": ("TrainedReasoner", "load"),
     "api.training": ("Run", "train"),
     "errors": ("UserError",),
-    "registration": _REGISTER,
+    "config.registry": _REGISTER,
     "run.solver": ("Latent", "Solution", "Vote"),
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}

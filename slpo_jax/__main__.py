@@ -1,3 +1,3 @@
-from slpo_jax.cli import main
+from slpo_jax.cli.commands import main
 
 main()

@@ -6,8 +6,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slpo_jax.config import default_config
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase
 from slpo_jax.training.recipes.distil import Distillation
 

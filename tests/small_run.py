@@ -88,7 +88,7 @@ def _child(argv: list[str], folder: str, output: str) -> None:
         os.dup2(file, number)
     os.chdir(folder)
     sys.argv = argv
-    from slpo_jax import main
+    from slpo_jax.cli import main
 
     try:
         main.run()

@@ -11,9 +11,9 @@ import optax
 import tiny
 from tiny import END, FAST, random_prompts
 
+from slpo_jax.data.batches import pad_suffixes
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch
-from slpo_jax.text.batches import pad_suffixes
 from slpo_jax.training import cold_start, rl
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import ImitateSettings, curriculum

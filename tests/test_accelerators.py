@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from benchmarks.measure.programs import programs
+from slpo_jax.checkpoints.architectures import KINDS
 from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.definitions import SCALARS
-from slpo_jax.kinds import KINDS
 from slpo_jax.models import xla_cpu
-from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.run.experiment import assemble
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES

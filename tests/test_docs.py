@@ -21,21 +21,19 @@ from ml_collections import ConfigDict, config_flags
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
-from slpo_jax import checks
-from slpo_jax.cli import as_module
-from slpo_jax.config import default_config
+from slpo_jax.checkpoints.architectures import KINDS
+from slpo_jax.cli.commands import as_module
+from slpo_jax.cli.options import Data, with_config
+from slpo_jax.config import default_config, presets, validate
+from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.kinds import KINDS
 from slpo_jax.policy.advantage import ADVANTAGES
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.thinkers import THINKERS
-from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
-from slpo_jax.run import presets
-from slpo_jax.run.arguments import Data, with_config
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rl
@@ -163,7 +161,7 @@ def config_of(words: list[str], monkeypatch):
     config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     assert values(arguments) == ["slpo_jax.main"]
-    return checks.check(values.config)
+    return validate.check(values.config)
 
 
 @of(PAGES)
@@ -195,7 +193,7 @@ def test_a_second_name_can_be_given():
     config = importlib.import_module("configs.quickstart").get_config()
     (code,) = blocks(ROOT / "docs" / "train.md", "python")
     exec(code, {"config": config})
-    assert checks.check(config).objective["slpo_grpo"].advantage == "grpo"
+    assert validate.check(config).objective["slpo_grpo"].advantage == "grpo"
 
 
 @of(PAGES)
@@ -207,7 +205,7 @@ def test_other_commands_have_their_files_and_flags(page):
             path = ROOT / words[1]
         else:
             continue
-        shared = ("main.py", "run/command.py", "run/asked.py")
+        shared = ("main.py", "cli/command.py", "cli/reasoner_flags.py")
         sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):

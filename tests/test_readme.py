@@ -55,7 +55,7 @@ def _own_data(folder: Path) -> None:
 
 def _published(folder: Path) -> None:
     """In the places of what comes from the hub, as published: a directory goes before a hub id."""
-    from slpo_jax.origin.exchange import export_checkpoint
+    from slpo_jax.checkpoints.export import export_checkpoint
 
     there = folder / "ModalityDance" / "latent-tts-coconut"
     export_checkpoint(folder / "runs" / "quickstart" / "checkpoints" / "imitate", there)
@@ -92,8 +92,8 @@ def said(tmp_path_factory):
 def test_commands_run(said):
     folder, said = said
     counts = {name: len(texts) for name, texts in said.items() if name != "transformers"}
-    view = "slpo_jax.evaluation.view"
-    assert counts == {"slpo_jax.main": 5, view: 1, "slpo_jax.solve": 2, "-c": 1, "slpo_jax.convert": 1}
+    view = "slpo_jax.cli.view"
+    assert counts == {"slpo_jax.main": 5, view: 1, "slpo_jax.cli.solve": 2, "-c": 1, "slpo_jax.cli.convert": 1}
     lines = (folder / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()
     assert not {name for line in lines for name in json.loads(line)} - defined()
     rows = json.loads((folder / "runs" / "three" / "report.json").read_text())["eval"]
@@ -103,13 +103,15 @@ def test_commands_run(said):
     assert mine["slpo"]["my_test"]["n"] == 3
     published = json.loads((folder / "runs" / "published" / "report.json").read_text())
     assert published["eval"]["checkpoint"]["gsm8k"]["latent_steps"] == 6
-    assert "vote of 16 rollouts" in said["slpo_jax.solve"][0]
+    assert "vote of 16 rollouts" in said["slpo_jax.cli.solve"][0]
     assert "vote of 16 rollouts" in said["-c"][0]
     assert "Difference(difference=" in said["-c"][0]
     assert said[view] == ["runs/quickstart/report.html\n"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
     chosen = json.loads((folder / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
-    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported_slpo", "--json", ASKED], folder))
+    facts = json.loads(
+        _run(["python", "-m", "slpo_jax.cli.solve", "--checkpoint=exported_slpo", "--json", ASKED], folder)
+    )
     assert (facts["stopping"], facts["rule"]) == ("threshold", chosen)
 
 
@@ -117,5 +119,5 @@ def test_commands_run(said):
 def test_an_export_answers_in_transformers_as_here(said):
     pytest.importorskip("torch")
     folder, said = said
-    facts = json.loads(_run(["python", "-m", "slpo_jax.solve", "--checkpoint=exported", "--json", ASKED], folder))
+    facts = json.loads(_run(["python", "-m", "slpo_jax.cli.solve", "--checkpoint=exported", "--json", ASKED], folder))
     assert said["transformers"][0].split() == f"{ASKED} {facts['text']}".split()

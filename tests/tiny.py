@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from plain_gpt2 import dropout_factors, plain_hidden
 
-from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
-from slpo_jax.policy.thinkers import THINKERS
 
 END, EOS, PAD = 58, 59, 60
 CONFIG = GPT2Config(vocab_size=61, n_positions=48, n_embd=16, n_layer=2, n_head=2)

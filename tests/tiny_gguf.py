@@ -11,8 +11,8 @@ import regex
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
 from slpo_jax.errors import UserError
-from slpo_jax.interop.gguf import bundled_gguf, open_gguf
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEXTS = [

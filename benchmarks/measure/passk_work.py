@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.measure.workload import GPT2, Shapes, build_ending, random_problems, random_weights
 from benchmarks.measure.workload import SHAPES as STEP_SHAPES
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.text.batches import EncodedProblems
 
 
 @dataclasses.dataclass(frozen=True)

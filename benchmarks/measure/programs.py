@@ -19,8 +19,8 @@ from slpo_jax.run.rl import make_objective, optimizer_config, optimizer_of, step
 from slpo_jax.run.stage import host_batches
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
 from slpo_jax.training import cold_start, rl
-from slpo_jax.training.halves import make_rollout
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
+from slpo_jax.training.rollout_update import make_rollout
 from slpo_jax.training.state import make_train_step
 
 REFERENCE = 16  # bytes of an encoded reference answer

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.config import read_config
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.templates import Template
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models.reasoner import Reasoner
@@ -19,9 +22,6 @@ from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.rewards.reward import RewardFn
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.rl import make_objective, training_policy
-from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import Template
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.objectives.slpo import Slpo
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer

@@ -6,16 +6,16 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checked import FieldError
+from slpo_jax.config.bounds import FieldError
+from slpo_jax.config.naming import READ, naming
+from slpo_jax.data.chat import TEXT_STYLES
+from slpo_jax.data.problem import Problems
+from slpo_jax.data.problems import Answers, load_problems
+from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
-from slpo_jax.run.naming import READ, naming
-from slpo_jax.run.own import answers_of
+from slpo_jax.run.data_summary import read_as
+from slpo_jax.run.derived import answers_of
 from slpo_jax.run.sources import KINDS
-from slpo_jax.run.understood import read_as
-from slpo_jax.text.chat import TEXT_STYLES
-from slpo_jax.text.problem import Problems
-from slpo_jax.text.problems import Answers, load_problems
-from slpo_jax.text.record_fields import FieldsConfig
 
 _ARE: dict[Answers, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 

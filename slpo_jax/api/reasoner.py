@@ -12,25 +12,25 @@ import jax
 from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
+from slpo_jax.checkpoints.checkpoint import Origin
+from slpo_jax.checkpoints.decode_settings import used_with
+from slpo_jax.checkpoints.decoder import with_second
+from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
+from slpo_jax.config.naming import ARGUMENTS, naming
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, record_rows
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import check_free
 from slpo_jax.models.parts import GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONE
-from slpo_jax.origin.exchange import export_adapters, replaced_by_export, write_export
-from slpo_jax.origin.open import Origin
-from slpo_jax.origin.second_model import with_second
-from slpo_jax.origin.settings import used_with
 from slpo_jax.rewards.reward import CORRECT, Reward
 from slpo_jax.run.experiment import Setup
-from slpo_jax.run.naming import ARGUMENTS, naming
-from slpo_jax.run.shown import describe, describe_vote
+from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Solution, Solver, load_solver, solve_all, vote
 from slpo_jax.run.sources import load_set
-from slpo_jax.sections import changed
-from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

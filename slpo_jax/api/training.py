@@ -11,16 +11,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.api.reasoner import TrainedReasoner, load
-from slpo_jax.checks import check
-from slpo_jax.config import default_config
+from slpo_jax.cli.options import KEYS, check_once
+from slpo_jax.config.config import default_config
+from slpo_jax.config.config_files import override, read_config_file, shipped
+from slpo_jax.config.naming import TRAIN, naming
+from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.arguments import KEYS, check_once
-from slpo_jax.run.naming import TRAIN, naming
-from slpo_jax.run.own import own_settings
-from slpo_jax.run.shipped import override, read_config_file, shipped
+from slpo_jax.run.derived import own_settings
 from slpo_jax.run.sources import check_sources
 
 

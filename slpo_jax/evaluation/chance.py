@@ -11,7 +11,7 @@ from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.statistics import most_k, pass_ks
 from slpo_jax.rewards.texts import compared
 
-_CHOICE = re.compile(r"^\(?([A-Za-z])[.):]\s+(.+)$", re.MULTILINE)  # as `text.choices` writes them, a line each
+_CHOICE = re.compile(r"^\(?([A-Za-z])[.):]\s+(.+)$", re.MULTILINE)  # as `data.choices` writes them, a line each
 _EITHER = re.compile(r"\b(\w+) or (?:an? |the )?(\w+)\?\s*\Z")  # ProsQA: Is Tom a lempus or a scrompus?
 
 

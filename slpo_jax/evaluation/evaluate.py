@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.evaluation.kept import Batch, KeptRollouts
+from slpo_jax.evaluation.rollout_cache import Batch, KeptRollouts
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
@@ -20,13 +21,12 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
 from slpo_jax.policy.explain import Reads, explain, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.policy.probe import watch
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.watch import watch
 from slpo_jax.rewards.answers import in_one_form
 from slpo_jax.rewards.reward import Reading, Reward
-from slpo_jax.text.batches import EncodedProblems
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.manifest import is_whole, read_stamp
 from slpo_jax.evaluation.rows import Rows
-from slpo_jax.evaluation.stamps import is_whole, read_stamp
 from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
 

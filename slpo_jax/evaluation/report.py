@@ -24,7 +24,7 @@ from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
 from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.sweeps import sweeps_of
-from slpo_jax.evaluation.trained import differing_settings, shown_settings
+from slpo_jax.evaluation.trained_settings import differing_settings, shown_settings
 from slpo_jax.evaluation.verdict import verdict
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from slpo_jax.data.batches import EncodedProblems, end_to_end, pad_prompts
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.text.batches import EncodedProblems, end_to_end, pad_prompts
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io.seal import damage, seal
+from slpo_jax.io.checksums import damage, seal
 from slpo_jax.io.workdir import StageFolder
 
 

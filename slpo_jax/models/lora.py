@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.backbone import Backbone
 from slpo_jax.models.parts import ADAPTER, REASONER

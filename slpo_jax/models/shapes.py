@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
 
 
 def activation_type(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.models.dropout import Dropout
 
 DropoutWhere = Literal["thought", "latents", "rollout", "all"]

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Literal
 
 from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies import Thinker
 from slpo_jax.policy.noise import DropoutWhere
-from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.ending import StopStrings
 
 Stopping = Literal["sample", "threshold", "length"]

@@ -13,7 +13,7 @@ class Prompts:
 
     Attributes:
         capacity: if not 0, the prompts of one device's batch (or micro-batch) are encoded end to end, in one row of so
-            many slots, which have to be enough for all their tokens: see `text.batches.end_to_end`.
+            many slots, which have to be enough for all their tokens: see `data.batches.end_to_end`.
     """
 
     tokens: Any
@@ -33,7 +33,7 @@ class PromptedBatch:
     Attributes:
         prompts: of B rows.
         references: encoded for the verifier, uint8 [B, R].
-        index: int [B], what randomness is drawn by: `text.batches.draw_numbers`.
+        index: int [B], what randomness is drawn by: `data.batches.draw_numbers`.
         answers: int [B, A], the reference answers' tokens up to and including eos, then pad; None where no objective
             asks for them.
     """

@@ -21,9 +21,9 @@ from slpo_jax.models.packing import pack
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
+from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
-from slpo_jax.policy.thinkers import Action
 from slpo_jax.rewards.ending import is_end, said_eos
 
 NO_TOKEN = -1

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from slpo_jax.models.attention import KVCache, join
 from slpo_jax.policy import noise
 from slpo_jax.policy.decoding import cache_sizes, decode_answers
+from slpo_jax.policy.latent_policies import Action
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import repeat_to, think
-from slpo_jax.policy.thinkers import Action
 
 
 def _seen_before(prompt_cache: KVCache, latent_cache: KVCache, lengths_C: jax.Array) -> KVCache:

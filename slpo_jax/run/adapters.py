@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jax
 
+from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.errors import UserError
-from slpo_jax.interop.adapters import write_adapters
 from slpo_jax.io import hosts
 from slpo_jax.io.files import whole_folder
 from slpo_jax.io.orbax import stored_params

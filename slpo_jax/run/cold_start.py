@@ -4,7 +4,7 @@ import dataclasses
 
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import prompted_batches, starting_params
-from slpo_jax.run.validated import Validation, train_validated
+from slpo_jax.run.validation import Validation, train_validated
 from slpo_jax.training import cold_start
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step

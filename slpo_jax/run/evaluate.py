@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from slpo_jax.checkpoints.decode_settings import made_like
+from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.evaluate import record_rows, thought_rows
-from slpo_jax.evaluation.kept import KeptRollouts
+from slpo_jax.evaluation.manifest import Stamp, is_whole, problems_digest, read_stamp, write_stamp
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
+from slpo_jax.evaluation.rollout_cache import KeptRollouts
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
-from slpo_jax.evaluation.stamps import Stamp, is_whole, problems_digest, read_stamp, write_stamp
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
 from slpo_jax.evaluation.thoughts import read_thoughts, write_thoughts
 from slpo_jax.io import hosts
 from slpo_jax.io.files import digest
 from slpo_jax.io.progress import begin
 from slpo_jax.io.workdir import SetFiles
-from slpo_jax.origin.settings import made_like
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
@@ -31,7 +32,6 @@ from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.run.take_rows import check_rows, take_rows
-from slpo_jax.text.templates import token_texts
 
 
 class _Checkpoints:

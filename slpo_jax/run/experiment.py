@@ -13,7 +13,16 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.config import Config, make_thinker
+from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.decode_settings import go_with
+from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.config.config import Config, make_thinker
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import EncodedProblems, encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.problems import is_at_hand
+from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import WORDS
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Evaluator
 from slpo_jax.io import hosts
@@ -24,15 +33,12 @@ from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
 from slpo_jax.models.parts import GATE, REASONER, THINKER, Part
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
-from slpo_jax.origin.open import Origin, open_origin
-from slpo_jax.origin.settings import go_with
+from slpo_jax.policy.latent_policies import Thinker
 from slpo_jax.policy.policy import Policy, RolloutConfig
-from slpo_jax.policy.thinkers import Thinker
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set, only_errors
-from slpo_jax.run.usable import (
+from slpo_jax.run.validate import (
     check_answers,
     check_prompts,
     check_thinker,
@@ -41,13 +47,7 @@ from slpo_jax.run.usable import (
     fitting_slots,
     say_unknown,
 )
-from slpo_jax.sections import changed
 from slpo_jax.stages import COLD_START, IMITATE, LATENT_RM, RL, wanted
-from slpo_jax.text.batches import EncodedProblems, encode_problems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.problems import is_at_hand
-from slpo_jax.text.templates import Template
-from slpo_jax.text.tokenizer import WORDS
 from slpo_jax.training.metrics import MetricsLog
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.recipes import Recipe, recipe_of
@@ -252,7 +252,7 @@ def build(config: Config, workdir: Path, given: Collection[str] = ()) -> Experim
     """Everything that a config describes, except data sets, which are read when a stage asks for them.
 
     Args:
-        given: see `origin.settings.go_with`.
+        given: see `checkpoints.decode_settings.go_with`.
     Raises:
         UserError: a key's value can't be used.
     """

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import shard_rows
 from slpo_jax.models import parts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.run.stage_ends import StageEnds, check_ends
-from slpo_jax.run.usable import check_answers
+from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, UNFINISHED
-from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from slpo_jax.training.recipes import Phase, Recipe

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from slpo_jax.config.sections import values
+from slpo_jax.data.batches import EncodedProblems, padded_chunks
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.stamps import problems_digest
+from slpo_jax.evaluation.manifest import problems_digest
 from slpo_jax.io import hosts
 from slpo_jax.io.files import as_json, digest, flatten, read_json, write_text
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
@@ -30,9 +32,7 @@ from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import checkpoint_digest
 from slpo_jax.run.stage import Params, stage_params
-from slpo_jax.sections import values
 from slpo_jax.stages import LATENT_RM
-from slpo_jax.text.batches import EncodedProblems, padded_chunks
 from slpo_jax.training.latent_rm import complete, draw_thoughts
 
 _OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm

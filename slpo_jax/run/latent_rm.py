@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from slpo_jax.data.batches import EncodedProblems, batch_indices, padded_chunks
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
@@ -16,8 +17,7 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.labels import Labels, check_files, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.run.stage import Params, close_stage, open_stage, starting_params
-from slpo_jax.run.validated import Validation, train_validated
-from slpo_jax.text.batches import EncodedProblems, batch_indices, padded_chunks
+from slpo_jax.run.validation import Validation, train_validated
 from slpo_jax.training.latent_rm import LabelledBatch, make_loss
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step

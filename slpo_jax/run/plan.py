@@ -10,12 +10,15 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.config import Config
+from slpo_jax.config.config import Config
+from slpo_jax.config.sections import values
+from slpo_jax.data.problem import shared
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
 from slpo_jax.run import cold_start, imitate, latent_rm, rl
+from slpo_jax.run.data_summary import understood
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_run
@@ -23,11 +26,8 @@ from slpo_jax.run.provenance import check_models, claim, starting_stage
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
-from slpo_jax.run.understood import understood
-from slpo_jax.run.usable import check_sizes
-from slpo_jax.sections import values
+from slpo_jax.run.validate import check_sizes
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, LATENT_RM, RL, UNFINISHED, Stage, wanted
-from slpo_jax.text.problem import shared
 
 _HOW: dict[str, Any] = {IMITATE: imitate, COLD_START: cold_start, RL: rl, LATENT_RM: latent_rm}
 

@@ -3,7 +3,7 @@
 A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
 settings that affect it (`checked.setting`), the files of its data to the byte, and its start, which is the manifest of
 the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
-is told by its stamp in the same way (`evaluation.stamps`).
+is told by its stamp in the same way (`evaluation.manifest`).
 """
 
 import json
@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.config import Config
+from slpo_jax.checkpoints.adapters import adapter_file
+from slpo_jax.checkpoints.architectures import kind_of
+from slpo_jax.checkpoints.source import locate
+from slpo_jax.config.config import Config
+from slpo_jax.config.sections import changed, values
+from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
-from slpo_jax.interop.adapters import adapter_file
 from slpo_jax.io import hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
 from slpo_jax.io.orbax import params_digest
 from slpo_jax.io.workdir import StageFolder
-from slpo_jax.kinds import kind_of
-from slpo_jax.origin.opening import locate
-from slpo_jax.policy.thinkers import has_parameters
+from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.sections import changed, values
 from slpo_jax.stages import CONTROL, IMITATE, LATENT_RM, RL, SECTIONS, UNFINISHED, USUAL_START, stage_of
-from slpo_jax.text.dataset_rows import source_path
 from slpo_jax.training.objectives import OPTIMIZER_KEYS
 from slpo_jax.training.recipes import RECIPES
 

@@ -8,7 +8,7 @@ import jax
 import optax
 from absl import logging
 
-from slpo_jax.config import objective_of
+from slpo_jax.config.config import objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.models.lora import merging
 from slpo_jax.models.parts import ADAPTER, THINKER
@@ -17,12 +17,12 @@ from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run import adapters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.run.stage import close_stage, note_finished, open_stage, prompted_batches, starting_params
-from slpo_jax.run.validated import Validation, train_validated
+from slpo_jax.run.validation import Validation, train_validated
 from slpo_jax.stages import RL
 from slpo_jax.training.dynamic import Drawing
-from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
+from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.state import copied, init_state
 
 STAGE = RL

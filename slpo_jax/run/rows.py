@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from slpo_jax.config import Config, ends_at, own_latents
+from slpo_jax.config.config import Config, ends_at, own_latents
+from slpo_jax.config.sections import values
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.sections import values
 from slpo_jax.training.objectives import OBJECTIVES
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages

@@ -8,12 +8,12 @@ import jax
 from absl import logging
 from jax.sharding import NamedSharding
 
+from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.io.files import read_json
 from slpo_jax.io.mesh import EVERYWHERE, replicate
 from slpo_jax.io.orbax import params_digest
-from slpo_jax.origin.reward_model import read_reward_model
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.scorers.latent_rm import PART, begun
 from slpo_jax.run.experiment import Experiment

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import Completions, accuracy
-from slpo_jax.evaluation.kept import KeptRollouts
+from slpo_jax.evaluation.rollout_cache import KeptRollouts
 from slpo_jax.evaluation.sweeps import write_sweep
 from slpo_jax.io.progress import begin
 from slpo_jax.policy.policy import Stopping

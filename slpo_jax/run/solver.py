@@ -11,26 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of
+from slpo_jax.checkpoints.decoder import with_second
+from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.config.sections import changed
+from slpo_jax.data.batches import pad_prompts, padded_chunks
+from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import in_words
 from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import THINKER
-from slpo_jax.origin.identify import Identity, identify, newest_checkpoint
-from slpo_jax.origin.second_model import with_second
-from slpo_jax.origin.settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.explain import explain as explained
 from slpo_jax.policy.policy import Policy, Stopping
+from slpo_jax.policy.probe import watch
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.policy.watch import watch
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
 from slpo_jax.rewards.reward import Reading
 from slpo_jax.run.experiment import Setup, assemble
-from slpo_jax.sections import changed
-from slpo_jax.text.batches import pad_prompts, padded_chunks
-from slpo_jax.text.templates import token_texts
 
 ROWS = 64  # rollouts at a time
 _MOST_LOGITS = 2**28  # 1 GiB

@@ -7,14 +7,14 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.config import Config
+from slpo_jax.config.config import Config
+from slpo_jax.data.problem import Problems, without
+from slpo_jax.data.problems import Answers, Role, check_source, load_problems
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import EVALUATE
 from slpo_jax.stages import wanted as wanted_stages
-from slpo_jax.text.problem import Problems, without
-from slpo_jax.text.problems import Answers, Role, check_source, load_problems
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}

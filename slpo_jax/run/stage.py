@@ -11,8 +11,8 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.run.adapters import leave_merged
 from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.hours import say_hours
 from slpo_jax.run.provenance import starting_stage
+from slpo_jax.run.time_estimate import say_hours
 from slpo_jax.training.batches import make_batch
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.loop import SUMS, StageRun

@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from slpo_jax.config import Config
+from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.manifest import is_whole, problems_digest, read_stamp
 from slpo_jax.evaluation.rows import Row, read_row, read_rows, write_row
-from slpo_jax.evaluation.stamps import is_whole, problems_digest, read_stamp
 from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import evaluated_settings

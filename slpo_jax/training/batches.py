@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.rewards.verifier import encode_references
-from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, end_to_end, pad_suffixes
 
 
 def make_batch(

@@ -13,8 +13,8 @@ from absl import logging as absl_logging
 
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
+from slpo_jax.io.checksums import damage, seal
 from slpo_jax.io.orbax import abstract_tree, unwritten
-from slpo_jax.io.seal import damage, seal
 from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
 

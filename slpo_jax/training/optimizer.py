@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 
 
 @dataclass(frozen=True)

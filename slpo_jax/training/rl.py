@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import FieldError, check_fields, setting
+from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy

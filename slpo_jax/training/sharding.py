@@ -11,7 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.io.mesh import AXES, DATA, EVERYWHERE, FSDP
 
 

@@ -16,12 +16,12 @@ from eval_files import problem
 from small_run import load_config
 
 import slpo_jax as slpo
-from slpo_jax import registration
-from slpo_jax.checks import check
-from slpo_jax.io.seal import seal
-from slpo_jax.origin.exchange import export_checkpoint
+from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.config import registry
+from slpo_jax.config.config_files import shipped
+from slpo_jax.config.validate import check
+from slpo_jax.io.checksums import seal
 from slpo_jax.run.plan import run_stages
-from slpo_jax.run.shipped import shipped
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_importing_the_package_imports_nothing_else():
 
 def test_every_public_name_is_there():
     assert all(getattr(slpo, name).__doc__ for name in slpo.__all__)
-    assert {name for name in vars(registration) if name.startswith("register_")} < set(slpo.__all__)
+    assert {name for name in vars(registry) if name.startswith("register_")} < set(slpo.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = slpo.nothing
 

@@ -7,8 +7,8 @@ import pandas
 import pytest
 
 import slpo_jax as slpo
+from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
-from slpo_jax.text.problem import Problem
 
 TABLE = """id,question,context,answer,rationale,subject
 1,How many?,He has 2 pens.,5,"He has 2.

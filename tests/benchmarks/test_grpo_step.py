@@ -12,8 +12,8 @@ from tiny_llama import random_tree
 
 from benchmarks import grpo as benchmark
 from benchmarks.measure.words import export, make_work
+from slpo_jax.checkpoints.weights import backbone_weights, write_tree
 from slpo_jax.errors import UserError
-from slpo_jax.interop.weights import backbone_weights, write_tree
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import NO_TOKEN
 from slpo_jax.training.rl import make_improvement, roll_out

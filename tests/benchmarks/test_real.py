@@ -13,9 +13,9 @@ import carry
 import pytest
 
 from benchmarks import real, real_plan
-from slpo_jax.checks import check
+from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.stamps import Stamp, write_stamp
+from slpo_jax.evaluation.manifest import Stamp, write_stamp
 from slpo_jax.io.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[2]

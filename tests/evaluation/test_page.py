@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from eval_files import evals_of, problem, write_eval
 
+from slpo_jax.cli import view
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import records, report, rows, stamps, thoughts, view
+from slpo_jax.evaluation import manifest, records, report, rows, thoughts
 from slpo_jax.evaluation.page import render
 from slpo_jax.evaluation.page.problems import browsed
 from slpo_jax.io.workdir import Workdir
@@ -43,11 +44,11 @@ def workdir(tmp_path_factory):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[7] |= {"question": EVIL, "answer": "seven <", "correct": False, "cut": False}
         records.write_records(path, lines)
-    stamp = stamps.Stamp("alpha", "now", "", "", N, {"rule": 0.5}, 8)
+    stamp = manifest.Stamp("alpha", "now", "", "", N, {"rule": 0.5}, 8)
     slpo = dataclasses.replace(rows.read_row(folder, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
     rows.write_row(folder, slpo)
     for name in ("alpha", "beta"):
-        stamps.write_stamp(Workdir(folder).set_files(name, "slpo"), stamp)
+        manifest.write_stamp(Workdir(folder).set_files(name, "slpo"), stamp)
     latents = [{"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]}, {"stop": 0.5, "nearest": [["</b>", 1.0]]}]
     seen = [{"text": "### 7", "latents": latents}, {"text": "### 8", "latents": latents[:1]}]
     thoughts.write_thoughts(Workdir(folder).set_files("alpha", "slpo").thoughts, stamp.evaluation, seen)

@@ -12,7 +12,7 @@ from eval_files import ROWS, evals_of, problem, write_eval
 from scipy import stats
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import definitions, figures, records, report, rows, stamps, sweeps, verdict
+from slpo_jax.evaluation import definitions, figures, manifest, records, report, rows, sweeps, verdict
 from slpo_jax.io.workdir import Workdir
 
 SWEPT = {"cold_start": {"rules": (0.5, 0.6), "rule": 0.6}, "imitate_control": {"rules": (1, 12), "rule": 1}}
@@ -305,8 +305,8 @@ def test_records_of_another_checkpoint_are_left_out(workdir):
     row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
     rows.write_row(workdir, row)
     for name, checkpoint in (("alpha", "now"), ("beta", "before")):
-        stamp = stamps.Stamp(name, checkpoint, "", "", 40, {"rule": 0.5}, 16)
-        stamps.write_stamp(Workdir(workdir).set_files(name, "slpo"), stamp)
+        stamp = manifest.Stamp(name, checkpoint, "", "", 40, {"rule": 0.5}, 16)
+        manifest.write_stamp(Workdir(workdir).set_files(name, "slpo"), stamp)
     out = report.write_report(workdir)
     assert list(out["eval"]["slpo"]) == ["alpha"]
     assert list(out["eval"]["cold_start"]) == ["beta", "alpha"]

@@ -13,7 +13,7 @@ import dataclasses, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.command import run_command
+from slpo_jax.cli.command import run_command
 from slpo_jax.training.loop import StageRun
 from slpo_jax.training.metrics import MetricsLog
 
@@ -130,7 +130,7 @@ def test_ctrl_c_in_a_callback_is_not_lost():
     """Out of which nothing can be raised."""
     program = """if True:
         import os, signal, time, weakref
-        from slpo_jax.run.command import run_command
+        from slpo_jax.cli.command import run_command
         class Thing: ...
         def main(argv):
             thing = Thing()
@@ -148,7 +148,7 @@ def test_ctrl_c_in_a_callback_is_not_lost():
 def test_ctrl_c_in_an_import_is_no_broken_package(interrupted):
     program = f"""if True:
         import os, signal, time
-        from slpo_jax.run.command import run_command
+        from slpo_jax.cli.command import run_command
         def main(argv):
             try:
                 os.kill(os.getpid(), signal.SIGINT) if {interrupted} else None

@@ -6,12 +6,12 @@ import pytest
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.text import Text
+from slpo_jax.checkpoints.description import Description, write_description
+from slpo_jax.data.tokenizer import add_reasoner_tokens, load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.text import Text
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.origin.description import Description, write_description
-from slpo_jax.text.tokenizer import add_reasoner_tokens, load_tokenizer
 
 TEXTS = ["<think>\nOkay", " don't 12345\n\n x <|eos|>two words", "  12 + 345 na\u00efve"]
 SETTINGS = {

@@ -12,7 +12,7 @@ import pytest
 from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
 from tiny_llama import LLAMA, SCALED, load_hf_llama, random_tree
 
-from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.attention import join
 from slpo_jax.models.dropout import Dropout, drop, site_number
 from slpo_jax.models.packing import pack

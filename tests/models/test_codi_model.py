@@ -9,8 +9,8 @@ import pytest
 from tiny import CONFIG, compiled
 from tiny_llama import LLAMA, random_tree
 
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.codi import Codi
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
 
 HIDDEN = 24
 BIASES = {"fc_in": HIDDEN, "fc_out": LLAMA.n_embd}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, SlowReasoner, compiled, load_hf, random_params
 
-from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
 
 

@@ -9,8 +9,8 @@ import pytest
 from tiny import compiled
 from tiny_llama import LLAMA, SCALED, hf_llama_config, random_tree
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.attention import attend
 from slpo_jax.models.llama import LlamaConfig, Norm, RopeScaling, rope_frequencies, rotate
 

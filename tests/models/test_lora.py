@@ -11,10 +11,10 @@ from safetensors.numpy import load_file as load_tensors
 from tiny import compiled, load_hf
 from tiny_llama import LLAMA, load_hf_llama, random_tree
 
+from slpo_jax.checkpoints.adapters import write_adapters
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.errors import UserError
-from slpo_jax.interop.adapters import write_adapters
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER
 

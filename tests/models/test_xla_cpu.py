@@ -11,8 +11,8 @@ from small_steps import GROUP, OPTIMIZER, ROLLOUT, STAGES, batch_of, prompted_ba
 from tiny import policy_of
 from tiny_llama import LLAMA, random_tree
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models import xla_cpu
 from slpo_jax.training import rl
 from slpo_jax.training.objectives import OBJECTIVES

@@ -24,7 +24,7 @@ from tiny import (
     take_rows,
 )
 
-from slpo_jax.kinds.colar import Colar
+from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.score import score

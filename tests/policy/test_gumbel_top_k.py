@@ -22,10 +22,10 @@ from tiny import (
 )
 
 from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from slpo_jax.policy.thinkers import THINKERS
 from slpo_jax.training.objectives import OBJECTIVES
 
 TopK = THINKERS["gumbel_top_k"]

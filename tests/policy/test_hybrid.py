@@ -24,11 +24,11 @@ from tiny import (
 )
 
 from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies.hybrid import Hybrid, mixed
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories, sample
 from slpo_jax.policy.score import score, used_slots
-from slpo_jax.policy.thinkers.hybrid import Hybrid, mixed
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.objectives.grpo import with_detached_inputs
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special, stats
 from tiny import CONFIG, GATE, PAD, ROLLOUT, compiled, keys_of, policy_of, random_gate, random_params, random_prompts
 
-from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.policy import noise
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import PassKeys, score

@@ -10,7 +10,7 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 from tiny import FAST, ROLLOUT, both_params, keys_of, policy_of, random_prompts
 
-from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.shapes import activation_type
 from slpo_jax.policy.rollout import sample
 

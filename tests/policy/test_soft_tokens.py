@@ -24,13 +24,13 @@ from tiny import (
     take_rows,
 )
 
+from slpo_jax.checkpoints.architectures import colar
 from slpo_jax.errors import UserError
-from slpo_jax.kinds import colar
+from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.sampling import draw_tokens
 from slpo_jax.policy.score import score
-from slpo_jax.policy.thinkers import THINKERS
-from slpo_jax.policy.thinkers.gumbel import concrete_log_prob
 from slpo_jax.training.objectives import OBJECTIVES
 
 PROMPTS = random_prompts((3, 7, 5), 8)

@@ -6,6 +6,10 @@ from data_sets import write_jsonl
 from small_run import load_config
 
 from slpo_jax.config import read_config
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.chat import PromptConfig, text_template
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, accuracy, record_rows
 from slpo_jax.evaluation.records import arrays_of
@@ -14,12 +18,8 @@ from slpo_jax.rewards.answers import parse_completion
 from slpo_jax.rewards.reward import CORRECT, REWARDS, Reward
 from slpo_jax.run.experiment import assemble
 from slpo_jax.run.provenance import evaluated_settings
-from slpo_jax.run.shown import describe
+from slpo_jax.run.solution_summary import describe
 from slpo_jax.run.solver import Solution, Solver, counted
-from slpo_jax.text.batches import encode_problems
-from slpo_jax.text.chat import PromptConfig, text_template
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.training.batches import make_batch
 
 SLOTS = 8

@@ -12,8 +12,7 @@ from codi_run import QUESTION, SUMS, small_config
 from same_run import checkpoint_of, rows_of
 from small_run import train
 
-from slpo_jax import checks
-from slpo_jax.config import read_config
+from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
@@ -50,7 +49,7 @@ def _config(folder, rank: int = RANK, **changes):
 
 
 def _run(config, workdir):
-    checks.check(config)
+    validate.check(config)
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)

@@ -12,7 +12,7 @@ from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.sources import load_set
-from slpo_jax.run.usable import check_prompts
+from slpo_jax.run.validate import check_prompts
 
 ONE_STAGE = "--config.stages=('imitate',)"
 SOFT = [
@@ -320,7 +320,7 @@ def test_one_line_and_nothing_else(folder, case):
 CONFIGS = {
     "nowhere.py": ("--config=nowhere.py: no such file", "quickstart"),
     ".": ("--config=.: a directory", "quickstart"),
-    "typo.py": ("stepz", "slpo_jax/config.py"),
+    "typo.py": ("stepz", "slpo_jax/config/config.py"),
     "syntax.py": ("--config=syntax.py", "invalid syntax"),
     "raises.py": ("--config=raises.py", "no more"),
     "unread.py": ("--config=unread.py", "not_there.txt"),

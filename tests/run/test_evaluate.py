@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from small_run import load_config, write_problems
 
+from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
+from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import read_config
+from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import Completions, Evaluator
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.mesh import replicate
 from slpo_jax.io.orbax import save_params
-from slpo_jax.origin.identify import identify
-from slpo_jax.origin.settings import config_of, stopping_of
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.provenance import claim, params_digest
-from slpo_jax.sections import changed
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}

@@ -7,13 +7,14 @@ import pytest
 from small_run import load_config, train
 from tiny import compiled
 
+from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import objective_of, read_config
+from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import thought_rows
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
 from slpo_jax.models.parts import EXPLAINER
-from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
@@ -22,9 +23,8 @@ from slpo_jax.run import imitate, solver
 from slpo_jax.run.experiment import build
 from slpo_jax.run.rl import optimizer_of, training_policy
 from slpo_jax.run.rows import rows
-from slpo_jax.run.shown import describe
+from slpo_jax.run.solution_summary import describe
 from slpo_jax.run.stage import stage_params, starting_params
-from slpo_jax.text.templates import token_texts
 from slpo_jax.training import rl
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.state import init_state

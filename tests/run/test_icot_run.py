@@ -10,8 +10,7 @@ import pytest
 from same_run import checkpoint_of, rows_of
 from small_run import load_config, train
 
-from slpo_jax import checks
-from slpo_jax.config import read_config
+from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
@@ -40,7 +39,7 @@ def _config(**changes):
 
 
 def _run(config, workdir):
-    checks.check(config)
+    validate.check(config)
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)
@@ -129,7 +128,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
 def test_rows_say_what_is_imitated(tmp_path, reasoner, label, changes):
     config = _config(**changes)
     config.reasoner = reasoner
-    checks.check(config)
+    validate.check(config)
     found = rows(build(read_config(config), tmp_path), planned=True)
     assert [(row.name, row.label) for row in found] == [("imitate", label)]
 

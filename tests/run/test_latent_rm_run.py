@@ -10,10 +10,11 @@ import pytest
 from same_run import checkpoint_of, rows_of
 from small_run import load_config
 
-from slpo_jax import checks, load
+from slpo_jax import load
+from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.config import validate
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, params_digest
-from slpo_jax.origin.exchange import export_checkpoint
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
@@ -36,7 +37,7 @@ def config_of(**changes):
     config.evaluate.update(scorers=("likelihood", "latent_rm"), samples=4, beams=2, candidates=2, datasets=("made",))
     config.evaluate.update(batch_size=32)
     config.update_from_flattened_dict(changes)
-    return checks.check(config)
+    return validate.check(config)
 
 
 def experiment_of(workdir, **changes):

@@ -5,8 +5,7 @@ import pytest
 from same_run import checkpoint_of
 from small_run import load_config, train
 
-from slpo_jax import checks
-from slpo_jax.config import read_config
+from slpo_jax.config import read_config, validate
 from slpo_jax.run import imitate
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
@@ -26,7 +25,7 @@ def _run(workdir, rank: int):
     config.imitate.update(recipe="latent_sft", c_thought=0, cot_steps=2, stage_steps=2, final_steps=3, control=False)
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
     config.imitate.lora.rank = rank
-    checks.check(config)
+    validate.check(config)
     experiment = build(read_config(config), workdir)
     try:
         check_stages(experiment)

@@ -15,7 +15,7 @@ from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER
-from slpo_jax.run import adapters, rl, stage, validated
+from slpo_jax.run import adapters, rl, stage, validation
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import run_stage
 from slpo_jax.stages import wanted
@@ -184,9 +184,9 @@ def test_a_validation_is_of_merged_parameters(tmp_path, monkeypatch):
     experiment.log.close()
     params = experiment.initial_params()
     own = jax.tree.map(lambda x: x + 0.5, adapters.fresh(experiment, params))
-    monkeypatch.setattr(validated, "validation_accuracy", lambda experiment, params, *_: params)
-    assert validated._accuracy(experiment, params) is params
-    found = validated._accuracy(experiment, params | own)
+    monkeypatch.setattr(validation, "validation_accuracy", lambda experiment, params, *_: params)
+    assert validation._accuracy(experiment, params) is params
+    found = validation._accuracy(experiment, params | own)
     wanted = lora.without_adapter(params | own, 5.0 / RANK)
     assert found.keys() == params.keys()
     assert ADAPTER not in found

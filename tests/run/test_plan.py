@@ -9,14 +9,13 @@ import pytest
 from codi_run import small_config
 from small_run import load_config, train
 
-from slpo_jax import checks
-from slpo_jax.config import read_config
+from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
+from slpo_jax.run.data_summary import understood
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, say_shared
 from slpo_jax.run.stage import open_stage
-from slpo_jax.run.understood import understood
 
 ICOT = {"recipe": "icot", "c_thought": 0, "final_steps": 400}
 ANSWERS = {"cot_steps": 0, "stage_steps": 0, "c_thought": 0}
@@ -43,7 +42,7 @@ def _config(name: str, folder: Path):
         config.max_latents, config.gate.enabled = 0, False
     config.imitate.optimizer.warmup_steps = 0
     config.imitate.update(RECIPES[name][0])
-    checks.check(config)
+    validate.check(config)
     return config
 
 
@@ -131,7 +130,7 @@ def test_all_that_is_too_long_is_said_at_once(tmp_path):
     warmups = {"imitate": 5, "cold_start": 8, "rl": 7}  # of 4, 7 and 6 steps; the cold start isn't asked for
     for stage, steps in warmups.items():
         config[stage].optimizer.warmup_steps = steps
-    settings = checks.check(config, [f"{stage}.optimizer.warmup_steps" for stage in warmups])
+    settings = validate.check(config, [f"{stage}.optimizer.warmup_steps" for stage in warmups])
     with pytest.raises(UserError) as caught:
         check_stages(build(settings, tmp_path / "work"))
     said = [text.partition(":")[0] for text in str(caught.value).split("; and ")]

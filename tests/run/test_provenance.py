@@ -10,16 +10,16 @@ import pytest
 from small_run import load_config, write_problems
 
 from slpo_jax.config import Config, read_config
+from slpo_jax.config.presets import objective_variant
+from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.io.orbax import save_params
-from slpo_jax.policy.thinkers import THINKERS
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.presets import objective_variant
 from slpo_jax.run.provenance import check_starts, claim, evaluated_settings, settings_of, starting_stage
 from slpo_jax.run.rows import shown_settings
-from slpo_jax.sections import changed, values
 from slpo_jax.training.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")

@@ -12,10 +12,10 @@ from same_run import checkpoint_of, rows_of
 from small_run import CONFIG, new_folder, run
 
 import slpo_jax
+from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies import THINKERS
 from slpo_jax.policy.scorers import SCORERS
-from slpo_jax.policy.thinkers import THINKERS
-from slpo_jax.registration import read_registrations
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
@@ -28,9 +28,9 @@ from pathlib import Path
 import jax.numpy as jnp
 
 import slpo_jax
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.models.parts import THINKER
-from slpo_jax.policy.thinkers import THINKERS, Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies import THINKERS, Thinker, ThinkerSettings
 from slpo_jax.training.objectives import OBJECTIVES
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +177,7 @@ def test_they_are_reported(folder):
 @pytest.mark.slow
 def test_they_are_asked(folder):
     def solve(*flags):
-        command = [sys.executable, "-m", "slpo_jax.solve", "--checkpoint=work", *flags, "Tom has 3 pens ."]
+        command = [sys.executable, "-m", "slpo_jax.cli.solve", "--checkpoint=work", *flags, "Tom has 3 pens ."]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
     done = solve("--register=own.py")

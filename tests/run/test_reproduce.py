@@ -12,8 +12,8 @@ import reproduce
 import small_run
 from runs import TABLES, Run, Table
 
-from slpo_jax.checks import check
 from slpo_jax.config import read_config
+from slpo_jax.config.validate import check
 from slpo_jax.run.take_rows import comparable
 
 # The same stage from the same start: its programs are compiled by then.

@@ -16,9 +16,9 @@ from small_run import load_config, train
 from slpo_jax.config import read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
-from slpo_jax.run import cold_start, imitate, rl, validated
+from slpo_jax.run import cold_start, imitate, rl, validation
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.training import halves, learned
+from slpo_jax.training import learned, rollout_update
 from slpo_jax.training.optimizer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -79,11 +79,11 @@ def record():
     # A vector a part is all that these steps need.
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
     with pytest.MonkeyPatch.context() as patch:
-        for stage in (imitate, cold_start, halves):
+        for stage in (imitate, cold_start, rollout_update):
             patch.setattr(stage, "make_train_step", _step_without_a_model(record))
         for stage in (imitate, cold_start, rl):
             patch.setattr(stage, "make_optimizer", functools.cache(make_optimizer))  # for `_update_of`
-        patch.setattr(validated, "validation_accuracy", _accuracy)
+        patch.setattr(validation, "validation_accuracy", _accuracy)
         for name in ("initial_params", "abstract_params"):
             patch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
         yield record
@@ -267,7 +267,7 @@ def test_a_torn_line_is_dropped(fake, whole, tmp_path):
 def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every):
     """Also where a checkpoint of its last step was there before the choice was made."""
     accuracies = iter((0.2, 0.7, 0.7, 0.3))
-    monkeypatch.setattr(validated, "validation_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(validation, "validation_accuracy", lambda *_: next(accuracies))
     _run(tmp_path, _config(checkpoint_every=every))
     found = {row["step"]: row["valid_accuracy"] for row in rows_of(tmp_path) if "valid_accuracy" in row}
     assert found == {2: 0.2, 4: 0.7, 6: 0.7, 7: 0.3}
@@ -278,9 +278,9 @@ def test_the_cold_start_leaves_the_best_gate(fake, monkeypatch, tmp_path, every)
 
 
 def test_of_equally_good_parameters_the_earlier_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(validated, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
+    monkeypatch.setattr(validation, "StageCheckpoints", lambda *_, **how: pytest.fail("the later were saved"))
     experiment, best = SimpleNamespace(log=SimpleNamespace(write=lambda *_: None)), {"accuracy": 0.5, "step": 2}
-    found = validated._keep_if_better(experiment, "exact", SimpleNamespace(step=4), best, tmp_path, 0.5)
+    found = validation._keep_if_better(experiment, "exact", SimpleNamespace(step=4), best, tmp_path, 0.5)
     assert found == best | {"evaluated": 4}
 
 
@@ -306,7 +306,7 @@ def test_an_objective_leaves_its_best_if_asked_to(fake, tmp_path):
 
 @pytest.mark.slow
 def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
-    monkeypatch.setattr(validated, "validation_accuracy", lambda *_: 0.5)  # never better than the first
+    monkeypatch.setattr(validation, "validation_accuracy", lambda *_: 0.5)  # never better than the first
     config = _seldom()
     config.cold_start.update(steps=100, patience=3)
     _run(tmp_path, config)
@@ -316,7 +316,7 @@ def test_the_cold_start_gives_up_in_time(fake, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path):
     """While the last gate is being validated, say: no step is left that could see to it."""
-    accuracy, calls = validated.validation_accuracy, []
+    accuracy, calls = validation.validation_accuracy, []
 
     def validating(*arguments):
         calls.append(1)
@@ -324,7 +324,7 @@ def test_a_signal_between_the_steps_is_obeyed(fake, whole, monkeypatch, tmp_path
             _terminate()
         return accuracy(*arguments)
 
-    monkeypatch.setattr(validated, "validation_accuracy", validating)
+    monkeypatch.setattr(validation, "validation_accuracy", validating)
     with pytest.raises(SystemExit):
         _run(tmp_path / "cut")
     assert not (tmp_path / "cut" / "checkpoints" / "slpo").exists()

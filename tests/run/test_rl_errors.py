@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 from small_run import load_config
 
-from slpo_jax.checks import check
 from slpo_jax.config import objective_of, read_config
+from slpo_jax.config.presets import objective_variant
+from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.presets import objective_variant
 from slpo_jax.run.rl import make_objective, optimizer_config
-from slpo_jax.run.usable import check_answers
+from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import SECTIONS
 
 _TEXT = {

@@ -12,17 +12,17 @@ from asked import ANSWER, QUESTION, RUN, T, assembled, run_params, workdir
 from scipy.special import erf, expit, softmax
 from tiny import SlowReasoner
 
+from slpo_jax.checkpoints.decode_settings import config_of
+from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import thought_rows
-from slpo_jax.origin.exchange import export_checkpoint
-from slpo_jax.origin.identify import identify, newest_checkpoint
-from slpo_jax.origin.settings import config_of
 from slpo_jax.run import solver as solving
-from slpo_jax.run.shown import describe, describe_vote
+from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import Vote, load_solver, solve, vote
-from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.templates import token_texts
 
 
 @pytest.fixture(scope="module", params=["coconut_gpt2", pytest.param("codi_gpt2", marks=pytest.mark.slow)])

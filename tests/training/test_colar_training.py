@@ -13,18 +13,18 @@ from plain_gpt2 import dropout_factors
 from scipy import special, stats
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.speed import at_speed
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.colar import Colar
 from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.text.batches import encode_problems
-from slpo_jax.text.chat import PromptConfig
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.speed import at_speed
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.colar import pooled
 from slpo_jax.training.recipes.regular import PROJECTOR

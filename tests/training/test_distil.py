@@ -16,11 +16,11 @@ from small_steps import difference
 from tiny import FAST, compiled, load_hf, policy_of
 from tiny_llama import load_hf_llama, random_tree
 
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.data.batches import encode_problems
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.kinds.codi import Codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.text.batches import encode_problems
 from slpo_jax.training.recipes import Phase
 from slpo_jax.training.recipes.distil import distillation
 from slpo_jax.training.sharding import Layout

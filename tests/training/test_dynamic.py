@@ -12,10 +12,10 @@ from frozen import POLICY
 from slpo_jax.io.mesh import device_mesh, shard_rows
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import Trajectories
-from slpo_jax.training import halves, rl
+from slpo_jax.training import rl, rollout_update
 from slpo_jax.training.dynamic import Drawing
-from slpo_jax.training.halves import make_rl_step
 from slpo_jax.training.objectives import Objective
+from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state
 
@@ -89,7 +89,7 @@ def _run(draws, most, devices=1, on_host=False, steps=1, start=None):
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch):
-    for module in (halves, rl):
+    for module in (rollout_update, rl):
         monkeypatch.setattr(module, "roll_out", _roll_out)
 
 

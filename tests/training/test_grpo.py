@@ -19,10 +19,10 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.advantage import best_positive
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import Trajectories, sample
-from slpo_jax.training import halves, rl
-from slpo_jax.training.halves import make_rl_step
+from slpo_jax.training import rl, rollout_update
 from slpo_jax.training.objectives import OBJECTIVES, Objective
 from slpo_jax.training.objectives.grpo import Choices, clipped_gains
+from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import copied, init_state
 
@@ -385,7 +385,7 @@ def _toy_reward(tokens_N1, index_N):
 
 @pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 2)])
 def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
-    for module in (halves, rl):
+    for module in (rollout_update, rl):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)
     layout, optimizer = Layout(device_mesh(jax.devices("cpu")[:devices])), optax.sgd(0.01)
     references = np.zeros((8, 0), np.uint8)  # as where answers are read on the host

@@ -8,14 +8,14 @@ import pytest
 from scipy import special, stats
 from tiny import SlowReasoner, compiled, policy_of, real_tokens
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.data.batches import batch_indices, encode_problems
+from slpo_jax.data.chat import PromptConfig, text_template
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.text.batches import batch_indices, encode_problems
-from slpo_jax.text.chat import PromptConfig, text_template
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 from slpo_jax.training.recipes.icot import Internalization
 

@@ -19,10 +19,10 @@ from small_steps import (
 )
 from tiny import SlowReasoner, compiled, real_tokens, slow_factors
 
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.text.batches import batch_indices, encode_problems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.data.batches import batch_indices, encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))

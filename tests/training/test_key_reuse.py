@@ -7,7 +7,7 @@ import pytest
 from small_steps import GROUP, POLICY, ROLLOUT, STAGES, batch_of, prompted_batch, rigged_reward, small_params
 from tiny import CONFIG, END, REASONER, policy_of
 
-from slpo_jax.kinds.colar import Colar
+from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.policy.rollout import sample
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss

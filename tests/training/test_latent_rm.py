@@ -24,11 +24,11 @@ from tiny import (
     real_tokens,
 )
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.checkpoints.description import Description
+from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.codi import Codi
-from slpo_jax.origin.description import Description
-from slpo_jax.origin.reward_model import read_reward_model
 from slpo_jax.policy.prompted import PromptedBatch
 from slpo_jax.policy.rollout import Trajectories, repeat_to, sample
 from slpo_jax.policy.scorers.latent_rm import begun, latent_rm, latent_scores, thought_scores

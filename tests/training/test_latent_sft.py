@@ -12,15 +12,15 @@ from plain_gpt2 import plain_hidden
 from scipy import special
 from tiny import compiled, policy_of
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.text import Text
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.text import Text
 from slpo_jax.models.parts import REASONER
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.text.batches import encode_problems
-from slpo_jax.text.chat import PromptConfig
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import imitate_config, latent_sft, recipe_of
 from slpo_jax.training.recipes.latent_rows import laid_out
 from slpo_jax.training.recipes.latent_sft import COMPRESS, ENCODER, LatentSft

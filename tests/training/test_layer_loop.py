@@ -10,8 +10,8 @@ import small_steps
 import tiny
 from small_steps import OPTIMIZER, batch_of, difference, small_params
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.io.mesh import device_mesh, shard_rows
-from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 

@@ -9,12 +9,12 @@ import pytest
 from small_steps import IMITATION, imitation_batch, small_params
 from tiny import compiled
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.data.batches import batch_indices, encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
 from slpo_jax.run.stage_ends import StageEnds, check_ends
-from slpo_jax.text.batches import batch_indices, encode_problems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.learned import WINDOW, Learning
 from slpo_jax.training.recipes import Phase, curriculum, imitate_config, recipe_of
 

@@ -16,9 +16,9 @@ from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, GATE, REASONER
 from slpo_jax.policy import noise
 from slpo_jax.training import rl
-from slpo_jax.training.halves import make_rollout
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer
+from slpo_jax.training.rollout_update import make_rollout
 from slpo_jax.training.sharding import Layout
 from slpo_jax.training.state import init_state, make_train_step
 

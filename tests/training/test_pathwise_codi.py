@@ -11,7 +11,7 @@ from slow_policy import leave_one_out
 from tiny import ROLLOUT, compiled, keys_of, policy_of, random_gate, random_prompts
 from tiny_llama import LLAMA, random_tree
 
-from slpo_jax.kinds.codi import Codi
+from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.policy import noise
 from slpo_jax.policy.answer_score import fed_tokens
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows

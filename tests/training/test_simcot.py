@@ -13,15 +13,15 @@ from plain_gpt2 import plain_hidden
 from scipy import special
 from tiny import SlowReasoner, compiled, last_axes, policy_of, real_tokens
 
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.kinds.coconut import Coconut
-from slpo_jax.kinds.codi import Codi
 from slpo_jax.models import likelihood
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.text.batches import encode_problems
-from slpo_jax.text.problem import Problem
-from slpo_jax.text.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import imitate_config, recipe_of
 from slpo_jax.training.recipes.simcot import EXPLAINER
 

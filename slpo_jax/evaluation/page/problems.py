@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from slpo_jax.evaluation.manifest import read_stamp
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.stamps import read_stamp
 from slpo_jax.evaluation.thoughts import read_thoughts
 from slpo_jax.io.workdir import Workdir
 

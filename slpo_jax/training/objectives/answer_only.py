@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, pass_keys, score

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
+from slpo_jax.policy.latent_policies import with_likelihood
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, score
-from slpo_jax.policy.thinkers import with_likelihood
 from slpo_jax.training.objectives.objective import Objective, at_capacity, means, policy_gradient_loss
 
 

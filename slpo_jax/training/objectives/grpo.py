@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import REASONER, detached
 from slpo_jax.policy.advantage import AdvantageName, best_positive

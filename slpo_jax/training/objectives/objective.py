@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.gate import first_stop_log_probs
 from slpo_jax.policy.advantage import ADVANTAGES, AdvantageName

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.score import Capacity, pass_keys, score

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slpo_jax.checked import choice
+from slpo_jax.config.bounds import choice
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum

@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, pad_prompts
+from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
+from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import LatentLaw
 from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies.noise import standard_normal
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import encode_prompts
-from slpo_jax.policy.thinkers.noise import standard_normal
-from slpo_jax.text.batches import EncodedProblems, batch_indices, draw_numbers, pad_prompts
-from slpo_jax.text.speed import MOST_SPEED, at_speed, speed_of
-from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
+from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import think
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
-from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
 

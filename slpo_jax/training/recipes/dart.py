@@ -6,7 +6,7 @@ the answer the second's hidden states are drawn to the first's. That is CODI's l
 
 import dataclasses
 
-from slpo_jax.checked import setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe
 

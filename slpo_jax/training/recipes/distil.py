@@ -18,12 +18,12 @@ import numpy as np
 import optax
 from flax import struct
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
+from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
-from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.curriculum import ImitationBatch
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe

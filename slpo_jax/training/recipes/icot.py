@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
-from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.text.batches import SuffixBatch
-from slpo_jax.text.templates import Ids
+from slpo_jax.data.batches import SuffixBatch
+from slpo_jax.data.templates import Ids
 
 
 @struct.dataclass

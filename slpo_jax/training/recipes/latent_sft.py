@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
 from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.thinkers.mixture import mixture
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers
 from slpo_jax.training.recipes import curriculum
 from slpo_jax.training.recipes.latent_rows import (
     Row,

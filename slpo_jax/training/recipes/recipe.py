@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import jax
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.models import lora, parts
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Policy
-from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.optimizer import OptimizerConfig
 from slpo_jax.training.state import LossFn
 

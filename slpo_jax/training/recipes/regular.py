@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.speed import speed_of
+from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
 from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy.policy import Policy
-from slpo_jax.text.batches import EncodedProblems
-from slpo_jax.text.speed import speed_of
-from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes.colar import ChunkBatch, chunk_loss, chunked, pooled
 from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe
 

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.checked import check_fields, setting
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import EXPLAINER, REASONER, Params, reads
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import READS, second_model
 from slpo_jax.policy.policy import Policy
-from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
-from slpo_jax.text.templates import Ids
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
 

@@ -1,0 +1,252 @@
+"""LoRA adapters, merged: beside the base weights in a checkpoint's own file, or alone in a folder of PEFT's."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from slpo_jax.checkpoints.hf_config import BackboneConfig
+from slpo_jax.checkpoints.tensors import Stored, weights_file
+from slpo_jax.checkpoints.weights import backbone_weights
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import read_json
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_THE_BASE = "give the base model that the adapters were trained on"
+_A, _B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
+# Of PEFT's settings those that change nothing in W + s B A, or are seen in the tensors; any other one must be off.
+_HARMLESS = {
+    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
+    "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
+    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "use_rslora",
+}  # fmt: skip
+_INITS = (None, True, False, "gaussian", "eva", "orthogonal")  # of B and A; the others also change the base
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """How a checkpoint's adapters are scaled.
+
+    Attributes:
+        alpha: the scale is alpha / rank.
+        by_root: it is alpha / sqrt(rank).
+        rank: of every adapter; None if it is not said, or differs.
+        fan_in_fan_out: the base weights are said to be Conv1D's [in, out].
+        source: what says so, for messages.
+    """
+
+    alpha: float
+    by_root: bool = False
+    rank: int | None = None
+    fan_in_fan_out: bool = False
+    source: str = "config.lora_alpha"
+
+    def scale(self, name: str, rank: int, is_conv1d: bool) -> float:
+        """What B A is multiplied by.
+
+        Args:
+            name: of the adapter's tensor, for messages.
+            rank: the adapter's own.
+            is_conv1d: whether its base weight is [in, out].
+        Raises:
+            UserError: the settings are of other adapters.
+        """
+        if self.rank not in (None, rank):
+            raise UserError(f"{self.source}: r is {self.rank}, but {name} has rank {rank}; give the adapters' own file")
+        if self.fan_in_fan_out and not is_conv1d:
+            raise UserError(f"{self.source}: fan_in_fan_out is true, but {name} is of a Linear; set it to false")
+        return self.alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def lora_of(folder: Path | None, alpha: float | None) -> Lora | None:
+    """PEFT's own word for LoRA's scale, where a folder has it, before what was given; None where nothing says it.
+
+    Raises:
+        UserError: the settings hold one that is not understood.
+    """
+    path = folder and folder / CONFIG
+    if path is None or not path.is_file():
+        return Lora(alpha) if alpha else None
+    values = read_json(path, "give the adapters' whole folder")
+    if values.get("peft_type", "LORA") != "LORA":
+        raise UserError(f"{path}: peft_type is {values['peft_type']!r}, only LORA is known; merge it with peft first")
+    odd = next((key for key, value in values.items() if value and key not in _HARMLESS), "")
+    if not odd and values.get("init_lora_weights") not in _INITS:
+        odd = f"init_lora_weights={values['init_lora_weights']}"
+    if odd:
+        raise UserError(f"{path}: {odd} is not supported; merge the adapters with peft's merge_and_unload()")
+    found = values.get("lora_alpha", alpha)
+    if found is not None and (type(found) not in (int, float) or found <= 0):
+        raise UserError(f"{path}: lora_alpha is {found!r}, not a positive number; mend it")
+    rank = None if values.get("rank_pattern") else values.get("r")
+    by_root, transposed = bool(values.get("use_rslora")), bool(values.get("fan_in_fan_out"))
+    return Lora(float(found), by_root, rank, transposed, str(path)) if found else None
+
+
+def adapter_file(folder: Path) -> Path | None:
+    """The adapters of a folder of PEFT's; None where there are none."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def holds_adapters_alone(folder: Path) -> bool:
+    """Whether a directory is one of PEFT's, for which a base model is needed.
+
+    Raises:
+        UserError: there are whole weights too, so that it can't be told what is meant.
+    """
+    adapters, whole = adapter_file(folder), weights_file(folder)
+    if adapters and whole:
+        raise UserError(f"{folder}: holds both {whole.name} and {adapters.name}; keep the one that is meant")
+    return adapters is not None
+
+
+def adapted(
+    model: Mapping[str, Stored], adapter: Mapping[str, Stored], lora: Lora | None, source: str
+) -> dict[str, Stored]:
+    """A base model's tensors with PEFT's adapters merged, and with the tensors that PEFT saved whole.
+
+    Args:
+        model: under Hugging Face's names.
+        adapter: under PEFT's.
+        lora: how they are scaled.
+        source: the adapters' file, for messages.
+    Raises:
+        UserError: a tensor that is of no weight of the model's, or doesn't fit it.
+    """
+    added = {_hugging_face_name(name): tensor for name, tensor in adapter.items()}
+    tensors = dict(model)
+    for name, tensor in added.items():
+        module, is_lora, _ = name.partition(".lora_")
+        weight = f"{module}.weight" if is_lora else name
+        base = added.get(weight, model.get(weight)) if is_lora else model.get(weight)
+        if base is None and weight != "lm_head.weight":  # which the file of a tied model need not have
+            raise UserError(f"{source}: tensor {tensor.name} is of no weight of the base's; {_THE_BASE}")
+        if is_lora:
+            tensors.pop(weight, None)
+            tensors |= {f"{module}{_BASE}weight": base} if base else {}
+        elif base and tensor.shape[1:] != base.shape[1:]:  # a vocabulary may have grown
+            shapes = f"{list(tensor.shape)}, the base's {list(base.shape)}"
+            raise UserError(f"{source}: tensor {tensor.name} has shape {shapes}; {_THE_BASE}")
+    return merge_lora(tensors | added, lora, source)
+
+
+def refuse_half_tied(base: Mapping[str, Stored], model: Mapping[str, Stored], embedding: str, folder: Path) -> None:
+    """PEFT trains a copy of an embedding that it saves whole: a tied head stays the base's, unless PEFT ties it again.
+
+    Args:
+        base: its tensors, without `lm_head.weight` where that is tied.
+        model: with the adapters.
+        embedding: its name.
+        folder: the adapters'.
+    Raises:
+        UserError: the head would be another one than PEFT's.
+    """
+    if model[embedding] is base[embedding] or "lm_head.weight" in model:
+        return
+    if not read_json(folder / CONFIG, default={}).get("ensure_weight_tying"):
+        raise UserError(
+            f"{folder / CONFIG}: the embedding is trained apart from the head, which the base ties to it; merge the "
+            "adapters with peft's merge_and_unload() and give that model, or train them with ensure_weight_tying=True"
+        )
+
+
+def _hugging_face_name(name: str) -> str:
+    short = name.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(_BASE, ".")
+    short = re.sub(r"\.lora_([AB])\.weight$", r".lora_\1.default.weight", short)
+    if re.match(r"(h|wte|wpe|ln_f)\.", short):  # adapters of a model without its head have no prefix
+        return f"transformer.{short}"
+    return f"model.{short}" if re.match(r"(layers|embed_tokens|norm)\.", short) else short
+
+
+def merge_lora(tensors: dict[str, Stored], lora: Lora | None, source: str) -> dict[str, Stored]:
+    """W + s B A for every weight that has an adapter.
+
+    Args:
+        tensors: `M.base_layer.weight`, `M.lora_A.default.weight` and `M.lora_B.default.weight` of adapted modules M.
+        lora: how they are scaled; None if nothing says it.
+        source: the file or directory, for messages.
+    Raises:
+        UserError: adapters without their scale, half an adapter, one of another kind, or one that doesn't fit.
+    """
+    modules = {name.split(".lora_")[0] for name in tensors if ".lora_" in name}
+    if modules and lora is None:
+        raise UserError(
+            f"{source}: {len(modules)} weights have LoRA adapters whose scale is not in the file; give their alpha "
+            "(config.lora_alpha, published: 32)"
+        )
+    out = {name.replace(_BASE, "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    used = {f"{module}{suffix}" for module in modules for suffix in (_A, _B)}
+    for name in tensors:
+        if ".lora_" in name and name not in used:
+            raise UserError(f"{source}: tensor {name} is unexpected; only adapters named 'default' of rank r are known")
+    for module in modules:
+        names = (f"{module}{_BASE}weight", module + _A, module + _B)
+        for name in names:
+            if name not in tensors:
+                raise UserError(f"{source}: tensor {name} is missing beside {module}'s adapter; give the whole file")
+        base, lora_a, lora_b = (tensors[name] for name in names)
+        assert lora is not None
+        out[f"{module}.weight"] = _merged(base, lora_a, lora_b, lora, source)
+    return out
+
+
+def _merged(base: Stored, lora_a: Stored, lora_b: Stored, lora: Lora, source: str) -> Stored:
+    """A weight [out, in], or Conv1D's [in, out], with its adapter A [r, in], B [out, r] added when it is read."""
+    (rank, inputs), (outputs, rank_b) = lora_a.shape, lora_b.shape
+    linear, conv1d = (outputs, inputs), (inputs, outputs)
+    # A square Conv1D looks like a square Linear: the names tell.
+    is_conv1d = any(f".{name}." in f"{base.name}." for name in ("c_attn", "c_proj", "c_fc"))
+    wanted = conv1d if is_conv1d else linear
+    if rank != rank_b or tuple(base.shape) != wanted:
+        raise UserError(
+            f"{source}: tensor {lora_b.name} {list(lora_b.shape)} and {lora_a.name} {list(lora_a.shape)} don't fit "
+            f"{base.name} {list(base.shape)}; give adapters of this model"
+        )
+    scale = lora.scale(lora_a.name, rank, is_conv1d)
+
+    def read() -> np.ndarray:
+        delta = np.asarray(lora_b.read(), np.float32) @ np.asarray(lora_a.read(), np.float32)
+        weight = np.asarray(base.read(), np.float32)
+        return weight + np.float32(scale) * (delta.T if is_conv1d else delta)
+
+    return Stored(base.name, wanted, read)
+
+
+def write_adapters(folder: Path, adapters: dict[str, Any], config: BackboneConfig, alpha: float, base: str) -> None:
+    """Write adapters as PEFT saves them.
+
+    Args:
+        folder: exists.
+        adapters: of `models.lora.init`, on the host.
+        config: of the backbone whose kernels they are of.
+        alpha: their scale times their rank.
+        base: where the model lies, with which they go together.
+    """
+    tensors, settings = dict[str, np.ndarray](), dict[str, Any]()
+    targets: set[str] = set()
+    for weight in backbone_weights(config):
+        node: Any = adapters
+        for key in weight.path[:-1]:
+            node = node.get(key, {})
+        if weight.path[-1] == "kernel" and "A" in node:
+            for part in "AB":
+                name = f"base_model.model.{weight.name.removesuffix('weight')}lora_{part}.weight"
+                tensors[name] = np.ascontiguousarray(np.asarray(node[part]).T)
+            targets.add(weight.path[-2])
+            settings = {"r": node["A"].shape[1], "fan_in_fan_out": not weight.transposed}
+    settings |= {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none",
+        "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": sorted(targets), "inference_mode": True,
+    }  # fmt: skip
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS[0], metadata={"format": "pt"})
+    (folder / WEIGHTS[0]).chmod(0o644)  # safetensors makes its files private

@@ -1,0 +1,49 @@
+"""COCONUT (Hao et al., 2024): the last hidden state itself is the next input embedding."""
+
+import dataclasses
+
+import numpy as np
+
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Kind, Unwrapped, refuse_others
+from slpo_jax.checkpoints.weights import EMBEDDING, with_prefix
+from slpo_jax.data.templates import line, marked_template
+from slpo_jax.data.tokenizer import ANSWER_MARK, COCONUT_TOKENS, add_reasoner_tokens
+from slpo_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Coconut(Kind):
+    """Nothing beside the language model.
+
+    Its program writes that under `base_causallm.` and the token embedding once more, as `embedding.weight`; in Hugging
+    Face's layout the names are the language model's.
+    """
+
+    name, title = "coconut", "COCONUT"
+    tokens, layers = COCONUT_TOKENS, ()
+
+    def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
+        """Question + line break + start | latents | end + steps, a line each + "### 72" + eos."""
+        return marked_template(
+            tokenizer,
+            add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),
+            answer_style="texts" if prompt.answers == "texts" else "after_mark",
+            question_text=line,
+            step_text=lambda step, first: step + "\n",
+            answer_text=lambda answer: f"{ANSWER_MARK} {answer}",
+        )
+
+    @classmethod
+    def unwrap(cls, tensors, source):
+        model = with_prefix(tensors, "base_causallm.")
+        if not model:
+            return None
+        refuse_others(tensors, ("base_causallm.", "embedding.weight"), cls.title, source)
+        copy = tensors.get("embedding.weight")
+        original = next((model[name] for name in EMBEDDING.values() if name in model), None)
+        if copy is not None and original is not None and not np.array_equal(copy.read(), original.read()):
+            raise UserError(
+                f"{source}: tensor embedding.weight differs from {original.name}; the checkpoint is corrupt, fetch it "
+                "again"
+            )
+        return Unwrapped(model, {}, original=True)

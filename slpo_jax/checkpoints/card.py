@@ -1,0 +1,201 @@
+"""The model card of an export: what was trained on what, and what it measures, from the run's own files."""
+
+from pathlib import Path
+from typing import Any
+
+from slpo_jax.checkpoints.description import Description
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.markdown import percent, shown_columns
+from slpo_jax.io.files import read_json
+from slpo_jax.io.workdir import StageFolder
+from slpo_jax.stages import CONTROL, IMITATE, RL, TITLES
+
+_LINES = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
+chat = [{{"role": "user", "content": "Tom has 5 apples . He buys 3 . How many now ?"}}]
+prompt = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+thought = model.generate(**prompt, return_dict_in_generate=True)
+print(tokenizer.decode(thought.sequences[0], skip_special_tokens=True), thought.stop_probabilities)
+```"""
+
+
+def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
+    """README.md of an exported checkpoint.
+
+    Args:
+        checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it; without a run around it, the card says so.
+        name: the title.
+        thinks: whether it thinks in plain PyTorch.
+        explains: whether SIM-CoT's second model goes along.
+    """
+    stage = StageFolder.of(checkpoint)
+    in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
+    kind = description.kind
+    parts = [
+        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {kind.name}, slpo]\n---",
+        f"# {name}",
+        (
+            f"A latent reasoner: {kind.title} on {description.model.title} ({description.model.n_layer} layers, width "
+            f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
+        ),
+        "## Training",
+        _training(stage) if in_run else _converted(checkpoint, description),
+        "## Measured",
+        _figures(stage) if in_run else "Not evaluated by slpo_jax.",
+        "## Use",
+        _use(description),
+        *_in_pytorch(description, name, thinks),
+        "## Files",
+        _files(description, thinks, explains),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _kind(stage: StageFolder) -> str:
+    """Which stage made a checkpoint: "rl" makes one for each objective, under the objective's name."""
+    return RL if stage.is_objective else stage.name
+
+
+def _training(stage: StageFolder) -> str:
+    assert stage.workdir is not None
+    lines = []
+    for made in _led_to(stage):
+        if not (made.facts.is_file() and made.is_finished):
+            continue
+        facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
+        section = facts[kind.removesuffix("_control")]
+        own = facts.get("objective", {}).get(made.name, {})
+        rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
+        title = TITLES[kind] + (f" with the objective `{made.name}`" if kind == RL else "")
+        if kind == IMITATE and section.get("recipe"):
+            title = f"imitation with the recipe `{section['recipe']}`"
+        lines.append(
+            f"- {title}: {steps} steps of {section['batch_size']} problems, {section['optimizer']['name']} at "
+            f"{rate:g}, on `{short(facts['data']['train'])}` (seed {facts['seed']})"
+        )
+    first = read_json(stage.facts, "mend the file")
+    start = f"`{short(first['init'])}`" if first["init"] else "random weights"
+    return "\n".join([f"Started from {start}; then, in order:", "", *lines])
+
+
+def _led_to(stage: StageFolder) -> list[StageFolder]:
+    """The stages that were run one after the other; an imitation control's steps include imitation's."""
+    start = read_json(stage.facts, default={}).get("start", {}).get("stage", "")
+    if not start or stage.workdir is None or _kind(stage) == CONTROL:
+        return [stage]
+    return [*_led_to(stage.workdir.stage(start)), stage]
+
+
+def _converted(checkpoint: Path, description: Description) -> str:
+    if description.source and StageFolder.of(checkpoint).workdir is None:
+        return f"These weights were converted by slpo_jax from `{description.source}`."
+    return "These weights are not from a finished stage of slpo_jax: they were converted, or saved on the way."
+
+
+def short(source: str) -> str:
+    """A local path's last part, or a hub id as it is: what a card may say of where something is from."""
+    return Path(source).name if Path(source).suffix or Path(source).is_absolute() else source
+
+
+def _figures(stage: StageFolder) -> str:
+    """What the run's report says of the checkpoint, in the first row that is of it as it is now trained."""
+    assert stage.workdir is not None
+    path = stage.workdir.report_json
+    report, trained = read_json(path, default={}), read_json(stage.facts, default={})
+    try:
+        own = {name: row for name, row in report.get("rows", {}).items() if row["stage"] == stage.name}
+        found = [name for name, row in own.items() if row["settings"] == trained and not row["source"]]
+        sets: dict[str, Any] = report["eval"][found[0]] if found else {}
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{path}: is no report of this program; delete it and run the evaluate stage again") from None
+    if not found:
+        return "This checkpoint was not evaluated in its run."
+    keys = [key for key, _ in shown_columns({found[0]: sets})]
+    rows = [f"| data set | n | {' | '.join(keys)} |", f"| --- | ---: |{' ---: |' * len(keys)}"]
+    for name, row in sets.items():
+        rows.append(f"| {name} | {row['n']} | {' | '.join(_cell(row, key) for key in keys)} |")
+    row = report["rows"][found[0]]
+    used, gated = row.get("evaluation", {}), row.get("stopping") == "threshold"
+    how = _stopping(used.get("max_latents"), row.get("rule"), gated, used.get("evaluate.max_answer_tokens"))
+    note = f"Rates in percent, ± standard error; pass@k under noise; latent_steps is a mean. Measured with {how}."
+    return "\n".join([*rows, "", note])
+
+
+def _stopping(most: Any, rule: Any, gated: bool, tokens: Any) -> str:
+    """How it thinks and answers, in words."""
+    thought = f"{rule} latents"
+    if gated:
+        reached = "0.5, as none was chosen," if rule is None else rule
+        thought = f"at most {most} latents, until the gate's stop probability reaches {reached}"
+    return f"{thought} and answers of at most {tokens} tokens"
+
+
+def _use(description: Description) -> str:
+    settings = description.settings
+    if not settings:
+        return "Nothing is known of what it was made with."
+    tokens = settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
+    how = _stopping(settings.get("max_latents"), settings.get("rule"), bool(settings.get("gate.enabled")), tokens)
+    return f"As it was made, with {how}: `reasoner.json` says so under `settings`, and slpo_jax goes by it."
+
+
+def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
+    """What is to be known to use it without slpo_jax."""
+    if thinks:
+        return [
+            "In PyTorch, with transformers and without slpo_jax:",
+            _LINES.format(name=name),
+            (
+                "Latents, stops and answers are those of slpo_jax; several questions are a list of chats, with "
+                "`padding=True`. `trust_remote_code` has transformers run `custom_generate/generate.py`; without it, "
+                "`generate` is an error (transformers 4.57 runs a local folder's without being asked). Its arguments "
+                "`max_latents`, `stop_threshold` and `max_new_tokens` are by default those in "
+                "`generation_config.json`; `do_sample=True`, `temperature`, `top_p` and `num_return_sequences` draw "
+                "answers after the same thought."
+            ),
+        ]
+    if description.kind.has_latents:
+        return ["It thinks in slpo_jax alone: with transformers, `generate` is an error."]
+    thinker = description.settings.get("thinker.name", "")
+    if description.settings.get("max_latents"):
+        return [f"Its thought (`{thinker}`) is slpo_jax's alone: with transformers, `generate` writes without it."]
+    needs = "With transformers, `generate` is all that it needs"
+    return [f"{needs}; special tokens that a question spells out are text to slpo_jax alone."]
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return "-"
+    if key == "latent_steps":
+        return f"{value:.2f}"
+    return percent(row, key)
+
+
+def _files(description: Description, thinks: bool, explains: bool) -> str:
+    lines = [
+        (
+            "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
+            "`transformers.AutoModelForCausalLM.from_pretrained`."
+        ),
+    ]
+    if description.kind.has_latents:
+        lines[0] += " `latent_start_id` and `latent_end_id` in config.json enclose the latents, which are not tokens."
+    if description.kind.about_head:
+        lines.append(f"- `reasoner.safetensors`, {description.kind.about_head}.")
+    if description.gate is not None:
+        state = "trained" if description.gate_trained else "random"
+        lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
+    if explains:
+        lines.append("- `second_model.safetensors`: SIM-CoT's second model, which says latents in words in slpo_jax.")
+    if thinks:
+        lines.append(
+            "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
+        )
+    lines.append("- `reasoner.json`: kind of reasoner and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
+    lines.append("- `digests.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked.")
+    lines.append("\n`save_pretrained` writes the first line's files alone: copy the others beside them.")
+    return "\n".join(lines)

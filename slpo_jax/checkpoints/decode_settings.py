@@ -1,0 +1,275 @@
+"""The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one.
+
+What decides what it answers (the settings that affect rollouts, see `slpo_jax.config.bounds`) is also taken into a config
+that only evaluates: what was set there, on the command line or away from the default, goes before what the checkpoint
+was made with, and that before the default. Where a config and its checkpoint differ, a line says so.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from slpo_jax.checkpoints.architectures import PLAIN, Kind, kind_of
+from slpo_jax.checkpoints.detect import Identity
+from slpo_jax.config.config import Config, own_latents, read_config
+from slpo_jax.config.sections import changed, values
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import RULES, is_rule, read_rule
+from slpo_jax.io.files import as_json, flatten, read_json
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.policy.policy import Stopping
+from slpo_jax.policy.scorers import SCORERS
+
+_GATED_LATENTS = 12  # at most, of a published gate; as in the paper
+RULE = "rule"  # beside the settings: the threshold, or without a gate the number of latents
+
+
+def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Config:
+    """The config to evaluate a checkpoint with.
+
+    Of a run's checkpoint it has the run's settings (the stage's before the workdir's), of others the defaults; the gate
+    is enabled where there is a trained one. A text reasoner has no gate, and thinks only where its run did.
+
+    Args:
+        reasoner: a name in `REASONERS`; "" is what the checkpoint itself says.
+        tokenizer: see `slpo_jax.config`.
+    Raises:
+        UserError: a setting of the run can't be used.
+    """
+    made, of_a_run = _as_its_run(identity)
+    own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
+    own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
+    own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
+    kind, latents = kind_of(own["reasoner"]), made.max_latents
+    if not of_a_run:
+        own |= _published(identity, kind)
+        latents = _GATED_LATENTS if identity.gate_published and kind.has_gate else own.get("max_latents", kind.latents)
+    if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
+        own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
+    own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
+    # A reward model is the run's, and isn't loaded with the reasoner.
+    own |= {"evaluate.scorers": tuple(x for x in made.evaluate.scorers if x not in SCORERS or not SCORERS[x].part)}
+    own["evaluate.beams"] = 0
+    own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)
+    return changed(made, own)
+
+
+def stopping_of(config: Config, identity: Identity) -> tuple[Stopping, float | int]:
+    """How rollouts of the checkpoint end: at the threshold or the number of latents chosen on validation.
+
+    Args:
+        config: of `config_of`.
+    Returns:
+        ("threshold", the run's or 0.5), or without a gate ("length", the run's, imitation's own number or T).
+    """
+    stopping: Stopping = "threshold" if config.gate.enabled else "length"
+    rule = _rule(config, identity)
+    return stopping, 0.5 if rule is None else rule
+
+
+def _rule(config: Config, identity: Identity) -> float | int | None:
+    """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
+    gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
+    rule = read_rule(stage, "threshold" if gated else "length") if stage else None
+    if rule is None and gated and identity.gate_published and identity.opened:
+        return identity.opened.threshold
+    if rule is None and said.get("gate.enabled") == gated:
+        rule = said.get(RULE)
+    if rule is not None or gated:
+        return rule
+    imitated = stage is not None and read_json(stage.facts, default={}).get("stage") == "imitate"
+    return own_latents(config) if imitated else config.max_latents
+
+
+def made_with(identity: Identity) -> dict[str, Any]:
+    """What a checkpoint was made with, as far as it decides what it answers.
+
+    Returns:
+        values as they come back from JSON, by key of the config and `RULE`; {} where nothing is known.
+    Raises:
+        UserError: a setting of its run can't be used.
+    """
+    if _run_files(identity) or _said(identity):
+        config = config_of(identity)
+        return used_with(config, _rule(config, identity))
+    published = _published(identity, identity.kind) if identity.kind else {}
+    if not (published or identity.gate_published):
+        return {}
+    config = config_of(identity)
+    own = {"gate.enabled": config.gate.enabled, "max_latents": config.max_latents, RULE: _rule(config, identity)}
+    return published | own
+
+
+def _published(identity: Identity, kind: type[Kind]) -> dict[str, Any]:
+    """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
+    if identity.opened is None:
+        return {}
+    layout = identity.opened.layout
+    latents = {"max_latents": layout.second.latents} if layout.second and layout.second.latents else {}
+    return latents | kind.published_settings(layout.tensors)
+
+
+def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:
+    """What decides what a reasoner answers, as `made_with` has it of a checkpoint.
+
+    Args:
+        config: that it is used with.
+        rule: how its rollouts stop.
+    """
+    return _decisive(config) | {"gate.enabled": config.gate.enabled, RULE: rule}
+
+
+def made_like(config: Config, facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint, of these facts of its stage, is used as it was made."""
+    then = flatten(facts)
+    return all(then.get(key, value) == value for key, value in _decisive(config).items())
+
+
+def go_with(
+    config: Config, identity: Identity | None, workdir: Workdir, given: Collection[str] = ()
+) -> tuple[Config, list[str]]:
+    """Have a config that only evaluates take what its checkpoints were made with.
+
+    Args:
+        identity: of `config.init`.
+        workdir: the checkpoints are those of its finished stages, or else `config.init`'s.
+        given: keys that were set to what they are, even where that is the default.
+    Returns:
+        the config, and lines that say where it differed, and differs.
+    """
+    trains, stages = set(config.stages) != {"evaluate"}, workdir.finished_stages()
+    if stages and not trains:
+        made, source = _agreed(workdir, stages), str(workdir)
+    else:
+        made, source = made_with(identity) if identity else {}, config.init
+    rule = made.pop(RULE, None)
+    if trains:  # what an evaluation is made with is not asked for yet, and the gate may be trained
+        made = {key: value for key, value in made.items() if not key.startswith(("evaluate.", "gate."))}
+    elif rule is not None:
+        made |= {"evaluate.thresholds": [rule]} if made["gate.enabled"] else {"max_latents": rule}
+    now, default = (flatten(as_json(values(each))) for each in (config, Config()))
+    taken: dict[str, Any] = {}
+    others: list[str] = []
+    for key, value in made.items():
+        if value == now[key] or _has_no_use(key, now | taken):
+            continue
+        if trains or key in given or now[key] != default[key]:
+            others.append(f"config.{key}={_shown(now[key])} and not {_shown(value)}")
+        else:
+            taken[key] = value
+    files = f"{source}: its stages' config.json"
+    if taken:
+        with _read_from(files):
+            most = taken.get("max_latents", config.max_latents)
+            config = changed(config, taken | {"min_latents": min(config.min_latents, max(most, 1))})
+    otherwise = {source: others}
+    if "evaluate" in config.stages:
+        otherwise.setdefault(str(workdir), []).extend(_other_thresholds(config, workdir, stages))
+    texts = [f"config.{key}={_shown(value)} and not {_shown(now[key])}" for key, value in taken.items()]
+    said = [(source, "evaluated as it was made", texts)]
+    said += [(where, "not used as it was made, but", texts) for where, texts in otherwise.items()]
+    return config, [f"{where}: {how} with {', '.join(texts)}" for where, how, texts in said if texts]
+
+
+def _other_thresholds(config: Config, workdir: Workdir, stages: list[str]) -> list[str]:
+    """Where the only threshold, which is not to be chosen, is not the one of a stage's checkpoint."""
+    now, found = list(config.evaluate.thresholds), {}
+    if config.gate.enabled and len(now) == 1:
+        found = {stage: read_rule(workdir.stage(stage), "threshold") for stage in stages}
+    return [
+        f"config.evaluate.thresholds={_shown(now)} and not {_shown([rule])} of {stage}"
+        for stage, rule in found.items()
+        if rule not in (None, *now)
+    ]
+
+
+def _agreed(workdir: Workdir, stages: list[str]) -> dict[str, Any]:
+    """What all finished stages of a workdir that say so were made with; where they differ, a line says so."""
+    found = []
+    for stage in stages:
+        path = workdir.stage(stage).facts
+        facts = read_json(path, f"delete {path.parent} to run the stage anew, or use another --workdir", default={})
+        decisive, said = _decisive(_with(Config(), facts, str(path))), flatten(facts)
+        found.append({key: value for key, value in decisive.items() if key in said})
+    every = {key: [each[key] for each in found if key in each] for each in found for key in each}
+    agreed = {key: each[0] for key, each in every.items() if all(value == each[0] for value in each)}
+    for key in every.keys() - agreed.keys():
+        logging.warning("%s: its stages were made with several config.%s, so this config's is used", workdir, key)
+    return agreed
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    """What decides what a checkpoint answers, by key."""
+    return flatten(as_json(values(config, ("rollouts",))))
+
+
+def _has_no_use(key: str, now: Mapping[str, Any]) -> bool:
+    """Whether it is of another thinker, or of a gate where there is none."""
+    section, _, rest = key.partition(".")
+    if key == "evaluate.thresholds":
+        return not now["gate.enabled"]
+    return section == "thinker" and rest != "name" and rest.partition(".")[0] != now["thinker.name"]
+
+
+def _shown(value: Any) -> str:
+    return repr(tuple(value) if isinstance(value, list) else value)
+
+
+def _run_files(identity: Identity) -> list[Path]:
+    """What a run has written of its settings around a checkpoint: the workdir's, then the stage's."""
+    run = (identity.workdir and identity.workdir.config, identity.stage and identity.stage.facts)
+    return [file for file in run if file and file.is_file()]
+
+
+def _said(identity: Identity) -> Mapping[str, Any]:
+    """What an export or an import says that it was made with."""
+    return identity.description.settings if identity.description else {}
+
+
+def _as_its_run(identity: Identity) -> tuple[Config, bool]:
+    """The config that a checkpoint was made with, and whether anything says that; else the default."""
+    config, said = Config(), dict(_said(identity))
+    files = _run_files(identity)
+    for file in files:
+        config = _with(config, read_json(file, "mend the file"), str(file))
+    where, rule = f"{identity.source}: reasoner.json", said.pop(RULE, None)
+    stopping = "threshold" if said.get("gate.enabled") else "length"
+    if rule is not None and not is_rule(stopping, rule):
+        raise UserError(f"{where}: key {RULE}: {rule!r} is not valid; give {RULES[stopping]}")
+    if said:
+        with _read_from(where):
+            most = said.get("max_latents", config.max_latents)
+            fewest = min(config.min_latents, max(most, 1)) if isinstance(most, int) else config.min_latents
+            config = changed(config, {"min_latents": fewest} | said)
+    return config, bool(files or said)
+
+
+def _with(config: Config, facts: Mapping[str, Any], where: str) -> Config:
+    """The config with the keys of it that a file has."""
+
+    def put(node: dict[str, Any], found: Mapping[str, Any]) -> None:
+        for key, value in found.items():
+            if key in node and node[key] and isinstance(node[key], dict) and isinstance(value, Mapping):
+                put(node[key], value)
+            elif key in node:
+                node[key] = value
+
+    tree = values(config)
+    put(tree, {key: value for key, value in facts.items() if key != "reward"})  # which is no part of a checkpoint
+    with _read_from(where):
+        return read_config(tree)
+
+
+@contextlib.contextmanager
+def _read_from(where: str) -> Iterator[None]:
+    """Fail on values that a config could not have with the file that they are from."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error).removeprefix("config.")
+        registers = said.startswith(("thinker.name:", "imitate.recipe:"))
+        remedy = "register it (a command's --register), or mend the file" if registers else "mend the file"
+        raise UserError(f"{where}: key {said}; {remedy}") from None

@@ -1,0 +1,125 @@
+"""What a reasoner is, beside its weights: the files in which a folder says so.
+
+Such a folder is a Hugging Face model directory: `config.json` (the language model's shapes), the tokenizer's files, and
+`reasoner.json` (below). Without weights it lies beside our Orbax checkpoints; with `model.safetensors` it is an export.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slpo_jax.checkpoints.architectures import KINDS, Kind
+from slpo_jax.checkpoints.hf_config import BackboneConfig, from_hugging_face, to_hugging_face
+from slpo_jax.config.bounds import FieldError
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import read_json
+from slpo_jax.io.tokenizer_files import save_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FILE = "reasoner.json"
+MODEL_FILE = "config.json"
+FORMAT = 1
+REMEDY = "give the model's whole directory, or fetch it again"  # for one of its files
+_FACTS = ("gate", "gate_trained", "source", "settings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A reasoner's kind and shapes.
+
+    Attributes:
+        kind: with what is to be known beside the backbone's shapes.
+        model: the backbone's shapes.
+        gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
+        gate_trained: False for a gate that is still random.
+        source: what the weights were converted from; "" for a run's.
+        eos_ids: of the tokens that end what it writes, which lie in config.json; () for the tokenizer's.
+        settings: what else decides what it answers, see `checkpoints.decode_settings.made_with`; {} where nothing is known.
+    """
+
+    kind: Kind
+    model: BackboneConfig
+    gate: int | None = None
+    gate_trained: bool = False
+    source: str = ""
+    eos_ids: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def write_description(
+    folder: Path, description: Description, tokenizer: "PreTrainedTokenizerFast", tokens: dict[str, int]
+) -> None:
+    """Write the folder's files, without weights.
+
+    Args:
+        folder: exists.
+        tokens: ids of pad, eos and, as far as there are some, start, end and latent; config.json gets those that
+            transformers and other latent-reasoning programs look for.
+    """
+    latent = {f"latent_{name}_id": tokens[name] for name in ("start", "end") if name in tokens}
+    if "latent" in tokens:
+        latent["latent_id"] = tokens["latent"]
+    config = to_hugging_face(description.model) | latent
+    eos_ids = list(dict.fromkeys([tokens["eos"], *description.eos_ids]))
+    config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
+    config["bos_token_id"] = tokenizer.bos_token_id
+    _write_json(folder / MODEL_FILE, config)
+    facts = {"kind": description.kind.name} | dataclasses.asdict(description.kind)
+    facts |= {name: getattr(description, name) for name in _FACTS}
+    _write_json(folder / FILE, {"format": FORMAT} | facts)
+    save_tokenizer(tokenizer, folder)
+
+
+def read_description(folder: Path) -> Description | None:
+    """The description in a folder, None if it has none.
+
+    Raises:
+        UserError: one that can't be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    values = read_json(path, REMEDY)
+    try:
+        if values["format"] != FORMAT:
+            raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
+        kind = KINDS.get(str(values["kind"]))
+        if kind is None:
+            raise UserError(f"{path}: kind {values['kind']!r} is not known here; upgrade slpo_jax")
+        of_kind = {field.name: (dict(kind.older) | values)[field.name] for field in dataclasses.fields(kind)}
+        facts = {name: values[name] for name in _FACTS}
+    except KeyError as error:
+        raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
+    if not isinstance(facts["settings"], dict):
+        raise UserError(f"{path}: 'settings' is no object; mend the file")
+    config = read_json(folder / MODEL_FILE, REMEDY)
+    model = from_hugging_face(config, str(folder / MODEL_FILE))
+    try:
+        made = kind(**of_kind)
+    except FieldError as error:
+        raise UserError(f"{path}: key {error.field}: {error.problem}") from None
+    return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)
+
+
+def end_tokens(source: str, *settings: dict[str, Any]) -> tuple[int, ...]:
+    """Ids of the tokens that end what a model writes; () where nothing is said.
+
+    Args:
+        source: the model's directory or file, for messages.
+        settings: its generation_config.json and its config.json; the first that names any counts.
+    Raises:
+        UserError: what is there can't be ids.
+    """
+    found: Any = next((value for each in settings if (value := each.get("eos_token_id")) is not None), [])
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(number) is int and number >= 0 for number in ids):
+        raise UserError(f"{source}: its eos_token_id is {found!r}, neither a token's id nor a list of ids; mend it")
+    return tuple(ids)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,238 @@
+"""Checkpoints between Orbax and Hugging Face."""
+
+import dataclasses
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from absl import logging
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from slpo_jax.checkpoints import decoder
+from slpo_jax.checkpoints.architectures import KINDS, PLAIN
+from slpo_jax.checkpoints.card import model_card, short
+from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
+from slpo_jax.checkpoints.decoder import with_second, write_second
+from slpo_jax.checkpoints.description import FILE
+from slpo_jax.checkpoints.detect import Identity, has_gate, identify, newest_checkpoint
+from slpo_jax.checkpoints.generation_files import have_asked, thinking_files, thinks
+from slpo_jax.checkpoints.source import SIDE_FILE
+from slpo_jax.checkpoints.weights import backbone_weights, gate_weights, write_tree
+from slpo_jax.config.config import Config
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.tokenizer import has_latent_tokens, load_tokenizer
+from slpo_jax.errors import UserError
+from slpo_jax.io.checksums import SEAL, is_as_sealed, seal, sealed
+from slpo_jax.io.files import check_free, whole_folder, write_text
+from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
+from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
+from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
+from slpo_jax.models.reasoner import BACKBONE
+from slpo_jax.policy.policy import Stopping
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Origin:
+    """Convert a foreign checkpoint into one of ours.
+
+    Args:
+        target: must not exist, or be empty.
+        config: its reasoner and tokenizer are used.
+        explain: SIM-CoT's second model too.
+    Returns:
+        what the checkpoint is.
+    Raises:
+        UserError: it can't be used; nothing has been written then.
+    """
+    check_free(target)
+    source = identity.source
+    gate = dataclasses.replace(config.gate, hidden=identity.gate)
+    origin = open_origin(dataclasses.replace(config, init=source, gate=gate), identity)
+    if origin.read is None:
+        raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
+    params = with_second(origin.read(explain), explain, source)
+    if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
+        what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
+        raise UserError(f"{source}: {what}; train one with the imitate stage")
+    described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
+    origin = dataclasses.replace(origin, description=described)
+    with whole_folder(target) as made:
+        save_params(made, jax.tree.map(np.asarray, params))
+        origin.write(made / REASONER_FOLDER)
+    return origin
+
+
+def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Origin:
+    """Convert one of our checkpoints into a Hugging Face directory.
+
+    Args:
+        source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
+        target: must not exist, be empty, or be an export that nobody has changed since.
+        explain: SIM-CoT's second model too, which must have been kept.
+    Returns:
+        what the checkpoint is.
+    Raises:
+        UserError: no checkpoint there, or the target is in use.
+    """
+    replaces = replaced_by_export(target)
+    source = Path(newest_checkpoint(str(source)))
+    if not is_checkpoint(source):
+        raise UserError(f"{source}: holds no checkpoint of this project; give WORKDIR/checkpoints/STAGE")
+    identity = identify(str(source))
+    description = identity.description
+    assert description is not None
+    assert identity.tokenizer is not None
+    description = dataclasses.replace(description, settings=made_with(identity))
+    config = config_of(identity)
+    asked = PromptConfig(chat="never", speed=config.prompt.speed)
+    template = description.kind.template(identity.tokenizer(), prompt=asked)
+    loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
+    params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
+    how = stopping_of(config, identity)
+    return write_export(target, source, params, Origin(description, template), config, *how, replaces)
+
+
+def replaced_by_export(
+    target: Path, overwrite: bool = False, remedy: str = "give another directory"
+) -> Collection[str] | None:
+    """What of a folder an export there takes the place of; None where it is not in use.
+
+    An export that nobody has changed since is replaced without being asked.
+
+    Raises:
+        UserError: it is in use, and not to be overwritten, or by a run.
+    """
+    own = {SEAL} | {name.partition("/")[0] for name in sealed(target)}
+    if (target / FILE).is_file() and is_as_sealed(target):
+        return own
+    if not (overwrite and target.is_dir()):
+        check_free(target, remedy)
+        return None
+    if is_checkpoint(target) or Workdir(target).checkpoints.is_dir():
+        raise UserError(f"{target}: is a run's folder; give another directory")
+    return own
+
+
+def write_export(
+    target: Path, source: Path, params: dict[str, Any], origin: Origin, config: Config, stopping: Stopping,
+    rule: float | int, replaces: Collection[str] | None = None,
+) -> Origin:  # fmt: skip
+    """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
+
+    Args:
+        target: not in use, but for what it replaces.
+        source: where it is from, for the model card.
+        params: all parts, on the host.
+        origin: what they are of; its tokenizer is changed.
+        config: what it is used with.
+        stopping, rule: how its rollouts end.
+        replaces: see `replaced_by_export`.
+    Returns:
+        what was written: without the random gate of a run that has none.
+    Raises:
+        UserError: no other program knows its latents, or the target is in use.
+    """
+    if THINKER in params:
+        raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
+    if not has_gate(source):
+        origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, gate=None))
+    files = thinking_files(config, origin, stopping, rule)
+    if thinks(config, origin):
+        have_asked(origin.template)
+    how = thinks(config, origin), EXPLAINER in params
+    files["README.md"] = model_card(source, origin.description, target.name, *how)
+    export_reasoner(target, params, origin, files, str(source), replaces)
+    _check_tokenizer(target, origin.template.tokenizer)
+    return origin
+
+
+def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Say so where transformers opens another tokenizer: of a Qwen2 it takes its own, whatever the files name."""
+    from transformers import AutoTokenizer
+
+    text = "Tom has 15 apples, she's 7 ."
+    if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:
+        logging.warning(
+            "%s: transformers' AutoTokenizer cuts texts in another way than its tokenizer.json; open that with "
+            "PreTrainedTokenizerFast.from_pretrained",
+            folder,
+        )
+
+
+def export_adapters(source: Path, target: Path) -> None:
+    """Copy the adapters that a finished stage keeps beside its checkpoint.
+
+    Args:
+        source: WORKDIR/checkpoints/STAGE.
+        target: must not exist, or be empty.
+    Raises:
+        UserError: it has none, or the target is in use.
+    """
+    folder = StageFolder.of(source).adapters
+    if not folder.is_dir():
+        raise UserError(f"adapters: {source} has none apart; train them with config.rl.lora.rank, or leave it out")
+    with whole_folder(target) as made:
+        shutil.copytree(folder, made, dirs_exist_ok=True)
+
+
+def export_reasoner(
+    folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str], source: str = "checkpoint",
+    replaces: Collection[str] | None = None,
+) -> None:  # fmt: skip
+    """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
+
+    Args:
+        folder: not in use, but for what it replaces; it appears whole or not at all.
+        params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
+        origin: what they are of.
+        texts: of further files, by their places in the folder.
+        source: where they are from, for messages.
+        replaces: see `replaced_by_export`.
+    Raises:
+        UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
+    """
+    description, width = origin.description, origin.description.model.n_embd
+    heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
+    side = write_tree(description.kind.heads(width), heads, source)
+    if description.gate is not None:
+        side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
+    model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
+    with whole_folder(folder, replaces) as made:
+        origin.write(made)
+        try:
+            save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
+            if side:
+                save_file(side, made / SIDE_FILE)
+            if EXPLAINER in params:
+                save_file(write_second(params, description.model), made / decoder.FILE)
+        except SafetensorError as error:  # what others raise as an OSError
+            raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
+        for name, text in texts.items():
+            write_text(made / name, text)
+        for file in filter(Path.is_file, made.iterdir()):
+            file.chmod(0o644)  # safetensors makes its files private
+        seal(made)
+
+
+def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
+    """The name in `REASONERS` that a checkpoint's own tensors and files tell.
+
+    Args:
+        tokenizer: directory or hub id to look into instead of the checkpoint's own; "" for that.
+    Raises:
+        UserError: they fit both kinds.
+    """
+    if identity.reasoner:
+        return identity.reasoner
+    texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
+    if texts and has_latent_tokens(texts):
+        return f"{PLAIN.name}_{identity.backbone}"
+    known = " or ".join(f"{name}_{identity.backbone}" for name, kind in KINDS.items() if kind.has_latents)
+    raise UserError(f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, {known}")

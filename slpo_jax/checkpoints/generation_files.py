@@ -1,0 +1,97 @@
+"""What an export has beside its weights to think in plain PyTorch: `checkpoints.custom_generate`, and what that goes by."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import slpo_jax.checkpoints
+from slpo_jax.checkpoints.checkpoint import Origin
+from slpo_jax.checkpoints.description import FILE
+from slpo_jax.checkpoints.source import GENERATION_FILE, REFUSING, SIDE_FILE
+from slpo_jax.config.config import Config
+from slpo_jax.data.templates import Template
+from slpo_jax.data.tokenizer import drop_breaks
+from slpo_jax.policy.policy import Stopping
+
+CODE = "custom_generate/generate.py"  # where transformers looks for it
+_UNTRUSTED = (
+    "set to have this fail: the model thinks before it answers, with code beside its weights; open it with "
+    "from_pretrained(..., trust_remote_code=True). Where that was given, this is a copy without {}, which "
+    "save_pretrained leaves out: copy them from the export"
+)
+_UNKNOWN = "set to have this fail: the model thinks before it answers, in a way that slpo_jax alone knows; ask it there"
+
+
+def thinks(config: Config, origin: Origin) -> bool:
+    """Whether an export thinks in PyTorch.
+
+    Args:
+        config: to evaluate it with.
+    """
+    own = config.thinker.chosen.is_the_reasoners
+    return origin.kind.layers is not None and own and _asks_alike(origin.template)
+
+
+def _asks_alike(template: Template) -> bool:
+    """Whether a tokenizer tells the marker at the end of a prompt from the text before it."""
+    tokenizer, chat = template.tokenizer, [{"role": "user", "content": "?"}]
+    text = tokenizer(template.question_text("?"), add_special_tokens=not template.bare)["input_ids"]
+    asked = tokenizer.apply_chat_template(chat, chat_template=template.chat_template, return_dict=True)["input_ids"]
+    return bool(asked == [*text, template.start_id])
+
+
+def have_asked(template: Template) -> None:
+    """Have the tokenizer itself write prompts: `apply_chat_template` of a question, padded on the left in a batch."""
+    tokenizer = template.tokenizer
+    tokenizer.chat_template, tokenizer.padding_side = template.chat_template, "left"
+    drop_breaks(tokenizer)  # which its chat template puts into a question
+    tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
+
+
+def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: float | int) -> dict[str, str]:
+    """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
+
+    Args:
+        config: to evaluate it with.
+        stopping, rule: how its rollouts end.
+    Returns:
+        texts by their files in the export; {} for what transformers generates as it is.
+    """
+    if not origin.kind.has_latents:
+        return {}
+    template = origin.template
+    eos_ids = list(dict.fromkeys([template.eos_id, *origin.description.eos_ids]))
+    settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
+    if not thinks(config, origin):
+        return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
+    described, unknown = origin.description, template.tokenizer.unk_token_id
+    has_side = described.gate is not None or bool(described.kind.heads(described.model.n_embd))
+    left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
+    ended_by, least = config.thinker.chosen.ended_by
+    halting = template.token(ended_by) if ended_by else None
+    settings |= {
+        "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
+        "suppress_tokens": list(template.banned_ids) or None,
+        "unknown_token_id": None if unknown == template.eos_id else unknown,  # so GPT-2 calls its eos
+        "max_latents": config.max_latents,
+        "stop_threshold": rule,
+        "latent_layers": origin.kind.layers,
+        "gate_layers": _gate_layers(described.gate),
+        "halting_token_id": halting,
+        "halting_least": least,
+        REFUSING: _UNTRUSTED.format(left_out),
+    }
+    if stopping == "length":
+        most = min(config.max_latents, max(1 if halting is None else 0, int(rule)))
+        settings |= {"max_latents": most, "stop_threshold": None, "gate_layers": []}
+    code = (Path(slpo_jax.checkpoints.__file__).parent / "custom_generate.py").read_text(encoding="utf-8")
+    return {CODE: code, GENERATION_FILE: _json(settings)}
+
+
+def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
+    """As `Kind.layers`, from a latent to the stop logit."""
+    return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
+
+
+def _json(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, indent=2) + "\n"

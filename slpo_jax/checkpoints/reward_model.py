@@ -1,0 +1,63 @@
+"""A reward model of latents that a checkpoint holds: of our stage latent_rm, or in the layout of its authors.
+
+Theirs (`ModalityDance/latent-tts-rm`) is a language model without its head, under Hugging Face's names, the reasoner's
+special tokens among its rows, and `classifier.weight` [1, D] and `classifier.bias`.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from slpo_jax.checkpoints.description import Description
+from slpo_jax.checkpoints.source import locate
+from slpo_jax.checkpoints.tensors import open_tensors
+from slpo_jax.checkpoints.weights import backbone_weights, linear, read_tree, refuse_leftovers
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import is_checkpoint, load_params, stored_params
+from slpo_jax.models.parts import REASONER
+from slpo_jax.models.reasoner import BACKBONE
+
+_KEY = "config.evaluate.reward_model"
+
+
+def read_reward_model(source: str, description: Description, like: Any) -> dict[str, Any]:
+    """Its parameters.
+
+    Args:
+        source: a stage's checkpoint of ours, or a directory, file or hub id in the published layout.
+        description: of the reasoner that it is to judge.
+        like: shapes and types of the parameters that judge this reasoner.
+    Raises:
+        UserError: there is none, or it is of another reasoner.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() and is_checkpoint(path):
+        found, wanted = (_shapes(tree) for tree in (stored_params(path), like))
+        for name in [*wanted, *found]:
+            if found.get(name) != wanted.get(name):
+                raise UserError(
+                    f"{_KEY}: {source} is no reward model of this reasoner: {name} is {found.get(name, 'missing')} "
+                    f"there, {wanted.get(name, 'nothing')} is due; give one that was trained on it"
+                )
+        return load_params(path, like)
+    stored = open_tensors(locate(source, _KEY))
+    model = dataclasses.replace(description.model, tied=True)
+    backbone, heads = backbone_weights(model), description.kind.heads(model.n_embd)
+    own = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
+    names = {weight.name for weight in own}
+    try:
+        tree = read_tree(backbone, stored, source)
+        rest = read_tree(own, stored, source)
+        refuse_leftovers(backbone, {name: x for name, x in stored.items() if name not in names}, model, source)
+    except UserError as error:
+        raise UserError(f"{_KEY}: is no reward model of this reasoner: {error}") from None
+    classifier = rest.pop("classifier")
+    return {REASONER: {BACKBONE: tree, **rest}, "classifier": classifier}
+
+
+def _shapes(tree: Any) -> dict[str, list[int]]:
+    return {
+        jax.tree_util.keystr(at, simple=True, separator="/"): list(x.shape) for at, x in jax.tree.leaves_with_path(tree)
+    }

@@ -1,0 +1,307 @@
+"""One door to checkpoints that others wrote: local files and directories, hub ids, GGUF."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from slpo_jax.checkpoints import decoder
+from slpo_jax.checkpoints import description as descriptions
+from slpo_jax.checkpoints.adapters import (
+    CONFIG,
+    WEIGHTS,
+    adapted,
+    adapter_file,
+    holds_adapters_alone,
+    lora_of,
+    refuse_half_tied,
+)
+from slpo_jax.checkpoints.description import Description, read_description
+from slpo_jax.checkpoints.gates import said_threshold
+from slpo_jax.checkpoints.hf_config import BACKBONE_OF, BackboneConfig, from_hugging_face
+from slpo_jax.checkpoints.layouts import Layout, are_adapters, recognise
+from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start
+from slpo_jax.checkpoints.weights import EMBEDDING, check_tree, gate_weights
+from slpo_jax.data.tokenizer import load_tokenizer
+from slpo_jax.errors import UserError
+from slpo_jax.io.checksums import SEAL, edited
+from slpo_jax.io.files import read_json
+from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its kind has beside the language model
+GENERATION_FILE = "generation_config.json"
+REFUSING = "bad_words_ids"
+"""An export's key with which transformers' own `generate` fails, where our code is not trusted, or not there."""
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose tensors have been listed, not read.
+
+    Attributes:
+        source: the file or directory, for messages.
+        layout: its tensors under Hugging Face's names, an export's side file among them.
+        model: the config.json that goes with them, the checkpoint's own or the base model's.
+        model_source: where that is from.
+        has_own_model: whether it's the checkpoint's own; the base's vocabulary lacks the reasoner's tokens.
+        description: what our exports say of themselves; None for others.
+        tokenizer: loads the checkpoint's or the base's tokenizer; None if neither has one.
+        generation: its generation_config.json, empty without one.
+        model_base: `config.base` where the shapes are from there, "" for the checkpoint's own.
+        tokenizer_base: the same of the tokenizer.
+        threshold: of a published gate, where its files say one.
+    """
+
+    source: str
+    layout: Layout
+    model: dict[str, Any]
+    model_source: str
+    has_own_model: bool
+    description: Description | None
+    tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
+    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model_base: str = ""
+    tokenizer_base: str = ""
+    threshold: float | None = None
+
+    @property
+    def gate_hidden(self) -> int | None:
+        """Hidden width of its stopping gate, 0 for a linear one; None if it has none."""
+        if self.description is not None:
+            return self.description.gate
+        hidden = self.layout.gate.get("gate.hidden.weight")
+        return (hidden.shape[0] if hidden else 0) if self.layout.gate else None
+
+    @property
+    def backbone(self) -> str:
+        """Its name in `models.reasoner.BACKBONES`: of those with the same names of tensors, the config's."""
+        kind, stored = self.model.get("model_type", ""), self.layout.backbone
+        return kind if BACKBONE_OF.get(kind) == stored else stored
+
+    @property
+    def embedding(self) -> Stored:
+        """The token embedding [V, D]."""
+        return self.layout.tensors.model[EMBEDDING[self.layout.backbone]]
+
+    def shapes(self) -> BackboneConfig:
+        """The backbone's, of its config.json.
+
+        Raises:
+            UserError: they are of another kind of model than its tensors, or not supported.
+        """
+        found = from_hugging_face(self.model, self.model_source)
+        kind, stored = self.model["model_type"], self.layout.backbone
+        if BACKBONE_OF[kind] != stored:
+            raise UserError(
+                f"{self.model_source}: is of a {kind} model, but {self.source} has {stored}'s tensors; give the config "
+                "of its own base model"
+            )
+        return found
+
+
+def locate(source: str, key: str, weights: bool = True) -> Path:
+    """The local file or directory of a path or hub id.
+
+    Args:
+        source: an existing path, or a hub id, which is downloaded unless it is in the hub's cache.
+        key: the config's or flag's name, for messages.
+        weights: False fetches config and tokenizer alone.
+    Raises:
+        UserError: no such path, or a hub id that can't be had.
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if not is_hub_id(source) or path.suffix in (".bin", ".pt", ".pth", ".safetensors", ".gguf"):
+        raise UserError(
+            f"{key}: {source} is no file, directory or hub id; give a model's, or WORKDIR/checkpoints/STAGE"
+        )
+    return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
+
+
+def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Opened:
+    """Open what `config.init` names.
+
+    Args:
+        init: a Hugging Face directory or hub id, a torch or safetensors file, a GGUF file, or a folder of PEFT's.
+        base: directory or hub id of the base model, for what comes without config and tokenizer, or holds adapters
+            alone; "" for none.
+        lora_alpha: scale of LoRA adapters times their rank; None if it is not known.
+        key: the config's name for `init`, for messages.
+    Raises:
+        UserError: one line that names the key, file or tensor at fault, and the remedy.
+    """
+    path = locate(init, key)
+    if path.is_file() and _starts_with_gguf(path):
+        return _open_gguf(path)
+    folder = path if path.is_dir() else None
+    if folder and holds_adapters_alone(folder):
+        return _open_adapters(folder, base, lora_alpha)
+    if path.name in WEIGHTS and not folder:
+        raise UserError(
+            f"{key}: {path} holds PEFT's adapters alone; give its folder, {path.parent}, which has {CONFIG}"
+        )
+    stored = open_tensors(path)
+    below = _below(path, "the model that they were trained on", base, lora_alpha) if are_adapters(stored) else None
+    with fitting(base if below else ""):
+        layout = recognise(
+            stored, str(path), lora_of(folder, lora_alpha), below.layout.tensors.model if below else None
+        )
+    # An original state dict goes with its base model, even where a config of the training lies beside it.
+    original = layout.tensors.original
+    own = folder is not None and _has_config(folder, original) and not (original and base)
+    model_folder = folder if own and folder else _base(base, path)
+    with_tokenizer = _tokenizer_folder(folder, model_folder, base)
+    described = read_description(folder) if folder else None
+    if folder and described and (others := edited(folder, ".json")):
+        logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), SEAL)
+    layout = _with_side_file(folder or path.parent, layout, described)
+    source = model_folder / descriptions.MODEL_FILE
+    model = read_json(source, descriptions.REMEDY)
+    generation = read_json(model_folder / GENERATION_FILE, descriptions.REMEDY, default={})
+    if described is None and isinstance(generation.get(REFUSING), str):
+        text = "%s: is a copy of an export without %s, and is opened without what that says; copy it and %s too"
+        logging.warning(text, path, descriptions.FILE, SIDE_FILE)
+    published = described is None and bool(layout.gate)
+    return Opened(
+        source=str(path),
+        layout=layout,
+        model=model,
+        model_source=str(source),
+        has_own_model=own and not original,
+        description=described,
+        tokenizer=partial(load_tokenizer, str(with_tokenizer)) if with_tokenizer else None,
+        generation=generation,
+        model_base="" if own else base,
+        tokenizer_base="" if with_tokenizer == folder else base,
+        threshold=said_threshold(model, folder or path.parent) if published else None,
+    )
+
+
+def _with_side_file(folder: Path, layout: Layout, described: Description | None) -> Layout:
+    """The layout of an export with the gate and head that its description names; others are as they were.
+
+    Raises:
+        UserError: a part of an export is missing, or lies where an export has none.
+    """
+    path = folder / SIDE_FILE
+    if described is None:
+        if path.is_file():
+            raise UserError(
+                f"{path}: is read only with the {descriptions.FILE} beside it; give the export's whole directory"
+            )
+        return layout
+    for tensor in (layout.gate | layout.tensors.head).values():
+        raise UserError(
+            f"{folder}: tensor {tensor.name} lies among the language model's, but {descriptions.FILE} is of an export, "
+            f"which has it in {SIDE_FILE}; give the export as it was written, or remove {descriptions.FILE}"
+        )
+    side = open_tensors(path) if path.is_file() else {}
+    width = described.model.n_embd
+    of_gate = gate_weights(width, described.gate) if described.gate is not None else []
+    check_tree(described.kind.heads(width) + of_gate, side, str(path))
+    gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
+    head = {name: tensor for name, tensor in side.items() if name not in gate}
+    beside = folder / decoder.FILE
+    second = decoder.of_export(open_tensors(beside), str(beside)) if beside.is_file() else None
+    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head), second=second)
+
+
+def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:
+    """The checkpoint's own, its config's or the base's folder, the first of them that has a tokenizer."""
+    found = next((near for near in (folder, model_folder) if near and _has_tokenizer(near)), None)
+    if found is None and base:
+        return next(filter(_has_tokenizer, [locate(base, "config.base", weights=False)]), None)
+    return found
+
+
+def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
+    """A folder of PEFT's: the base model with its adapters merged."""
+    named = "" if base else read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
+    below = _below(folder, str(named), base, lora_alpha)
+    lora = lora_of(folder, lora_alpha)
+    file = adapter_file(folder)
+    assert file is not None
+    tensors = below.layout.tensors
+    with fitting(base):
+        model = adapted(tensors.model, open_tensors(file), lora, str(file))
+    embedding, own = EMBEDDING[below.layout.backbone], _has_tokenizer(folder)
+    refuse_half_tied(tensors.model, model, embedding, folder)
+    return dataclasses.replace(
+        below,
+        source=str(folder),
+        layout=below.layout._replace(tensors=tensors._replace(model=model)),
+        model=below.model | {"vocab_size": model[embedding].shape[0]},
+        tokenizer=partial(load_tokenizer, str(folder)) if own else below.tokenizer,
+        model_base=base,
+        tokenizer_base="" if own else base,
+    )
+
+
+def _below(path: Path, model: str, base: str, lora_alpha: float | None) -> Opened:
+    """The base model of adapters that lie without it.
+
+    Args:
+        path: the adapters'.
+        model: that they are of, for messages.
+    """
+    if not base:
+        raise UserError(
+            f"config.base: not set, and {path} holds LoRA adapters alone, of {model}; give that model's directory or "
+            "hub id"
+        )
+    below = locate(base, "config.base")
+    if below.is_dir() and holds_adapters_alone(below):
+        raise UserError(f"config.base: {base} holds adapters alone too; give the model that they were trained on")
+    return open_checkpoint(base, base, lora_alpha, "config.base")
+
+
+@contextlib.contextmanager
+def fitting(base: str) -> Iterator[None]:
+    """Name `config.base` in the error of what doesn't fit it; "" adds nothing."""
+    try:
+        yield
+    except UserError as error:
+        if not base:
+            raise
+        raise UserError(f"config.base: {base} doesn't fit: {error}") from error
+
+
+def _has_config(folder: Path, original: bool) -> bool:
+    """Whether it has a config.json; SIM-CoT's folders, in the layout of original programs, have an empty one."""
+    path = folder / descriptions.MODEL_FILE
+    return path.is_file() and not (original and not path.stat().st_size)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def _starts_with_gguf(path: Path) -> bool:
+    return read_start(path, 4) == b"GGUF"
+
+
+def _open_gguf(path: Path) -> Opened:
+    from slpo_jax.checkpoints.gguf import open_gguf
+
+    found = open_gguf(path)
+    layout = recognise(found.tensors, str(path), None)
+    return Opened(str(path), layout, found.config, str(path), True, None, found.tokenizer)
+
+
+def _base(base: str, path: Path) -> Path:
+    if not base:
+        raise UserError(
+            f"config.base: not set, and {path} comes without config.json; give the directory or hub id of the model "
+            "that it was trained from"
+        )
+    return locate(base, "config.base", weights=False)

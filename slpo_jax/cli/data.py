@@ -1,0 +1,51 @@
+"""`slpo data PROBLEMS`: how problems are understood, before anything is trained.
+
+PROBLEMS is a file, a directory, a hub id or a generated set, as `slpo train --train=` takes it. Prints how many there
+are, how many are left out and why, which fields are the question, the answer and the steps, which are not used, and the
+first --limit problems as prompt, steps and answer. --config.data.fields.question=NAME (and answer, steps) names a field
+that can't be told.
+"""
+
+from absl import flags
+
+from slpo_jax.cli.command import parse_flags, run_command
+from slpo_jax.cli.options import take_fields
+from slpo_jax.config.naming import naming
+from slpo_jax.errors import UserError
+
+_FIELDS: dict[str, str] = {}  # by --config.data.fields
+
+
+def main(argv: list[str]) -> None:
+    """The command, after its flags are parsed."""
+    if len(argv) != 2:
+        raise UserError("PROBLEMS: give one source: a file, a directory, a hub id or a generated set")
+    from slpo_jax.api.reading import read  # takes seconds, for which --help need not wait
+    from slpo_jax.data.record_fields import FieldsConfig
+    from slpo_jax.run.data_summary import shown
+
+    unknown = next((name for name in _FIELDS if not hasattr(FieldsConfig, name)), None)
+    if unknown is not None:
+        raise UserError(f"config.data.fields.{unknown}: no such key; give question, answer or steps")
+    with naming({"config.prompt.answers": "--answers"}):
+        problems = read(argv[1], flags.FLAGS.answers or "", _FIELDS)
+    print("\n".join([str(problems), *shown(problems[: flags.FLAGS.limit])]))
+
+
+def _parse(argv: list[str]) -> list[str]:
+    argv, fields = take_fields(argv)
+    _FIELDS.update(fields)
+    return parse_flags(argv)
+
+
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
+    flags.DEFINE_enum(
+        "answers", None, ["auto", "last_number", "boxed", "texts"], "How answers are read; default: as the data say."
+    )
+    flags.DEFINE_integer("limit", 3, "How many problems are shown.", lower_bound=0)
+    run_command(main, _parse, goes_on=False)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,16 @@
+"""The config of a run: its keys, what they may be, and where they are read from."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # of what `__getattr__` finds
+    from slpo_jax.config.config import Config, default_config, objective_of, read_config
+
+__all__ = ["Config", "default_config", "objective_of", "read_config"]
+
+
+def __getattr__(name: str) -> Any:
+    """What stands in `__all__`; sections import this package, so that it can't import them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'slpo_jax.config' has no attribute {name!r}")
+    return getattr(importlib.import_module("slpo_jax.config.config"), name)

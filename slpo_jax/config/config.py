@@ -1,0 +1,213 @@
+"""Every key of a run's config; `configs/*.py` change what they need.
+
+A section is the dataclass that it fills, which has its keys, defaults and ranges: `Config` below names them all.
+
+    config.model               models/shapes.py          ModelConfig
+    config.dropout             policy/noise.py           DropoutConfig
+    config.thinker             policy/thinkers/          ThinkerConfig
+    config.prompt              data/chat.py              PromptConfig
+    config.gate                models/gate.py            GateConfig
+    config.data                data/problems.py          DataConfig
+    config.data.fields         data/record_fields.py     FieldsConfig
+    config.data.TASK           data/generated.py         GENERATED
+    config.imitate             training/recipes/         ImitateSettings
+    config.imitate.NAME        training/recipes/         RECIPES[NAME]
+    config.imitate.lora        models/lora.py            LoraConfig
+    config.cold_start          training/cold_start.py    ColdStartConfig
+    config.rl                  training/rl.py            RlConfig
+    config.latent_rm           training/latent_rm.py     LatentRmConfig
+    config.objective.NAME      training/objectives/      OBJECTIVES[NAME]
+    config.evaluate            evaluation/settings.py    EvaluateConfig
+    config.STAGE.optimizer     training/optimizer.py     OptimizerConfig
+    config.sharding            training/sharding.py      ShardingConfig
+
+The defaults are the paper's (appendix A), or ours where it leaves a choice open. An unknown key is an error. What a
+command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.checkpoints.architectures import kind_of
+from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.sections import fill, section
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.data.problems import DataConfig
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.settings import EvaluateConfig
+from slpo_jax.models.gate import GateConfig
+from slpo_jax.models.shapes import ModelConfig
+from slpo_jax.policy.latent_policies import ThinkerConfig, thinker_config
+from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.rewards.reward import CORRECT, REWARDS
+from slpo_jax.stages import USUAL, Section
+from slpo_jax.training.cold_start import ColdStartConfig
+from slpo_jax.training.latent_rm import LatentRmConfig
+from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.recipes import ImitateSettings, imitate_config
+from slpo_jax.training.rl import RlConfig
+from slpo_jax.training.sharding import ShardingConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+        stages: what is run, in this order.
+        seed: of initialisation, input order and all noise.
+        init: where the first weights come from, see docs/use.md; "" is random. Then config.model's shapes are the
+            checkpoint's.
+        base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
+        lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
+        reasoner: kind and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
+        tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "bytes", "words" (of the training data), a directory or a
+            hub id; "" takes the checkpoint's.
+        model: shapes.
+        prompt: what a text reasoner is asked with.
+        max_latents: T; 0 is explicit text alone.
+        min_latents: T_min, of the cold start's candidate lengths.
+        prompt_slots: P: buckets, one compiled program each.
+        max_answer_tokens: A, the end-of-sequence token included.
+        dropout: of rollouts and scoring.
+        thinker: the law of a step of thought.
+        data: what to train on, and to evaluate on.
+        gate: the stopping gate.
+        imitate: the stage imitate.
+        cold_start: the stage cold_start.
+        rl: the stage rl.
+        objective: NAME = settings of an objective; a further NAME says the `kind` that it is of.
+        latent_rm: the stage latent_rm, which trains a reward model of latents.
+        reward: "correct" is 1 where the answer is the reference, else 0; others are registered.
+        evaluate: the stage evaluate, and validation in the others.
+        trackers: where these rows go as well, see docs/train.md.
+        log_every: steps between rows of metrics.jsonl, which are means over them.
+        checkpoint_every: steps between checkpoints.
+        max_skipped_steps: steps in a row without a finite loss and gradient, which change nothing, before a run ends.
+        stuck_after: seconds in which none of several processes gets on before the one that is behind is named and the
+            run ends; 0 is never.
+        cpu_devices: shards of the batch where there is no accelerator; the results don't depend on it.
+        sharding: how parameters lie on the devices.
+    """
+
+    stages: tuple[Section, ...] = setting(USUAL, fewest=1, affects="report")
+    seed: int = setting(0, least=0, most=2**32 - 1)  # jax leaves out the bits beyond
+    init: str = ""
+    base: str = ""
+    lora_alpha: float | None = setting(None, above=0)
+    reasoner: str = setting("coconut_gpt2", affects="model")
+    tokenizer: str = setting("", affects="model")
+    model: ModelConfig = setting(ModelConfig(), affects="model")
+    prompt: PromptConfig = setting(PromptConfig(), affects="rollouts")
+    max_latents: int = setting(12, least=0, affects="rollouts")
+    min_latents: int = setting(3, least=1)
+    prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
+    max_answer_tokens: int = setting(16, least=1, affects="rollouts")
+    dropout: DropoutConfig = setting(DropoutConfig(), affects="rollouts")
+    thinker: ThinkerConfig = setting(make=thinker_config, affects="rollouts")
+    data: DataConfig = DataConfig()
+    gate: GateConfig = GateConfig()
+    imitate: ImitateSettings = setting(make=imitate_config)
+    cold_start: ColdStartConfig = ColdStartConfig()
+    rl: RlConfig = RlConfig()
+    objective: dict[str, Objective] = setting(make=lambda: {name: kind() for name, kind in OBJECTIVES.items()})
+    latent_rm: LatentRmConfig = LatentRmConfig()
+    reward: str = CORRECT
+    evaluate: EvaluateConfig = setting(EvaluateConfig(), affects="report")
+    trackers: tuple[str, ...] = setting(("tensorboard",), affects="nothing")
+    log_every: int = setting(10, least=1, affects="nothing")
+    checkpoint_every: int = setting(500, least=1, affects="nothing")
+    max_skipped_steps: int = setting(10, least=1, affects="nothing")
+    stuck_after: float = setting(1800.0, least=0, note="0 is never", affects="nothing")
+    cpu_devices: int = setting(1, least=1, most=1024, affects="nothing")
+    sharding: ShardingConfig = setting(ShardingConfig(), affects="nothing")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.reward not in REWARDS:
+            raise FieldError(self, "reward", f"give one of {', '.join(REWARDS)}")
+        if self.min_latents > max(self.max_latents, 1):
+            raise FieldError(self, "min_latents", f"it is more than max_latents ({self.max_latents}); lower it")
+
+
+def default_config() -> ConfigDict:
+    """The paper's settings, without data: `configs/` say what to train on."""
+    config = section(Config())
+    config.lock()  # a misspelt key in a config file is an error too
+    config.data.eval.unlock()
+    config.objective.unlock()
+    return config
+
+
+def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
+    """What a config of `default_config`'s keys says; each section is checked, and nothing that spans several.
+
+    Raises:
+        UserError: one line with the key and the remedy.
+    """
+    objectives = {name: _objective(name, each) for name, each in node.get("objective", {}).items()}
+    return fill(Config, node, objective=objectives)
+
+
+def _objective(name: str, node: Mapping[str, Any]) -> Objective:
+    """The objective that a section describes, in which some keys may be left out."""
+    key, kind = f"config.objective.{name}", node.get("kind") or name
+    if kind not in OBJECTIVES:
+        raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
+    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | dict(node.items()), key)
+
+
+def objective_of(config: Config, name: str) -> Objective:
+    """The objective `config.objective.NAME`.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in config.objective:
+        known, key = ", ".join(config.objective), f"config.objective.{name}"
+        raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
+    return config.objective[name]
+
+
+def ends_at(config: Config) -> str:
+    """The text that a thought ends where it comes; "" where there is none."""
+    found: str = getattr(config.thinker.chosen, "end_text", "")
+    return found or config.prompt.closing
+
+
+def own_latents(config: Config) -> int:
+    """The number of latents that imitation ends with, which is the reasoner's own without a gate; a text's is 0.
+
+    Where a thought ends at a text, it is the most that there may be.
+    """
+    has_latents = kind_of(config.reasoner).has_latents
+    if config.prompt.closing or (has_latents and ends_at(config)):
+        return config.max_latents
+    if not has_latents:
+        return 0
+    return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
+
+
+def make_thinker(config: Config, token: Callable[[str], int], closing_ids: tuple[int, ...] = ()) -> Any:
+    """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
+
+    Args:
+        token: the id of a text that is one token.
+        closing_ids: of `config.prompt.closing`, () without.
+    Raises:
+        UserError: a text that should be one token is not.
+    """
+    settings: Any = config.thinker.chosen
+    if closing_ids and hasattr(settings, "halt_id"):
+        return dataclasses.replace(settings, halt_id=closing_ids[0])
+    if not getattr(settings, "end_text", ""):
+        return settings
+    try:
+        return dataclasses.replace(settings, end_id=token(settings.end_text))
+    except UserError as error:
+        key = f"config.thinker.{config.thinker.name}.end_text"
+        raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

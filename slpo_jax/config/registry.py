@@ -1,0 +1,154 @@
+"""Methods from a user's own file: registered under a name, they work as ours do, wherever a config names them.
+
+A file that registers is a config file, or imported by one, or is named with --register where there is none.
+"""
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from slpo_jax.errors import UserError, in_a_line
+
+_OURS: dict[int, frozenset[str]] = {}  # by a registry's identity, the names that it came with
+
+
+def register_objective(name: str, objective: type) -> None:
+    """Have `config.rl.objectives` take an objective under this name, with its section `config.objective.NAME`.
+
+    Args:
+        objective: a frozen dataclass that extends `slpo_jax.training.objectives.Objective`.
+    Raises:
+        UserError: the name can't be used, or it is none.
+    """
+    from slpo_jax.training.objectives import OBJECTIVES, Objective
+
+    _register(OBJECTIVES, "objective", name, objective, Objective)
+
+
+def register_thinker(name: str, settings: type) -> None:
+    """Have `config.thinker.name` take a latent policy under this name, with its section `config.thinker.NAME`.
+
+    Args:
+        settings: a frozen dataclass that extends `slpo_jax.policy.latent_policies.ThinkerSettings`.
+    Raises:
+        UserError: the name can't be used, or it is none.
+    """
+    from slpo_jax.policy.latent_policies import THINKERS, ThinkerSettings
+
+    _register(THINKERS, "thinker", name, settings, ThinkerSettings)
+
+
+def register_reward(name: str, function: Callable[[str, str, str], float]) -> None:
+    """Have `config.reward` take a function under this name.
+
+    Args:
+        function: (question, reference, completion) -> a finite number. It is asked on the host, of completions that
+            ended within their budget; others earn 0. In evaluation those that earn 1 or more are right.
+    Raises:
+        UserError: the name can't be used, or it is no function.
+    """
+    from slpo_jax.rewards.reward import REWARDS
+
+    _put_function(REWARDS, "reward", name, function)
+
+
+def register_recipe(name: str, settings: type) -> None:
+    """Have `config.imitate.recipe` take a recipe under this name, with its section `config.imitate.NAME`.
+
+    Args:
+        settings: a frozen dataclass; called, it makes the recipe, see `slpo_jax.training.recipes.RECIPES`.
+    Raises:
+        UserError: the name can't be used, or it is none.
+    """
+    from slpo_jax.training.recipes import RECIPES, ImitateSettings
+
+    if name in (taken := {field.name for field in dataclasses.fields(ImitateSettings)}):
+        raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(taken)}")
+    _register(RECIPES, "recipe", name, settings, object)
+
+
+def register_scorer(name: str, scorer: Any) -> None:
+    """Have `config.evaluate.scorers` take a scorer under this name.
+
+    Args:
+        scorer: a `slpo_jax.policy.scorers.scorer.ScoreFn` that gives 0 or more, or a `Scorer`.
+    Raises:
+        UserError: the name can't be used, or it is no function.
+    """
+    from slpo_jax.policy.scorers import SCORERS, Scorer
+
+    made = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
+    _check_function("scorer", name, made.score)
+    _put(SCORERS, "scorer", name, made)
+
+
+def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
+    """Have `config.trackers` take a tracker under this name.
+
+    Args:
+        start: (workdir, config as nested dicts) -> a `slpo_jax.training.trackers.Tracker`.
+    Raises:
+        UserError: the name can't be used, or it is no function.
+    """
+    from slpo_jax.training.trackers import TRACKERS
+
+    _put_function(TRACKERS, "tracker", name, start)
+
+
+def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
+        extends = "" if base is object else f" that extends {base.__name__}"
+        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass{extends}; give one")
+    try:
+        cls()
+    except TypeError as error:
+        raise UserError(f"register_{what}: {name}: {in_a_line(error)}; give each field a default") from None
+    _put(registry, what, name, cls)
+
+
+def _put_function(registry: MutableMapping[str, Any], what: str, name: str, function: Any) -> None:
+    _check_function(what, name, function)
+    _put(registry, what, name, function)
+
+
+def _check_function(what: str, name: str, function: Any) -> None:
+    if not callable(function):
+        raise UserError(f"register_{what}: {name}: {function!r} is no function; give one")
+
+
+def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
+    """A file may be read twice, and put what it registers in its own place."""
+    ours = _OURS.setdefault(id(registry), frozenset(registry))
+    if name in ours:
+        raise UserError(f"register_{what}: {name!r} is one of ours; use another name than {', '.join(sorted(ours))}")
+    if not re.fullmatch(r"[^\W\d]\w*", name) or name in ("name", "kind"):
+        raise UserError(f"register_{what}: {name!r} is to be the key of a config; use letters, digits and _")
+    registry[name] = value
+
+
+def read_registrations(path: str) -> None:
+    """Run a Python file for what it registers.
+
+    Raises:
+        UserError: there is no such file, or it fails.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"--register={path}: no such file; give a Python file that calls slpo_jax.register_..")
+    spec = importlib.util.spec_from_file_location(f"slpo_jax_registered_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--register={path}: is no Python file; give one that calls slpo_jax.register_..")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent.resolve()))  # beside which it may have others
+    try:
+        spec.loader.exec_module(module)
+    except UserError as error:
+        raise UserError(f"--register={path}: {error}") from None
+    except (Exception, SystemExit) as error:  # it is the user's code, and can raise anything
+        raise UserError(f"--register={path}: {in_a_line(error)}; mend the file") from error
+    finally:
+        sys.path.pop(0)

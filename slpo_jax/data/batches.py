@@ -1,0 +1,262 @@
+"""Input order and padded batches in the slot layout of `slpo_jax`, in numpy."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from slpo_jax.data.problem import Problem, Reading
+from slpo_jax.data.templates import Ids, Template
+from slpo_jax.errors import UserError
+
+Padded = tuple[np.ndarray, np.ndarray]
+
+
+class SuffixBatch(NamedTuple):
+    """Right-padded suffixes, as inputs and next-token targets.
+
+    Attributes:
+        tokens: int32 [B, A], end marker, s_1, s_2, ... (eos is never an input).
+        targets: int32 [B, A], s_1, s_2, ..., eos.
+        weights: float32 [B, A], 1 where there's a target, 0 where padded.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class EncodedProblems:
+    """A problem set with its token ids, all lists in the order of `problems`.
+
+    Attributes:
+        problems: the set.
+        prompts: ids of each prompt, start marker included.
+        steps: ids of each problem's steps, one list a step.
+        answers: ids of each answer, without end marker and eos.
+        template: what made the ids.
+        left_out, measured, reading: of the source, see `slpo_jax.data.problem.Problems`.
+    """
+
+    problems: tuple[Problem, ...]
+    prompts: list[Ids]
+    steps: list[list[Ids]]
+    answers: list[Ids]
+    template: Template
+    left_out: int = 0
+    measured: tuple[str, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def most_tokens(self, seed: int, steps: int, batch_size: int, parts: int) -> int:
+        """The largest number of tokens that the prompts of a part of a batch have in a run's steps; 0 without steps.
+
+        Args:
+            seed, batch_size: of `batch_indices`.
+            parts: of equal size, that each batch is cut into.
+        """
+        lengths = np.array([len(prompt) for prompt in self.prompts])
+        indices = batch_indices(seed, 0, len(self), steps * batch_size)  # the order is the same for any batch size
+        return int(lengths[indices].reshape(-1, batch_size // parts).sum(axis=1).max(initial=0))
+
+    def suffix(self, index: int, first_step: int | None = 0, first_token: int = 0) -> Ids:
+        """Ids of a problem's suffix with the steps from `first_step` on; None for the answer alone.
+
+        Of these steps, what comes before their token `first_token` is left out. Without an end marker the prompt's last
+        token is the first: what the suffix comes out of.
+        """
+        steps = [] if first_step is None else self.steps[index][first_step:]
+        written = [token for step in steps for token in step][first_token:]
+        suffix = self.template.join_suffix([written], self.answers[index])
+        return suffix if self.template.closing_ids else [self.prompts[index][-1], *suffix]
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> "EncodedProblems":
+        """The problems at `indices`, in that order."""
+        return EncodedProblems(
+            problems=tuple(self.problems[i] for i in indices),
+            prompts=[self.prompts[i] for i in indices],
+            steps=[self.steps[i] for i in indices],
+            answers=[self.answers[i] for i in indices],
+            template=self.template,
+        )
+
+    def prompt_batch(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
+        """`pad_prompts` of the problems at `indices`."""
+        return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)
+
+    def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
+        """`prompt_batch` without what `suffix` begins with."""
+        if self.template.closing_ids:
+            return self.prompt_batch(indices, slots)
+        return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
+
+
+def encode_problems(
+    template: Template, problems: Sequence[Problem], with_steps: bool = True, unknown: Counter[str] | None = None
+) -> EncodedProblems:
+    """Tokenise a set at once.
+
+    Args:
+        template: the reasoner's texts, bound to its tokenizer.
+        problems: the set.
+        with_steps: False leaves the steps out, where none are going to be written: they need not be in the vocabulary.
+        unknown: is given the words of questions and answers that the tokenizer doesn't know.
+    Returns:
+        the ids, to be cut into batches.
+    Raises:
+        UserError: without `unknown`, a text has such a word.
+    """
+    return EncodedProblems(
+        problems=tuple(problems),
+        prompts=template.prompts([problem.question for problem in problems], unknown),
+        steps=template.step_ids([problem.steps if with_steps else () for problem in problems]),
+        answers=template.answer_ids([problem.answer for problem in problems], unknown),
+        template=template,
+        left_out=getattr(problems, "left_out", 0),
+        measured=getattr(problems, "measured", ()),
+        reading=getattr(problems, "reading", Reading()),
+    )
+
+
+def batch_indices(seed: int, step: int, n: int, batch_size: int) -> np.ndarray:
+    """The examples of one training step; a pure function, so that resuming needs no saved position.
+
+    The input is the concatenation of one shuffle of 0..n-1 per epoch, cut into batches that go on over the borders of
+    epochs: no example is left out, and none comes twice within an epoch.
+
+    Args:
+        seed: non-negative; another seed gives another order.
+        step: training step, from 0.
+        n: number of examples, at least 1.
+        batch_size: B, may be larger than n.
+    Returns:
+        int64 [B].
+    """
+    positions = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)
+    epochs, offsets = np.divmod(positions, n)
+    indices = np.empty(batch_size, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        indices[here] = _permutation(seed, int(epoch), n)[offsets[here]]
+    return indices
+
+
+def draw_numbers(indices: np.ndarray, n: int) -> np.ndarray:
+    """What the randomness of a batch's rows is drawn by: an example's index, and n more each time that it comes again.
+
+    A batch that goes over the border of an epoch may hold an example twice, whose rollouts must not be equal.
+
+    Args:
+        indices: int [B], examples of one batch, each below n.
+        n: number of examples.
+    Returns:
+        int32 [B], all different.
+    """
+    seen: dict[int, int] = {}
+    numbers = np.empty(len(indices), np.int32)
+    for row, index in enumerate(indices.tolist()):
+        numbers[row] = index + n * seen.get(index, 0)
+        seen[index] = seen.get(index, 0) + 1
+    return numbers
+
+
+@lru_cache(maxsize=8)
+def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
+    permutation = np.random.default_rng([seed, epoch]).permutation(n)
+    permutation.flags.writeable = False  # every caller shares it
+    return permutation
+
+
+def pad_prompts(
+    prompts: Sequence[Ids], slots: Sequence[int], index: Sequence[int] | np.ndarray, pad_id: int = 0
+) -> Padded:
+    """Left-pad prompts to the smallest bucket that holds them all.
+
+    Args:
+        prompts: B lists of ids.
+        slots: sizes of the buckets (`config.prompt_slots`).
+        index: each row's index in its problem set, [B], for the error.
+        pad_id: what padded slots hold; models mask them.
+    Returns:
+        tokens int32 [B, P] and valid bool [B, P], False where padded, with P the bucket.
+    Raises:
+        UserError: a prompt is longer than the largest bucket.
+    """
+    largest = max(slots)
+    for row, number in zip(prompts, index, strict=True):
+        if len(row) > largest:
+            raise UserError(
+                f"config.prompt_slots: problem {int(number)} has a prompt of {len(row)} tokens, the most is {largest}; "
+                "add a larger bucket or drop the problem"
+            )
+    longest = max(map(len, prompts))
+    bucket = min(size for size in slots if size >= longest)
+    tokens = np.full((len(prompts), bucket), pad_id, dtype=np.int32)
+    valid = np.zeros((len(prompts), bucket), dtype=bool)
+    for number, row in enumerate(prompts):
+        tokens[number, bucket - len(row) :] = row
+        valid[number, bucket - len(row) :] = True
+    return tokens, valid
+
+
+def end_to_end(most: int, rows: int, slots: int) -> int:
+    """How many slots a row has in which the prompts of a batch lie end to end (`Prompts.capacity`).
+
+    Args:
+        most: tokens of the prompts of any batch that is encoded at once, on one device.
+        rows: B, its prompts.
+        slots: P, what the prompts are padded to otherwise.
+    Returns:
+        `most` up to a multiple of 4 B, so that few programs are compiled; 0, for no such row, where it saves too
+            little.
+    """
+    capacity = -(-most // (4 * rows)) * 4 * rows
+    return capacity if capacity <= 0.85 * rows * slots else 0
+
+
+def pad_suffixes(suffixes: Sequence[Ids], slots: int, pad_id: int = 0) -> SuffixBatch:
+    """Right-pad suffixes and shifts them into inputs and targets.
+
+    Args:
+        suffixes: B lists of ids, end marker to eos; one of m ids takes m - 1 slots.
+        slots: A (`config.max_answer_tokens`).
+        pad_id: what padded slots hold.
+    Returns:
+        the batch.
+    Raises:
+        UserError: a suffix needs more slots.
+    """
+    tokens = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
+    targets = np.full((len(suffixes), slots), pad_id, dtype=np.int32)
+    weights = np.zeros((len(suffixes), slots), dtype=np.float32)
+    for number, suffix in enumerate(suffixes):
+        used = len(suffix) - 1
+        if used > slots:
+            raise UserError(
+                f"config.max_answer_tokens: row {number} of the batch needs {used} answer slots, there are {slots}; "
+                "set it higher or shorten the steps"
+            )
+        tokens[number, :used] = suffix[:-1]
+        targets[number, :used] = suffix[1:]
+        weights[number, :used] = 1.0
+    return SuffixBatch(tokens, targets, weights)
+
+
+def padded_chunks(n: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut 0..n-1 into whole batches, the last one filled up with its last example.
+
+    Args:
+        n: number of examples.
+        batch_size: B.
+    Yields:
+        (indices int64 [B], real bool [B]): real is False for the filling, which results must leave out.
+    """
+    for begin in range(0, n, batch_size):
+        positions = np.arange(begin, begin + batch_size, dtype=np.int64)
+        yield np.minimum(positions, n - 1), positions < n

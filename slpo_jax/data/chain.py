@@ -1,0 +1,78 @@
+"""Chains of operations on small numbers, left to right modulo m: `9*3+8*7` in the steps 9*3=7, 7+8=5 and 5*7=5.
+
+Every result depends on the one before it, so that an answer takes as many steps, one after the other, as there are
+operations. Factors are coprime to m: no product forgets what came before.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.depths import sets_by_depth
+from slpo_jax.data.problem import Problem
+
+OPERATORS = ("+", "-", "*")
+
+
+@dataclass(frozen=True)
+class ChainConfig:
+    """What the chains look like: the section `config.data.chain`.
+
+    Attributes:
+        depth: problems have 1 .. depth operations, one a step; `chain:DEPTH` may have more.
+        modulus: results are in 0 .. modulus - 1.
+        operations: any of +, - and *.
+        train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
+            larger one.
+        valid_size: number of validation problems.
+        test_size: number of problems of `chain:test` and of `chain:DEPTH`.
+        seed: of all sets.
+    """
+
+    depth: int = setting(3, least=1, most=100)
+    modulus: int = setting(10, least=2, most=1_000)
+    operations: tuple[str, ...] = setting(("+", "*"), fewest=1)
+    train_size: int = setting(60_000, least=1)
+    valid_size: int = setting(500, least=1)
+    test_size: int = setting(1_000, least=1)
+    seed: int = setting(0, least=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if unknown := {*self.operations} - {*OPERATORS}:
+            raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
+        if "*" in self.operations and self.modulus == 2:
+            raise FieldError(self, "modulus", "there is nothing to multiply by; give 3 or more, or leave * out of "
+                             "config.data.chain.operations")  # fmt: skip
+
+    @property
+    def most_depth(self) -> int:
+        """Of `chain:DEPTH`."""
+        return 100
+
+
+@lru_cache
+def _factors(modulus: int) -> list[int]:
+    return [number for number in range(2, modulus) if math.gcd(number, modulus) == 1]
+
+
+def _make(config: ChainConfig, depth: int, rng: np.random.Generator) -> tuple[Problem, str]:
+    modulus, draws = config.modulus, rng.random(1 + 2 * depth).tolist()
+    value = int(draws[0] * modulus)
+    question, steps = str(value), list[str]()
+    for which, size in zip(draws[1::2], draws[2::2], strict=True):
+        operator = config.operations[int(which * len(config.operations))]
+        operands: Sequence[int] = _factors(modulus) if operator == "*" else range(1, modulus)
+        operand = operands[int(size * len(operands))]
+        result = {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % modulus
+        question += f"{operator}{operand}"
+        steps.append(f"{value}{operator}{operand}={result}")
+        value = result
+    return Problem(question, tuple(steps), str(value)), question
+
+
+chain_problems = sets_by_depth("chain", _make, "modulus, or add operations")

@@ -1,0 +1,101 @@
+"""Generated sets of problems by their number of steps, kept apart by what the problems say.
+
+A hash of a problem's content decides whether it may be trained on, or which held-out set it may be in, so that no seed
+and no size puts one into two of them.
+"""
+
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from slpo_jax.data.problem import Problem
+from slpo_jax.errors import UserError
+
+_MIXED = ("train", "valid", "test")
+_OF_TEN = ("train",) * 7 + ("valid", "test", "")  # whose problem it is, by the last digit of its hash; "" is DEPTH's
+
+
+class DepthSettings(Protocol):
+    """What the settings of such tasks have in common; `most_depth` is the largest that can be asked for."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def train_size(self) -> int: ...
+    @property
+    def valid_size(self) -> int: ...
+    @property
+    def test_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def most_depth(self) -> int: ...
+
+
+Generated = tuple[tuple[Problem, ...], str]
+"""Problems, and a line on those that were left out, "" where there is nothing to say."""
+Make = Callable[[Any, int, np.random.Generator], tuple[Problem, str]]
+"""(settings, number of steps, randomness) -> a problem, and its content, the same in whatever order it is told."""
+
+
+def sets_by_depth(task: str, make: Make, more: str) -> Callable[[str, Any], Generated]:
+    """The generator of a task: (name of a set, settings) -> `Generated`, a pure function.
+
+    "train", "valid" and "test" mix 1 .. `depth` steps, a number is a test set of just so many. In a held-out set no
+    problem comes twice; where there are too few it is smaller. In training they come again, so that few short problems
+    are no small share.
+
+    Args:
+        more: the setting that makes more problems when it is raised.
+    """
+    remedy = f"for more raise config.data.{task}.{more}"
+    return lru_cache(maxsize=16)(lambda name, settings: _generated(f"{task}:{name}", name, settings, make, remedy))
+
+
+def _generated(source: str, name: str, settings: DepthSettings, make: Make, remedy: str) -> Generated:
+    depths, part = _depths(source, name, settings), name if name in _MIXED else ""
+    size = {"train": settings.train_size, "valid": settings.valid_size}.get(name, settings.test_size)
+    rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
+    problems, known, others, idle = list[Problem](), set[str](), 0, 0
+    while len(problems) < size and idle < 200 * len(known) + 10_000:  # draws without a problem that is taken
+        problem, content = make(settings, depths[int(rng.random() * len(depths))], rng)
+        is_own = _part(content) == part
+        others, idle = others + (not is_own), idle + 1
+        if is_own and (name == "train" or content not in known):
+            problems.append(problem)
+            known.add(content)
+            idle = 0
+    if not problems:
+        raise UserError(f"{source}: there are no such problems, in {others:,} draws; {remedy}")
+    counts = Counter(len(problem.steps) for problem in problems)
+    few = [depth for depth in depths if len(problems) < size or 2 * counts[depth] * len(depths) < size]
+    said = ""
+    if name == "train" and 10 * len(known) < 9 * size:
+        said = f"{len(known):,} of {size:,} problems differ; {others:,} that were drawn are left out: they are held out"
+    elif few:
+        found = ", ".join(f"{counts[depth]:,} of {depth}" for depth in few)
+        said = f"{len(problems):,} of {size:,} problems, with all that there are by steps: {found}"
+    return tuple(problems), f"{source}: {said}; {remedy}" if said else ""
+
+
+def _depths(source: str, name: str, settings: DepthSettings) -> range:
+    """The numbers of steps in a set."""
+    if name in _MIXED:
+        return range(1, settings.depth + 1)
+    depth = int(name) if name.isdecimal() else 0
+    if not 1 <= depth <= settings.most_depth:
+        raise UserError(
+            f"{source}: no such set; give one of {', '.join(_MIXED)} or a number of steps from 1 to "
+            f"{settings.most_depth}"
+        )
+    return range(depth, depth + 1)
+
+
+def _part(content: str) -> str:
+    """The set that a problem may be in."""
+    return _OF_TEN[int.from_bytes(hashlib.blake2b(content.encode(), digest_size=4).digest()) % 10]

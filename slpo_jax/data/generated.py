@@ -1,0 +1,48 @@
+"""The tasks of which problems are generated. A new one is a file here and a line in `GENERATED`.
+
+`NAME:SET` is a source of its problems, `config.data.NAME` says what they are like, and `NAME:NUMBER` is a tokenizer of
+its words if it has one of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from slpo_jax.data import synthetic
+from slpo_jax.data.chain import ChainConfig, chain_problems
+from slpo_jax.data.depths import Generated
+from slpo_jax.data.graph import GraphConfig, graph_problems, graph_words
+from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
+
+
+class Task(NamedTuple):
+    """A task of which problems are generated.
+
+    Attributes:
+        settings: dataclass of the section `config.data.NAME`.
+        problems: (name of a set, settings) -> `Generated`.
+        words: (the number in `config.tokenizer`) -> the words of its questions, steps and answers; None: they are cut
+            as any text is.
+        number: what that number is.
+    """
+
+    settings: Any
+    problems: Callable[[str, Any], Generated]
+    words: Callable[[int], Iterable[str]] | None = None
+    number: str = ""
+
+
+def _arithmetic(name: str, settings: SyntheticConfig) -> Generated:
+    return synthetic_problems(name, settings), ""
+
+
+GENERATED: dict[str, Task] = {
+    "synthetic": Task(SyntheticConfig, _arithmetic, synthetic.words, "largest number"),
+    "chain": Task(ChainConfig, chain_problems),
+    "graph": Task(GraphConfig, graph_problems, graph_words, "number of nodes"),
+}
+
+
+def task_of(source: Any) -> str:
+    """The task of a source (or a tokenizer) "NAME:..", "" where it is none's."""
+    name, colon, _ = source.partition(":") if isinstance(source, str) else ("", "", "")
+    return name if colon and name in GENERATED else ""

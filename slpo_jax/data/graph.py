@@ -1,0 +1,76 @@
+"""Searches of a graph: `n4>n2 n7>n1 n2>n5 n1>n3 ends n3 n5 from n4` asks which of two ends is reached from n4.
+
+Two chains of edges have as many hops, and as many dead ends each, so that neither an end's edges nor its depth say
+which it is: the edges have to be followed, a hop a step.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.depths import sets_by_depth
+from slpo_jax.data.problem import Problem
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """What the graphs look like: the section `config.data.graph`.
+
+    Attributes:
+        depth: ends are 1 .. depth hops away, one a step; `graph:DEPTH` may have more.
+        dead_ends: further edges at each of the two chains, that lead to no end.
+        nodes: names that there are, n0, n1, ..; a problem has 2 (hops + 1 + dead_ends).
+        train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
+            larger one.
+        valid_size: number of validation problems.
+        test_size: number of problems of `graph:test` and of `graph:DEPTH`.
+        seed: of all sets.
+    """
+
+    depth: int = setting(3, least=1)
+    dead_ends: int = setting(0, least=0)
+    nodes: int = setting(10, least=4, most=200)
+    train_size: int = setting(60_000, least=1)
+    valid_size: int = setting(500, least=1)
+    test_size: int = setting(1_000, least=1)
+    seed: int = setting(0, least=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.most_depth < self.depth:
+            needed = 2 * (self.depth + 1 + self.dead_ends)
+            raise FieldError(self, "nodes", f"{self.depth} hops and {self.dead_ends} dead ends need {needed}: raise "
+                             "it, or lower config.data.graph.depth or dead_ends")  # fmt: skip
+
+    @property
+    def most_depth(self) -> int:
+        """Of `graph:DEPTH`: as many hops as there are nodes for."""
+        return self.nodes // 2 - 1 - self.dead_ends
+
+
+def _make(config: GraphConfig, depth: int, rng: np.random.Generator) -> tuple[Problem, str]:
+    names = [f"n{number}" for number in rng.permutation(config.nodes)[: 2 * (depth + 1 + config.dead_ends)]]
+    chains, spare = (names[: depth + 1], names[depth + 1 : 2 * depth + 2]), names[2 * depth + 2 :]
+    edges = [pair for chain in chains for pair in pairwise(chain)]
+    for chain in chains:
+        inner = chain[:-1]
+        for draw in rng.random(config.dead_ends):
+            edges.append((inner[int(draw * len(inner))], spare.pop()))
+            inner.append(edges[-1][1])  # a dead end may be several edges long
+    ends = sorted(chain[-1] for chain in chains)
+    told = [f"{edges[place][0]}>{edges[place][1]}" for place in rng.permutation(len(edges))]
+    first, second = ends if rng.random() < 0.5 else ends[::-1]
+    begin, *steps = chains[0]
+    question = f"{' '.join(told)} ends {first} {second} from {begin}"
+    return Problem(question, tuple(steps), steps[-1]), " ".join([*sorted(told), *ends, begin])
+
+
+def graph_words(nodes: int) -> tuple[str, ...]:
+    """Every word of problems with so many nodes: an edge is one."""
+    names = [f"n{number}" for number in range(GraphConfig(depth=1, nodes=nodes).nodes)]
+    return ("ends", "from", *names, *(f"{one}>{other}" for one in names for other in names if one != other))
+
+
+graph_problems = sets_by_depth("graph", _make, "nodes")

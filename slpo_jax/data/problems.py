@@ -1,0 +1,285 @@
+"""Problems and where they are read from.
+
+A source is read in two steps, so that a new kind of source and a new field layout are one function each: a row reader
+(`file_rows` for files, `dataset_rows` for the hub and directories) gives `(where, record)` pairs, and a layout
+(`record_fields`, chosen by the fields that a record has) turns a record into question, steps and answer.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from absl import logging
+
+from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.data.choices import with_labels, with_letters
+from slpo_jax.data.dataset_rows import Role, dataset_rows
+from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows, no_such_file
+from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.data.given import given_rows
+from slpo_jax.data.problem import Problem, Problems, Reading
+from slpo_jax.data.record_fields import FOUND, FieldsConfig, RawProblem, answer_field, read_record, unknown_field
+from slpo_jax.data.solutions import measured_number, written_steps
+from slpo_jax.errors import UserError
+from slpo_jax.rewards.answers import are_readable, canonical_number
+from slpo_jax.rewards.texts import normal_text
+
+Answers = Literal["numbers", "latex", "texts"]
+"""What the answers of a set are: see `load_problems`."""
+
+_PART = re.compile(r"(.+)\[(train|valid|test)\]")
+# Of every ten problems of a source, those of a part: any order that they are in is spread over all parts.
+_PARTS = {"train": (0, 1, 2, 3, 5, 6, 7, 8), "valid": (9,), "test": (4,)}
+_FEWEST = 10
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z]{2,}")
+
+
+_Tasks: Any = dataclasses.make_dataclass(
+    "_Tasks", [(name, task.settings, task.settings()) for name, task in GENERATED.items()], frozen=True
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(_Tasks):
+    """The section `config.data`: sources as `load_problems` takes them, and how each of `GENERATED` is made.
+
+    Attributes:
+        train: problems to train on, without those of `valid`.
+        valid: the validation split, on which all choices are made.
+        eval: sets to evaluate on, NAME = source; a NAME can also be given on the command line.
+        fields: the names of fields that can't be told.
+    """
+
+    train: str = ""
+    valid: str = ""
+    eval: dict[str, str] = setting({}, affects="report")
+    fields: FieldsConfig = FieldsConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.eval:
+            if not re.fullmatch(r"\w[\w-]*", name):
+                remedy = f"{name!r} is to be the name of files: use letters, digits, _ and -"
+                raise FieldError(self, "eval", remedy)
+
+    def of_task(self, source: Any) -> Any:
+        """How a generated source is made; None of others."""
+        return getattr(self, task_of(source), None) if task_of(source) else None
+
+
+def check_source(source: str) -> None:
+    """See that the file is there, if a source is one, without reading it.
+
+    Raises:
+        UserError: it isn't.
+    """
+    path = Path(_whole(source)).expanduser()
+    if path.suffix.lower() in FILE_READERS and not path.exists():
+        raise no_such_file(path)
+
+
+def is_at_hand(source: str) -> bool:
+    """Whether a source is a file that is there, or generated, so that reading it takes no network and little time."""
+    path = Path(_whole(source)).expanduser()
+    return bool(task_of(source)) or (path.suffix.lower() in FILE_READERS and path.is_file())
+
+
+def load_problems(
+    source: Any,
+    settings: Any = None,
+    role: Role = "train",
+    answers: Answers = "numbers",
+    fields: FieldsConfig = FOUND,
+) -> Problems:
+    """Read a set of problems.
+
+    The fields of a record say what it holds, whatever the kind of source (`record_fields`; docs/data.md has the table).
+    Numbers are taken as they are written; where a column's type may not have kept that, a warning names it.
+
+    Of a number with a unit or a currency the number is taken. Problems whose answer is no number can't be verified. In
+    a file they are mistakes; in data sets, and in layouts that don't promise numbers, they are left out, with a warning
+    that counts them. So are, of LaTeX and texts, those that can't be compared.
+
+    Args:
+        source: one of
+            - a file: .json (a list of records, or a record a line), .jsonl (a record a line), .csv, .tsv, .parquet, or
+              .txt ("question||steps #### answer" a line);
+            - a directory with files as on the hub, such as data/train-00000-of-00001.parquet;
+            - a hub id "owner/name", loaded with `datasets`, without a network from the local cache;
+            - "TASK:NAME" for a set of one of `GENERATED`;
+            - records with fields, as `given_rows` takes them: a list of dicts, a table, a `datasets.Dataset`.
+            An existing path comes before a hub id. ":CONFIG" after a directory or id names a config, "@SPLIT" a split,
+            "@SPLIT+SPLIT" several: "openai/gsm8k:socratic@test", "ChilleD/SVAMP@test"; so do configs,
+            "opencompass/AIME2025:AIME2025-I+AIME2025-II". "[train]", "[valid]" or "[test]" at the end are eight, one
+            and one of every ten of its training problems.
+        settings: how a generated set is made, of its task's dataclass; None for the defaults.
+        role: the split to take of a directory or hub id whose source names none. Of ids (and of directories whose path
+            ends in one) that are known to need it, another split: the "test" of ChilleD/SVAMP is its train and test
+            together, 1,000 problems, as results are reported; that of juyoung-trl/gsm-hard is its only split, named
+            train. openai/gsm8k's config is main, open-r1/DAPO-Math-17k-Processed's en, and opencompass/AIME2025 is
+            both of its.
+        answers: "numbers"; or answers that are none stay as they are written, in "latex", to be compared as such
+            (`answers.are_right`, style "boxed"), or as any "texts".
+        fields: names of fields that a record of the role "train" has to have; others may.
+    Returns:
+        the problems in the order of the source, with what else is known of it.
+    Raises:
+        UserError: the source is missing, unreadable, out of reach, empty or of unknown kind, has no such split, or one
+            record is malformed; the message has the file and the line (or record), or the data set, the split and the
+            row.
+    """
+    if not isinstance(source, str):
+        return _problems("records", given_rows(source), fields, role == "train", False, answers)
+    if (whole := _whole(source)) != source:
+        return _part(source, load_problems(whole, settings, "train", answers, fields))
+    if name := task_of(source):
+        task = GENERATED[name]
+        problems, said = task.problems(source.removeprefix(f"{name}:"), settings or task.settings())
+        if said:
+            logging.warning("%s", said)
+        return Problems(problems)
+    path = Path(source).expanduser()
+    reader = FILE_READERS.get(path.suffix.lower())
+    if reader is not None:
+        return _problems(source, reader(path), fields, role == "train", True, answers)
+    if path.is_file():
+        known = ", ".join(FILE_READERS)
+        raise UserError(
+            f"{source}: unknown kind of problem file; give one of {known}, a directory, a hub id or synthetic:NAME"
+        )
+    return _problems(source, dataset_rows(source, role), fields, role == "train", False, answers)
+
+
+def _whole(source: str) -> str:
+    """The source of which a source is a part, or itself."""
+    part = None if Path(source).expanduser().exists() else _PART.fullmatch(source)
+    return part[1] if part else source
+
+
+def _part(source: str, problems: Problems) -> Problems:
+    """See `load_problems`.
+
+    Raises:
+        UserError: there are too few problems for it.
+    """
+    if len(problems) < _FEWEST:
+        raise UserError(
+            f"{source}: {len(problems)} problems are too few to set some apart; give {_FEWEST}, or other sets as "
+            "config.data.valid and config.data.eval.NAME"
+        )
+    taken = _PARTS[source[source.rindex("[") + 1 : -1]]
+    return problems.with_only(problem for place, problem in enumerate(problems) if place % 10 in taken)
+
+
+def _problems(
+    source: str, rows: Rows, fields: FieldsConfig, strict: bool, all_numeric: bool, answers: Answers
+) -> Problems:
+    reading = Reading()
+    raw = list(_raw_problems(rows, fields, strict, reading))
+    _name_rounded(source, [each.answer for _, each in raw])
+    problems, left_out = _with_numbers(raw, all_numeric) if answers == "numbers" else _as_written(raw, answers)
+    if left_out:
+        total = len(problems) + len(left_out)
+        if not problems:
+            good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
+            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with {good[answers]}")
+        logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
+    if not problems:
+        raise UserError(f"{source}: holds no problems; give one with at least one")
+    read = Problems(problems)
+    read.left_out, read.why, read.reading = len(left_out), tuple(left_out), reading
+    if answers == "numbers":
+        texts = (each.answer for _, each in raw if each.answer and canonical_number(each.answer) is None)
+        read.measured = tuple(text for text in texts if measured_number(text) is not None)
+    return read
+
+
+def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
+    first, without_steps = None, strict and bool(fields.steps)
+    for where, record in with_labels(with_letters(rows), functools.partial(answer_field, fields=fields)):
+        if not isinstance(record, Mapping):
+            raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
+        first = first or (where, record)
+        without_steps = without_steps and fields.steps not in record
+        raw = read_record(where, record, fields, strict, reading)
+        if not raw.question.strip():
+            raise UserError(f"{where}: the question is empty; give its text or remove the record")
+        yield where, raw
+    if first and without_steps:
+        raise unknown_field(*first, "steps", fields.steps)
+    if first and strict and fields.steps and fields.steps not in reading.used.get("steps", {}):
+        raise UserError(
+            f"{first[0]}: field {fields.steps!r} (config.data.fields.steps) has no steps, here and "
+            "in all records; give another one"
+        )
+
+
+def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
+    """Say that numbers are in a column that may not have kept what was written."""
+    unsure = [answer for answer in answers if isinstance(answer, Rounded) and answer.unsure]
+    if unsure:
+        first = unsure[0]
+        logging.warning(
+            "%s: %d answers (%s, for one) are in a column of type %s, which keeps %d digits: longer ones are not as "
+            "they were written; store answers as texts", source, len(unsure), first, first.kind, first.digits,
+        )  # fmt: skip
+
+
+def _as_written(found: Sequence[tuple[str, RawProblem]], kind: Answers) -> tuple[list[Problem], list[str]]:
+    """The problems, and where and why others are none."""
+    answers = [_written(raw.answer or "", kind) for _, raw in found]
+    good = are_readable(answers) if kind == "latex" else map(normal_text, answers)
+    problems: list[Problem] = []
+    left_out: list[str] = []
+    for (where, raw), steps, answer, is_good in zip(found, _steps(found), answers, good, strict=True):
+        if is_good:
+            problems.append(Problem(raw.question, steps, answer))
+        else:
+            left_out.append(_bad_answer(where, raw.answer, "LaTeX that can be compared" if kind == "latex" else "text"))
+    return problems, left_out
+
+
+def _written(answer: str, kind: Answers) -> str:
+    """What is compared; "" for what is no number in arrow's and JSON's words, and for a sentence where LaTeX is."""
+    text = answer.strip()
+    sentence = text.endswith((".", "!", "?")) and "\\" not in text and len(_WORD.findall(text)) >= 4
+    is_none = _NOT_FINITE.fullmatch(text) or (sentence and kind == "latex")
+    return canonical_number(answer) or ("" if is_none else text)
+
+
+def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:
+    """As above.
+
+    Raises:
+        UserError: an answer is no number where all have to be.
+    """
+    problems: list[Problem] = []
+    left_out: list[str] = []
+    for (where, raw), steps in zip(found, _steps(found), strict=True):
+        answer = canonical_number(raw.answer or "") or measured_number(raw.answer or "")
+        if answer is not None:
+            problems.append(Problem(raw.question, steps, answer))
+            continue
+        reason = _bad_answer(where, raw.answer, "number")
+        if all_numeric and raw.numeric:
+            if not (raw.answer or "").strip():
+                raise UserError(f"{where}: no answer; fill it in, or remove the record")
+            raise UserError(
+                f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=texts"
+            )
+        left_out.append(reason)
+    return problems, left_out
+
+
+def _steps(found: Sequence[tuple[str, RawProblem]]) -> list[tuple[str, ...]]:
+    return written_steps([(where, raw.steps, raw.solution) for where, raw in found])
+
+
+def _bad_answer(where: str, answer: str | None, wanted: str) -> str:
+    if answer is None:
+        return f'{where}: no answer, but null or a text without "####", \\boxed{{}} or "The answer is"'
+    return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

@@ -1,0 +1,224 @@
+"""Seeded multi-step arithmetic word problems, short enough to learn from nothing on a CPU.
+
+Two templates tell the same kind of story in other words and another order:
+
+  story:  Tom has 5 apples . He buys 3 . He doubles them . How many now ?
+  puzzle: How many apples has Tom ? There were 5 . 3 came . All doubled .
+
+Training is mostly stories; a share of puzzles, nearly all of one step, teaches the puzzle's words. The held-out sets
+mirror the paper's: "test" (same distribution), "large" (GSM-Hard) and "template" (MultiArith).
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.data.problem import Problem
+from slpo_jax.errors import UserError
+
+HELD_OUT_NAMES = ("test", "large", "template", "valid")
+NAMES = ("train", *HELD_OUT_NAMES)
+
+_PEOPLE = {
+    "Tom": "He", "Ben": "He", "Sam": "He", "Leo": "He",
+    "Mia": "She", "Eva": "She", "Zoe": "She", "Amy": "She",
+}  # fmt: skip
+_OBJECTS = ("apples", "pens", "books", "cards", "shells", "coins", "cups", "toys")
+_STORY_VERBS = {"+": ("buys", "finds", "wins", "gets"), "-": ("loses", "sells", "drops", "uses")}
+_STORY_FACTORS = {2: "doubles", 3: "triples"}
+_PUZZLE_VERBS = {"+": ("came", "arrived", "appeared", "joined"), "-": ("left", "went", "vanished", "broke")}
+_PUZZLE_FACTORS = {2: "doubled", 3: "tripled"}
+_FRAME_WORDS = ("has", "them", "How", "many", "now", "There", "were", "All", ".", "?")
+OPERATORS = ("+", "-", "x", "=")
+
+T = TypeVar("T")
+
+_BLOCK = 4096  # problems drawn at a time; fixed, so that a smaller set is the beginning of a larger one
+_DRAWS_A_STEP = 3  # operation, operand, verb
+_DRAWS_A_PROBLEM = 6  # person, object, regime, template, number of steps, first value
+
+
+@dataclass(frozen=True)
+class SyntheticConfig:
+    """What the generated sets look like: the section `config.data.synthetic`.
+
+    Attributes:
+        max_value: every operand and every intermediate result is in 0..max_value.
+        max_steps: problems have 1..max_steps steps ("template": 2..max_steps).
+        train_size: number of training problems; a smaller set is the beginning of a larger one.
+        valid_size: number of validation problems.
+        test_size: number of problems in each of "test", "large" and "template".
+        small_share: share of problems whose operands are all at most max_value // 3; "large" draws from above that
+            alone.
+        puzzle_share: share of problems in the second template.
+        long_puzzle_share: share of these with a number of steps from the whole range; the others have one step.
+        written_share: share of training problems whose steps are written; of the others there is the answer alone.
+        seed: seed of all sets.
+    """
+
+    max_value: int = setting(30, least=6)
+    max_steps: int = setting(3, least=1)
+    train_size: int = setting(30_000, least=1)
+    valid_size: int = setting(500, least=1)
+    test_size: int = setting(1_000, least=1)
+    small_share: float = setting(0.8, least=0, most=1)
+    puzzle_share: float = setting(0.2, least=0, most=1)
+    long_puzzle_share: float = setting(0.1, least=0, most=1)
+    written_share: float = setting(1.0, least=0, most=1)
+    seed: int = setting(0, least=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class _Step:
+    operator: str
+    operand: int
+    verb: float  # uniform draw; the template makes a word of it
+    text: str
+    value: int
+
+
+@lru_cache(maxsize=16)
+def synthetic_problems(name: str, config: SyntheticConfig) -> tuple[Problem, ...]:
+    """Generate one set; a pure function of its arguments.
+
+    No question occurs twice, within a set or in two sets, so "train" excludes everything held out.
+
+    Args:
+        name: "train", "valid", "test" (all three the same distribution), "large" (large operands only) or
+            "template" (the second template, 2..max_steps steps).
+        config: sizes, ranges and seed.
+    Returns:
+        the problems; steps read "5 + 3 = 8".
+    Raises:
+        UserError: unknown name, "template" with max_steps = 1, or fewer distinct problems than asked for.
+    """
+    if name not in NAMES:
+        raise UserError(f"synthetic:{name}: no such set; give one of {', '.join(NAMES)}")
+    if name == "template" and config.max_steps < 2:
+        raise UserError("synthetic:template: its problems have 2 steps and more; set synthetic max_steps to 2 or more")
+    taken = {problem.question for other in _drawn_before(name, config) for problem in synthetic_problems(other, config)}
+    size = {"train": config.train_size, "valid": config.valid_size}.get(name, config.test_size)
+    problems: list[Problem] = []
+    most_draws = 20 * size + 10_000
+    for problem in islice(_candidates(name, config), most_draws):
+        if problem.question in taken:
+            continue
+        taken.add(problem.question)
+        problems.append(problem)
+        if len(problems) == size:
+            return tuple(problems)
+    raise UserError(
+        f"synthetic:{name}: only {len(problems)} distinct problems of {size} found in {most_draws} draws; "
+        "set a smaller size, or a larger synthetic max_value or max_steps"
+    )
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word of both templates and of the steps, without the numbers."""
+    found: list[str] = [*_FRAME_WORDS, *OPERATORS, *_PEOPLE, *dict.fromkeys(_PEOPLE.values()), *_OBJECTS]
+    for verbs in (*_STORY_VERBS.values(), *_PUZZLE_VERBS.values()):
+        found += verbs
+    return tuple(dict.fromkeys([*found, *_STORY_FACTORS.values(), *_PUZZLE_FACTORS.values()]))
+
+
+def words(max_value: int) -> tuple[str, ...]:
+    """`vocabulary`, and the numbers up to the largest."""
+    return (*vocabulary(), *map(str, range(max_value + 1)))
+
+
+def _drawn_before(name: str, config: SyntheticConfig) -> tuple[str, ...]:
+    earlier = HELD_OUT_NAMES if name == "train" else HELD_OUT_NAMES[: HELD_OUT_NAMES.index(name)]
+    return tuple(other for other in earlier if other != "template" or config.max_steps > 1)
+
+
+def _candidates(name: str, config: SyntheticConfig) -> Iterator[Problem]:
+    rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
+    width = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * config.max_steps
+    while True:
+        # One row of uniforms a problem: much faster than a generator call for every choice.
+        for row in rng.random((_BLOCK, width)).tolist():
+            yield _make(name, config, row)
+
+
+def _make(name: str, config: SyntheticConfig, row: list[float]) -> Problem:
+    """One problem from one row of uniforms in [0, 1)."""
+    person, thing, regime, template, length, first = row[:_DRAWS_A_PROBLEM]
+    small = config.max_value // 3
+    if name == "large":
+        low, high = small + 1, config.max_value
+    else:
+        low, high = 1, small if regime < config.small_share else config.max_value
+    puzzle = name == "template" or (name != "large" and template < config.puzzle_share)
+    # Among puzzles that draw is uniform below puzzle_share, so it can decide their length too.
+    short = name != "template" and config.puzzle_share * config.long_puzzle_share <= template
+    count = 1 if puzzle and short else _ranged(length, 2 if name == "template" else 1, config.max_steps)
+    value = start = _ranged(first, low, high)
+    steps: list[_Step] = []
+    for index in range(count):
+        at = _DRAWS_A_PROBLEM + _DRAWS_A_STEP * index
+        steps.append(_step(value, low, high, config.max_value, row[at : at + _DRAWS_A_STEP]))
+        value = steps[-1].value
+    tell = _puzzle if puzzle else _story
+    question = tell(_pick(person, tuple(_PEOPLE)), _pick(thing, _OBJECTS), start, steps)
+    # By the question alone, so that the problems are the same ones at every share.
+    written = name != "train" or zlib.crc32(question.encode()) < config.written_share * 2**32
+    return Problem(question, tuple(step.text for step in steps if written), str(value))
+
+
+def _step(value: int, low: int, high: int, max_value: int, draws: list[float]) -> _Step:
+    """A step from `value` with an operand in low..high that stays in 0..max_value; there always is one."""
+    choice, operand_draw, verb = draws
+    factors = [factor for factor in _STORY_FACTORS if value >= low and value * factor <= max_value]
+    operators = ["+"] * (2 * (value + low <= max_value)) + ["-"] * (2 * (value >= low)) + ["x"] * bool(factors)
+    operator = _pick(choice, operators)
+    if operator == "x":
+        operand = _pick(operand_draw, factors)
+        result = value * operand
+    elif operator == "+":
+        operand = _ranged(operand_draw, low, min(high, max_value - value))
+        result = value + operand
+    else:
+        operand = _ranged(operand_draw, low, min(high, value))
+        result = value - operand
+    return _Step(operator, operand, verb, f"{value} {operator} {operand} = {result}", result)
+
+
+def _story(person: str, thing: str, start: int, steps: list[_Step]) -> str:
+    pronoun = _PEOPLE[person]
+
+    def tell(step: _Step) -> str:
+        if step.operator == "x":
+            return f"{pronoun} {_STORY_FACTORS[step.operand]} them ."
+        return f"{pronoun} {_pick(step.verb, _STORY_VERBS[step.operator])} {step.operand} ."
+
+    return _join(f"{person} has {start} {thing} .", tell, steps) + " How many now ?"
+
+
+def _puzzle(person: str, thing: str, start: int, steps: list[_Step]) -> str:
+    def tell(step: _Step) -> str:
+        if step.operator == "x":
+            return f"All {_PUZZLE_FACTORS[step.operand]} ."
+        return f"{step.operand} {_pick(step.verb, _PUZZLE_VERBS[step.operator])} ."
+
+    return _join(f"How many {thing} has {person} ? There were {start} .", tell, steps)
+
+
+def _join(opening: str, tell: Callable[[_Step], str], steps: list[_Step]) -> str:
+    return " ".join([opening, *map(tell, steps)])
+
+
+def _pick(draw: float, items: Sequence[T]) -> T:
+    return items[int(draw * len(items))]
+
+
+def _ranged(draw: float, low: int, high: int) -> int:
+    return low + int(draw * (high - low + 1))

@@ -1,0 +1,288 @@
+"""Tokenizers: small word-level ones for generated problems, and Hugging Face's for real models.
+
+torch is not needed: everything here rests on the `tokenizers` library through transformers' fast tokenizers.
+transformers takes seconds to import, so that is done where one is made.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from slpo_jax.config.bounds import FieldError
+from slpo_jax.data.generated import GENERATED, task_of
+from slpo_jax.errors import UserError
+from slpo_jax.io.hub import is_hub_id, snapshot
+from slpo_jax.io.tokenizer_files import GPT2_EOS, read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+START_LATENT = "<|start-latent|>"
+END_LATENT = "<|end-latent|>"
+LATENT = "<|latent|>"
+WORDS = "words"  # a tokenizer that is made of the training data
+PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
+COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
+ANSWER_MARK = "###"
+TEXT_ANSWER = "####"  # as GSM8K's solutions have it
+PAD, UNK, EOS = "<pad>", "<unk>", "<eos>"
+BREAK = "\ufdd0"  # is no character; within a special token's name it has that be text
+
+
+class ReasonerTokens(NamedTuple):
+    """Ids of the tokens that a latent reasoner needs beside its text; CODI has none that stands for a latent."""
+
+    start: int
+    end: int
+    latent: int | None
+    eos: int
+    pad: int
+
+
+def arithmetic_tokenizer(max_value: int) -> "PreTrainedTokenizerFast":
+    """`task_tokenizer` of the synthetic problems, with a token for each number in 0..max_value."""
+    return task_tokenizer(f"synthetic:{max_value}")
+
+
+def task_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+    """A word-level tokenizer for a generated task: one token a word.
+
+    Words are separated by white space; a line break is a token of its own. Decoding joins the tokens with single
+    spaces, so that it gives the text back up to white space.
+
+    Args:
+        source: "NAME:NUMBER", see `generated.Task.words`.
+    Returns:
+        a fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
+    Raises:
+        UserError: the task has no words of its own, or that is no number.
+    """
+    name = task_of(source)
+    task, number = GENERATED[name], source.removeprefix(f"{name}:")
+    if task.words is None:
+        raise UserError(f"config.tokenizer: {source}: {name} has no tokenizer of its own; give words or bytes")
+    if not number.isdecimal():
+        raise UserError(f"config.tokenizer: {source}: the {task.number} is missing; write e.g. {name}:30")
+    try:
+        words = task.words(int(number))
+    except FieldError as error:
+        raise UserError(f"config.tokenizer: {source}: {error.problem}") from None
+    specials = (PAD, UNK, EOS)
+    latents = (START_LATENT, END_LATENT, LATENT)
+    tokens = [*specials, "\n", ANSWER_MARK, *words, *latents]
+    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
+    )
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*specials, *latents)])
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """A tokenizer for any text: a token a byte, whose value is its id, and GPT-2's end."""
+    backend = Tokenizer(models.BPE(_byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=GPT2_EOS)
+
+
+def words_of(texts: Iterable[str], most: float = math.inf) -> list[str]:
+    """The different words of these texts, in alphabetical order: runs of letters, of digits or of other signs.
+
+    They are cut as GPT-2's are, the space before them included, and one stands before each text.
+
+    Args:
+        most: [] stands for more.
+    """
+    chunks, cut = set[str](), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in filter(None, texts):
+        # What lies between spaces is cut alike wherever it stands, and most of it comes many times.
+        chunks.update(re.findall(r"\s*\S+|\s+", text if text[:1] == " " else f" {text}"))
+        if len(chunks) > 10 * most:
+            return []
+    words = {word for chunk in chunks for word, _ in cut.pre_tokenize_str(chunk)}
+    return sorted(words) if len(words) <= most else []
+
+
+def words_tokenizer(words: Sequence[str]) -> "PreTrainedTokenizerFast":
+    """A tokenizer of these words alone.
+
+    Decoding gives a text back to the byte, with a space in front of it.
+
+    Args:
+        words: of `words_of`.
+    Returns:
+        a fast tokenizer with `<unk>` (id 0), the words, and then `<eos>` and `<pad>`, which are no words.
+    """
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate([UNK, *words])}, unk_token=UNK))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, unk_token=UNK, pad_token=PAD)
+
+
+def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+    """Load a tokenizer.
+
+    Args:
+        source: "synthetic:N" or "graph:N" (`task_tokenizer`), "bytes" (`byte_tokenizer()`), a directory with
+            tokenizer.json or with GPT-2's bare vocab.json and merges.txt, or a Hugging Face hub id.
+    Returns:
+        a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
+    Raises:
+        UserError: there's no such tokenizer, it can't be reached, or it can't be used as it is.
+    """
+    if task_of(source):
+        return task_tokenizer(source)
+    if source == "bytes":
+        return byte_tokenizer()
+    if source == WORDS:
+        raise UserError("config.tokenizer: words are the training data's, of a model that begins with random weights; "
+                        "leave it out")  # fmt: skip
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return read_tokenizer(directory)
+    if not is_hub_id(source):
+        raise UserError(f"config.tokenizer: {source}: no such directory; give a directory, a hub id or synthetic:N")
+    return read_tokenizer(snapshot(source, "config.tokenizer"))
+
+
+def special_names(tokenizer: "PreTrainedTokenizerFast") -> list[str]:
+    """What the tokenizer reads as special tokens where a text spells it out, the longest first."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return sorted({token.content for token in added if token.special}, key=lambda name: (-len(name), name))
+
+
+def drop_breaks(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Have it take no notice of `BREAK` once it has found special tokens, in place.
+
+    A word-level one takes a broken name for an unknown word as it is.
+    """
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.model, models.WordLevel):
+        return
+    for token in backend.get_added_tokens_decoder().values():
+        if token.special and token.normalized:  # would be found in what is left
+            sides = {side: getattr(token, side) for side in ("lstrip", "rstrip", "single_word")}
+            backend.add_special_tokens([AddedToken(token.content, special=True, normalized=False, **sides)])
+    own, drop = backend.normalizer, normalizers.Replace(BREAK, "")
+    backend.normalizer = drop if own is None else normalizers.Sequence([drop, own])
+
+
+def has_latent_tokens(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether it knows, by name, the tokens that start and end a thought."""
+    return {START_LATENT, END_LATENT} <= tokenizer.get_vocab().keys()
+
+
+def add_reasoner_tokens(
+    tokenizer: "PreTrainedTokenizerFast", names: tuple[str, ...] = COCONUT_TOKENS, first_id: int | None = None
+) -> ReasonerTokens:
+    """Find the latent tokens by name; where start or end is missing, adds all that are, at the published ids.
+
+    So COCONUT gets start, end and latent at 50257..50259 on GPT-2 and 128256..128258 on Llama-3, CODI pad, start (bot)
+    and end (eot). All become special tokens, and a missing pad token becomes CODI's, or else eos. The tokenizer is
+    changed in place; a second call changes nothing.
+
+    Args:
+        tokenizer: the base model's or the reasoner's tokenizer.
+        names: in the order of their ids.
+        first_id: id of the first token to be added, the size of the base model's vocabulary (ids up to it that no token
+            has are filled); None for the first id that is free.
+    Returns:
+        the ids.
+    Raises:
+        UserError: the tokenizer has no eos token, or more tokens than the model.
+    """
+    if tokenizer.eos_token is None:
+        raise UserError("tokenizer: has no eos token, so that answers couldn't end; set eos_token in its config")
+    named = has_latent_tokens(tokenizer)
+    if not named and first_id is not None:
+        if len(tokenizer) > first_id:
+            raise UserError(
+                f"tokenizer: has {len(tokenizer)} tokens, the model's vocabulary {first_id}; give the model's own "
+                "tokenizer (config.tokenizer, config.base)"
+            )
+        tokenizer.add_tokens([f"<|unused-{index}|>" for index in range(len(tokenizer), first_id)], special_tokens=True)
+    # Checkpoints may have them as ordinary added tokens; adding a known one again keeps its id and makes it special.
+    present = [name for name in names if not named or name in tokenizer.get_vocab()]
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in present], special_tokens=True)
+    ids = tokenizer.get_vocab()
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = PAD_LATENT if PAD_LATENT in ids else tokenizer.eos_token
+    return ReasonerTokens(
+        ids[START_LATENT], ids[END_LATENT], ids.get(LATENT), tokenizer.eos_token_id, tokenizer.pad_token_id
+    )
+
+
+def add_words(tokenizer: "PreTrainedTokenizerFast", text: str, apart: bool = True) -> None:
+    """Give a word-level tokenizer the words of a text that it lacks, in place.
+
+    Other tokenizers can spell them, or were made of them (`words_tokenizer`).
+
+    Args:
+        apart: they stand for themselves only where nothing touches them.
+    """
+    if isinstance(tokenizer.backend_tokenizer.model, models.WordLevel) and tokenizer.backend_tokenizer.decoder is None:
+        words = [AddedToken(word, single_word=apart, normalized=False) for word in text.split()]
+        tokenizer.add_tokens([word for word in words if word.content not in tokenizer.get_vocab()])
+
+
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
+    """The bytes that each id stands for, for the device verifier.
+
+    For byte-level BPE the concatenation over a sequence is exactly the UTF-8 text that `decode(ids,
+    skip_special_tokens=True)` gives (which shows bytes that are no UTF-8 as U+FFFD). For word-level tokenizers every
+    token is a space and its word, so that there the concatenation has one more space, at the beginning. Special
+    tokens, and ids that no token has, are empty.
+
+    Args:
+        tokenizer: a fast tokenizer, with all its tokens added.
+    Returns:
+        a list with an entry for every id from 0 to the largest.
+    Raises:
+        UserError: the tokenizer's decoder isn't one of those two kinds.
+    """
+    backend = tokenizer.backend_tokenizer
+    by_id = {index: token for token, index in backend.get_vocab(with_added_tokens=True).items()}
+    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    if isinstance(backend.decoder, decoders.ByteLevel):
+        to_bytes = _byte_level_bytes
+    elif isinstance(backend.model, models.WordLevel) and backend.decoder is None:
+        to_bytes = _word_level_bytes
+    else:
+        kind = f"{type(backend.model).__name__} with decoder {type(backend.decoder).__name__}"
+        raise UserError(f"tokenizer: {kind} can't be mapped to bytes; use a byte-level BPE or a word-level tokenizer")
+    ids = range(max(by_id) + 1)
+    return [to_bytes(by_id[index]) if index in by_id and index not in special else b"" for index in ids]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte, as in GPT-2.
+
+    Printable Latin-1 stands for itself; the other bytes, in order, are U+0100 and up.
+    """
+    visible: Iterable[int] = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + rank): byte for rank, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    # As the library's decoder does: a token with any character outside the alphabet is plain text.
+    if all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    return token.encode()
+
+
+def _word_level_bytes(token: str) -> bytes:
+    return b" " + token.encode()

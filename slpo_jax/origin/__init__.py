@@ -1,1 +1,0 @@
-"""What a checkpoint is, asked once, and what a run starts from."""

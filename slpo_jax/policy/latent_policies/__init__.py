@@ -1,0 +1,69 @@
+"""The laws of a step of thought. A new one is a file here, a line in `THINKERS`, and `config.thinker.name`."""
+
+import dataclasses
+
+from slpo_jax.config.bounds import check_fields, choice
+from slpo_jax.policy.latent_policies.additive import Additive
+from slpo_jax.policy.latent_policies.colar import Colar
+from slpo_jax.policy.latent_policies.gumbel import Gumbel
+from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
+from slpo_jax.policy.latent_policies.hybrid import Hybrid
+from slpo_jax.policy.latent_policies.latent import Latent
+from slpo_jax.policy.latent_policies.latent_policy import Action, Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.noisy_soft import NoisySoft
+from slpo_jax.policy.latent_policies.soft import Soft
+
+THINKERS: dict[str, type[ThinkerSettings]] = {
+    "latent": Latent,
+    "additive": Additive,
+    "colar": Colar,
+    "soft": Soft,
+    "noisy_soft": NoisySoft,
+    "gumbel": Gumbel,
+    "gumbel_top_k": GumbelTopK,
+    "hybrid": Hybrid,
+}
+"""By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
+
+
+def with_likelihood(in_vectors: bool = False) -> str:
+    """The names of those with a likelihood, for messages.
+
+    Args:
+        in_vectors: without those whose thoughts are tokens.
+    """
+    each = THINKERS.items()
+    return ", ".join(name for name, own in each if own.has_likelihood and not (in_vectors and own.writes))
+
+
+def has_parameters(name: str) -> bool:
+    """Whether a thinker of this name has parameters of its own, as far as can be told of one that is not here."""
+    return name not in THINKERS or THINKERS[name].has_parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class ThinkerConfig:
+    """The section `config.thinker`: the name of the one that is used, and beside it the settings of each."""
+
+    name: str = "latent"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def chosen(self) -> ThinkerSettings:
+        """The settings of the one that is used."""
+        found: ThinkerSettings = getattr(self, self.name)
+        return found
+
+
+def thinker_config() -> ThinkerConfig:
+    """The defaults, with a section for each of `THINKERS`."""
+    section: ThinkerConfig = choice(ThinkerConfig, "name", "latent", THINKERS, chosen_alone=True)
+    return section
+
+
+__all__ = [
+    "THINKERS", "Action", "Thinker", "ThinkerConfig", "ThinkerSettings", "has_parameters", "thinker_config",
+    "with_likelihood",
+]  # fmt: skip

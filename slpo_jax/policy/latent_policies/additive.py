@@ -1,0 +1,30 @@
+"""Latents with Gaussian noise added to them (LatentTTS, You et al., 2025), which has an exact density."""
+
+import dataclasses
+
+from slpo_jax.config.bounds import setting
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.noise import gaussian_thinker
+
+
+@dataclasses.dataclass(frozen=True)
+class Additive(ThinkerSettings):
+    """h + sigma n, with n standard normal and h the reasoner's own latent (for CODI after the projector).
+
+    Attributes:
+        sigma: standard deviation of each coordinate; published: 0.6 for COCONUT, 1.4 for CODI, on GPT-2.
+    """
+
+    of_latents = True
+    is_the_reasoners = True
+    has_likelihood = True
+
+    sigma: float = setting(0.6, above=0)
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is the noisy latent, which the gate sees too."""
+        return gaussian_thinker(
+            lambda params, hidden_BLD: reasoner.transition(params, hidden_BLD), lambda _: self.sigma, gate
+        )

@@ -1,0 +1,142 @@
+"""Soft tokens of the highest noisy scores, whose likelihood is that of the scores (Latent-GRPO, SofT-GRPO)."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.config.bounds import FieldError, setting
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.mixture import mixture
+
+_ADDED = 1e-6  # to probabilities, by SofT-GRPO's program
+_CERTAIN = -3.0  # of its log-probabilities, those whose scores count
+
+
+@dataclasses.dataclass(frozen=True)
+class GumbelTopK(ThinkerSettings):
+    """Weights softmax(s / tau) of the highest scores s = log p + g, g clipped and shifted Gumbel noise.
+
+    The defaults are Latent-GRPO's (arXiv 2604.27998). Where `config.prompt.closing` is there, its first token ends the
+    thought as the likeliest one or as the one of the highest score, before the step that is to be made of it; that
+    choice has the token's likelihood.
+
+    Attributes:
+        top_k: likeliest tokens that may be mixed; 0 is all.
+        top_p: then the likeliest of these that have this probability together; 1 is all.
+        least: but so many of them at least.
+        most: highest scores that are mixed.
+        down, up: how far below and above 0 noise goes, clipped; None does not clip.
+        shift: added to it then, so that it is on one side of 0.
+        tau: of the softmax.
+        likelihood: of scores, by d = s - log p: "signed" is Latent-GRPO's, the mean of -d - e^-d, with the gradient of
+            d - e^d where A <= 0 and d < 0; "clipped" is SofT-GRPO's, of d clipped as the noise and p among the mixed
+            tokens, mean over those with log p > -3; "exact" is the sum, the density of noise that is not clipped, and
+            not shifted, where all tokens are mixed.
+        halt_id: the first of `config.prompt.closing`. No key of the section.
+    """
+
+    has_likelihood = True
+    counts_tokens = ("top_k", "least", "most")
+
+    top_k: int = setting(0, least=0, note="0 is all")
+    top_p: float = setting(0.95, above=0, most=1)
+    least: int = setting(10, least=1)
+    most: int = setting(10, least=1)
+    down: float | None = setting(1.5, least=0, note="None does not clip")
+    up: float | None = setting(3.0, least=0, note="None does not clip")
+    shift: float = setting(1.5, least=0)
+    tau: float = setting(1.0, above=0)
+    likelihood: Literal["signed", "clipped", "exact"] = "signed"
+    halt_id: int | None = setting(None, least=0, in_config=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.likelihood != "clipped" and min(self.least, self.top_k or self.least) < self.most:
+            raise FieldError(
+                self, "most", f"only {min(self.least, self.top_k or self.least)} tokens are sure to have a score, and "
+                f"likelihood={self.likelihood} needs one of each that is mixed; lower it, or raise least and top_k"
+            )  # fmt: skip
+        if self.likelihood == "exact" and (self.down, self.up, self.shift) != (None, None, 0):
+            raise FieldError(
+                self, "likelihood", "there is a density only of noise that is neither clipped nor shifted: set down "
+                "and up to None and shift to 0, or use another"
+            )  # fmt: skip
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is {"ids", "scores": [B, L, M], the highest score first}, and {"halts": [B, L]} if it can end."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
+            kept_BLC, ids_BLC = self.candidates(log_p_BLV)
+            clean_BL = ids_BLC[..., 0]
+            if keys_BL is not None:
+                kept_BLC = kept_BLC + jax.vmap(jax.vmap(self.noise, (0, None)), (0, None))(keys_BL, kept_BLC.shape[-1])
+            scores_BLM, at_BLM = jax.lax.top_k(kept_BLC, min(self.most, kept_BLC.shape[-1]))
+            action = {"ids": jnp.take_along_axis(ids_BLC, at_BLM, axis=-1), "scores": scores_BLM}
+            if self.halt_id is None:
+                return action
+            return action | {"halts": (clean_BL == self.halt_id) | (action["ids"][..., 0] == self.halt_id)}
+
+        def feed(params, action):
+            return mixture(reasoner, params, action["ids"], jax.nn.softmax(action["scores"] / self.tau, axis=-1))
+
+        def log_prob(params, hidden_BLD, action, advantages_BL=None):
+            log_p_BLV = jax.nn.log_softmax(reasoner.logits(params, hidden_BLD), axis=-1)
+            log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
+            return self.log_prob(action["scores"], log_p_BLM, advantages_BL)
+
+        return Thinker(
+            init=lambda key: {},
+            draw=draw,
+            feed=feed,
+            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
+            log_prob=log_prob,
+            signed_log_prob=log_prob if self.likelihood == "signed" else None,
+            halts=None if self.halt_id is None else lambda params, action: action["halts"],
+            halting_token=self.halt_id,
+        )
+
+    def noise(self, key: jax.Array, number: int) -> jax.Array:
+        """[number], clipped and shifted."""
+        return self._clipped(jax.random.gumbel(key, (number,))) + self.shift
+
+    def _clipped(self, noise: jax.Array) -> jax.Array:
+        return jnp.clip(noise, None if self.down is None else -self.down, self.up)
+
+    def candidates(self, log_p: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of log-probabilities [.., V] those that may be mixed, the likeliest first, -inf where cut; ids [.., C]."""
+        vocabulary = log_p.shape[-1]
+        kept, ids = jax.lax.top_k(log_p, min(self.top_k or vocabulary, vocabulary))
+        if self.top_p < 1.0:
+            p = jax.nn.softmax(kept, axis=-1)
+            before = jnp.cumsum(p, axis=-1) - p
+            inside = (before < self.top_p) | jnp.broadcast_to(jnp.arange(p.shape[-1]) < self.least, p.shape)
+            kept = jnp.where(inside, kept, -jnp.inf)
+        return (jnp.log(jax.nn.softmax(kept, axis=-1) + _ADDED), ids) if self.likelihood == "clipped" else (kept, ids)
+
+    def log_prob(self, scores: Any, log_p: jax.Array, advantages: jax.Array | None = None) -> jax.Array:
+        """Log-likelihood float32 [..] of scores [.., M], by the log-probabilities [.., M] that their tokens have now.
+
+        Args:
+            advantages: [..], for the gradient of "signed"; None: that of the value.
+        """
+        if self.likelihood == "clipped":
+            log_p = jnp.log(jax.nn.softmax(log_p, axis=-1) + _ADDED)
+            return jnp.mean(_log_density(self._clipped(scores - log_p)), -1, where=log_p > _CERTAIN)
+        d = scores - log_p
+        if self.likelihood == "exact":
+            return _log_density(d).sum(axis=-1)
+        value = _log_density(d)
+        if advantages is not None:
+            turned = _log_density(jnp.where((advantages[..., None] <= 0) & (d < 0), -d, d))
+            value = jax.lax.stop_gradient(value - turned) + turned
+        return value.mean(axis=-1)
+
+
+def _log_density(g: jax.Array) -> jax.Array:
+    """Of standard Gumbel noise."""
+    return -g - jnp.exp(-g)

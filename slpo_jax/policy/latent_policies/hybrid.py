@@ -1,0 +1,117 @@
+"""Hybrid thought (HRPO, Yue et al., 2025): each step is a sampled token, and a share of what it was drawn from."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.config.bounds import setting
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.parts import THINKER
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.mixture import mixture
+from slpo_jax.policy.sampling import most_likely
+
+_SHARPNESS = 8.0  # c of the decay, as Griffin's (De et al., 2024) recurrent gate has it
+_MOST = 0.999  # of a decay, at the start
+_SPREAD = 0.02  # of the gates' weights, at the start
+_EPSILON = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid(ThinkerSettings):
+    """Token w of q = softmax(logits / temperature), cut to the likeliest, is fed as a e_w + sqrt(1 - a^2) i s.
+
+    s = q^T E / |q|_2, and of e_w the gates r = sig(W_r e_w + b_r), i = sig(W_i e_w + b_i) and the decay
+    a = exp(-8 softplus(-L) r), with parameters {"recurrence", "input", "decay"} of the thinker's own.
+
+    Attributes:
+        temperature: of q, which tokens are drawn from; their likelihood is that at temperature 1, of all tokens.
+        top_k: likeliest tokens that q keeps.
+        r_min: at the start exp(-8 softplus(-L)) is uniform from here to 0.999.
+        end_text: one token, which ends the thought and is fed as it is: plain tokens follow. "" is none.
+        decay_rate: learning rate of L as a multiple of that of the gates.
+        end_id: of `end_text`. No key of the section.
+    """
+
+    has_likelihood = True
+    writes = True
+    has_parameters = True
+
+    temperature: float = setting(0.5, above=0)
+    top_k: int = setting(50, least=0, note="0 keeps all")
+    r_min: float = setting(0.99, above=0, below=_MOST)
+    end_text: str = "####"
+    decay_rate: float = setting(10.0, above=0)
+    end_id: int | None = setting(None, least=0, in_config=False)
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""
+        D = reasoner.width
+
+        def init(key):
+            *keys, decay_key = jax.random.split(key, 3)
+            kernels = [_SPREAD * jax.random.normal(each, (D, D)) for each in keys]
+            u_D = jax.random.uniform(decay_key, (D,), minval=self.r_min, maxval=_MOST)
+            return {
+                "recurrence": {"kernel": kernels[0], "bias": jnp.zeros(D)},
+                "input": {"kernel": kernels[1], "bias": jnp.zeros(D)},
+                "decay": -jnp.log(jnp.expm1(-jnp.log(u_D) / _SHARPNESS)),
+            }
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            logits_BLV = reasoner.logits(params, hidden_BLD)
+            kept_BLM, ids_BLM = most_likely(logits_BLV / self.temperature, self.top_k, 1.0)
+            if ids_BLM is None:
+                ids_BLM = jnp.broadcast_to(jnp.arange(kept_BLM.shape[-1]), kept_BLM.shape)
+            if keys_BL is None:
+                drawn_BL = jnp.argmax(kept_BLM, axis=-1)
+            else:
+                drawn_BL = jax.vmap(jax.vmap(jax.random.categorical))(keys_BL, kept_BLM)
+            token_BL = jnp.take_along_axis(ids_BLM, drawn_BL[..., None], axis=-1)[..., 0]
+            return {"token": token_BL, "ids": ids_BLM, "weights": jax.nn.softmax(kept_BLM, axis=-1)}
+
+        def feed(params, action):
+            e_BLD = reasoner.embed(params, action["token"])
+            s_BLD = mixture(reasoner, params, action["ids"], action["weights"])
+            norm_BL1 = jnp.linalg.norm(action["weights"], axis=-1, keepdims=True)
+            # Where there is no action, in the slots after a thought's end, there are no weights.
+            s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
+            x_BLD = mixed(params[THINKER], e_BLD, s_BLD)
+            if self.end_id is None:
+                return x_BLD
+            return jnp.where((action["token"] == self.end_id)[..., None], e_BLD, x_BLD)
+
+        def log_prob(params, hidden_BLD, action):
+            return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
+
+        return Thinker(
+            init=init,
+            draw=draw,
+            feed=feed,
+            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
+            log_prob=log_prob,
+            ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
+            says=lambda params, action: action["token"],
+            rates=(("decay", self.decay_rate),),
+        )
+
+
+def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
+    """a e + sqrt(1 - a^2 + 1e-8) i s (HRPO, Yue et al., 2025), of the type of e.
+
+    Args:
+        params: the thinker's own.
+        e_BLD: the tokens' embeddings.
+        s_BLD: the normalised mixtures.
+    """
+    wide_BLD = e_BLD.astype(jnp.float32)
+
+    def gate(name):
+        return jax.nn.sigmoid(wide_BLD @ params[name]["kernel"] + params[name]["bias"][None, None])
+
+    slowness_D = _SHARPNESS * jax.nn.softplus(-params["decay"])
+    a_BLD = jnp.exp(-slowness_D[None, None] * gate("recurrence"))
+    share_BLD = jnp.sqrt(1.0 - jnp.square(a_BLD) + _EPSILON) * gate("input")
+    return (a_BLD * wide_BLD + share_BLD * s_BLD.astype(jnp.float32)).astype(e_BLD.dtype)

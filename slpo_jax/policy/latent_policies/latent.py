@@ -1,0 +1,28 @@
+"""Latents as the reasoner makes them: what noise they have is dropout's (COCONUT, CODI)."""
+
+import dataclasses
+
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent(ThinkerSettings):
+    """Nothing to set."""
+
+    of_latents = True
+    is_the_reasoners = True
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is the latent itself; its density, over dropout's masks, is intractable."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            return reasoner.transition(params, hidden_BLD)
+
+        return Thinker(
+            init=lambda key: {},
+            draw=draw,
+            feed=lambda params, latents_BLD: latents_BLD,
+            stop_logits=lambda params, latents_BLD, dropout=None: gate.logits(params, latents_BLD, dropout),
+        )

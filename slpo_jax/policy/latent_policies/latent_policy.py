@@ -1,0 +1,113 @@
+"""What a thinker is: the law of one step of thought, as pure functions."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.config.bounds import check_fields
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+
+Params = Any
+Action = Any
+"""What is chosen at a step of thought: a pytree of arrays [B, L, ..]."""
+
+
+@dataclass(frozen=True)
+class Thinker:
+    """The law of one step of thought: what is chosen after a hidden state, and what it is fed as.
+
+    Every function takes the whole parameter tree first (see `models.parts`), and arrays of B rows of L positions.
+
+    Attributes:
+        init: key -> the thinker's own parameters, {} where it has none.
+        draw: (params, hidden [B, L, D], keys [B, L] or None) -> action. The hidden state is that of the position before
+            the one that the action is fed at. None: without the thinker's noise (its mean, or its likeliest action).
+        feed: (params, action) -> inputs [B, L, D].
+        stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
+        log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
+            the law is intractable, so that a surrogate or a replay has to stand in.
+        signed_log_prob: (params, hidden [B, L, D], action, advantages [B, L]) -> float32 [B, L], `log_prob`'s values
+            with a gradient that depends on the advantage's sign, for the objective grpo; None: `log_prob`'s own.
+        ends: (params, action) -> bool [B, L], whether the action is its thought's last, whatever the stopping rule
+            says; None where that alone decides.
+        halts: (params, action) -> bool [B, L], whether the thought has ended before this action, which then is not fed
+            and is none of its steps: a thought may have 0. None where only `ends` and the stopping rule decide.
+        halting_token: the token whose choice it is to halt, which has that token's likelihood then; None: it has none.
+        log_goes_on: (params, hidden [B, L, D]) -> float32 [B, L], the log-probability not to halt before a step, where
+            that is drawn apart from the action; it is added to `log_prob` of the steps that could have halted. None: 0.
+        least: steps that a thought has before `halts` is asked.
+        says: (params, action) -> int [B, L], the token that a step is written down as, as part of the completion;
+            None where thought is silent. A step that says eos is its thought's last, and no answer follows.
+        after: (params, action, the action of the step before) -> action: what one becomes in its place in a thought, as
+            far as that is no function of its hidden state; None where it is what was drawn. Rollouts and replays ask
+            for it from step 2 on, teacher-forced passes don't.
+        rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
+            `Objective.thinker_learning_rate`; 1 for what is not there.
+    """
+
+    init: Callable[[jax.Array], Params]
+    draw: Callable[[Params, jax.Array, jax.Array | None], Action]
+    feed: Callable[[Params, Action], jax.Array]
+    stop_logits: Callable[..., jax.Array]
+    log_prob: Callable[[Params, jax.Array, Action], jax.Array] | None = None
+    signed_log_prob: Callable[[Params, jax.Array, Action, jax.Array], jax.Array] | None = None
+    ends: Callable[[Params, Action], jax.Array] | None = None
+    halts: Callable[[Params, Action], jax.Array] | None = None
+    halting_token: int | None = None
+    log_goes_on: Callable[[Params, jax.Array], jax.Array] | None = None
+    least: int = 0
+    says: Callable[[Params, Action], jax.Array] | None = None
+    after: Callable[[Params, Action, Action], Action] | None = None
+    rates: tuple[tuple[str, float], ...] = ()
+
+    def known_last(self, last: jax.Array) -> jax.Array:
+        """Which of the steps that are their thought's last are known to be when they are fed: where it may halt, none.
+
+        Those are fed without dropout's noise (`noise.latent_dropout`).
+        """
+        return last if self.halts is None else jnp.zeros_like(last)
+
+    def not_halting(self) -> Self:
+        """For thoughts of known length, as it is but that `halts` fires nowhere."""
+
+        def never(params, action):
+            return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
+
+        return replace(self, halts=self.halts and never)
+
+
+@dataclass(frozen=True)
+class ThinkerSettings(abc.ABC):
+    """A thinker's settings, a frozen dataclass that is its own config section; calling it makes the thinker."""
+
+    of_latents: ClassVar[bool] = False
+    """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
+    of_kind: ClassVar[str] = ""
+    """The kind of reasoner that it is for alone; "" is for others too."""
+    writes: ClassVar[bool] = False
+    """Whether it has `says`: a latent reasoner writes only after its thought."""
+    has_parameters: ClassVar[bool] = False
+    """Whether it has parameters of its own, which every checkpoint has then."""
+    is_the_reasoners: ClassVar[bool] = False
+    """Whether without noise it feeds just the reasoner's own latents, so that exports think in PyTorch too."""
+    has_likelihood: ClassVar[bool] = False
+    """Whether it has `log_prob`, and so noise of its own."""
+    counts_tokens: ClassVar[tuple[str, ...]] = ()
+    """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def ended_by(self) -> tuple[str, int]:
+        """For exports: the text of one token that ends a thought as the likeliest, "" is none, and `Thinker.least`."""
+        return "", 0
+
+    @abc.abstractmethod
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The thinker on this reasoner."""

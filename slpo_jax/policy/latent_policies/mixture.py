@@ -1,0 +1,86 @@
+"""What thoughts in soft tokens share: the likeliest tokens after a hidden state, and a mixture of their embeddings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from slpo_jax.config.bounds import FieldError, setting
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.latent_policy import ThinkerSettings
+from slpo_jax.policy.sampling import most_likely
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept(ThinkerSettings):
+    """Which tokens are mixed, by softmax(logits / temperature).
+
+    Attributes:
+        temperature: of the softmax.
+        top_k: likeliest tokens that are kept; 0 keeps all.
+        top_p: then the likeliest of these that have this probability together; 1 keeps all.
+        min_p: then those at least this share as likely as the likeliest; 0 keeps all.
+        most: then at most so many; 0 keeps all.
+        end_text: one token; where it is the likeliest, the thought ends; "" is none: T steps.
+        cold_entropy: below it, in nats, softmax(logits / temperature) counts as certain; 0 is no cold stop.
+        cold_steps: the last of so many certain steps in a row is `end_text` instead.
+        end_id: of `end_text`. No key of the section.
+        halt_id: the first of `config.prompt.closing`, if it is there; before the step at which that is the likeliest,
+            the thought has ended. No key of the section.
+    """
+
+    counts_tokens = ("top_k", "most")
+
+    temperature: float = setting(0.6, above=0)
+    top_k: int = setting(30, least=0, note="0 keeps all")
+    top_p: float = setting(0.95, above=0, most=1)
+    min_p: float = setting(0.001, least=0, most=1)
+    most: int = setting(10, least=0, note="0 keeps all")
+    end_text: str = ""
+    cold_entropy: float = setting(0.0, least=0, note="0 is no cold stop")
+    cold_steps: int = setting(256, least=1)
+    end_id: int | None = setting(None, least=0, in_config=False)
+    halt_id: int | None = setting(None, least=0, in_config=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cold_entropy and not self.end_text and self.end_id is None:
+            raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
+
+    def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.
+
+        The likeliest come first; what a row has fewer of is -inf. Each cut is made of what the one before left,
+        renormalised. Where none limits M, the ids are None: all tokens, as the logits have them.
+        """
+        kept, ids = most_likely(logits / self.temperature, self.top_k, self.top_p)
+        if ids is None and self.most:
+            kept, ids = jax.lax.top_k(kept, min(self.most, kept.shape[-1]))
+        if self.min_p > 0.0:
+            kept = jnp.where(jnp.exp(kept - kept.max(axis=-1, keepdims=True)) >= self.min_p, kept, -jnp.inf)
+        return (kept[..., : self.most], ids[..., : self.most]) if self.most and ids is not None else (kept, ids)
+
+    def mean(self, reasoner: Reasoner, params, hidden_BLD: jax.Array) -> jax.Array:
+        """The mixture [B, L, D] of the kept tokens, each as likely as it is; of `params`, all parts."""
+        kept_BLM, ids_BLM = self.of(reasoner.logits(params, hidden_BLD))
+        return mixture(reasoner, params, ids_BLM, jax.nn.softmax(kept_BLM, axis=-1))
+
+
+def mixture(reasoner: Reasoner, params, ids: jax.Array | None, weights: jax.Array) -> jax.Array:
+    """sum_k weights_k E[ids_k]: leaves [.., M] -> [.., D], E being the input embeddings.
+
+    Args:
+        params: all parts.
+        ids: None is all tokens.
+    """
+    if ids is None:
+        table_VD = reasoner.embed(params, jnp.arange(weights.shape[-1]))
+        return jnp.einsum("...v,vd->...d", weights.astype(table_VD.dtype), table_VD)
+    embeddings = reasoner.embed(params, ids)
+    return jnp.einsum("...m,...md->...d", weights.astype(embeddings.dtype), embeddings)
+
+
+def log_softmax_of_kept(kept: jax.Array) -> jax.Array:
+    """log of the renormalised distribution [.., M], -inf where cut, with finite gradients."""
+    whole = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(kept), jnp.where(jnp.isfinite(kept), kept, 0.0) - whole, -jnp.inf)

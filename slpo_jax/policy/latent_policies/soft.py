@@ -1,0 +1,28 @@
+"""Soft tokens (Soft Thinking, Zhang et al., 2025): each step is the mean embedding of the likeliest next tokens."""
+
+import dataclasses
+
+from slpo_jax.models.gate import Gate
+from slpo_jax.models.reasoner import Reasoner
+from slpo_jax.policy.latent_policies.ending import ending_at
+from slpo_jax.policy.latent_policies.latent_policy import Thinker
+from slpo_jax.policy.latent_policies.mixture import Kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Soft(Kept):
+    """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
+
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+        """The action is the mixture, which the gate sees too."""
+
+        def draw(params, hidden_BLD, keys_BL=None):
+            return self.mean(reasoner, params, hidden_BLD)
+
+        soft = Thinker(
+            init=lambda key: {},
+            draw=draw,
+            feed=lambda params, inputs_BLD: inputs_BLD,
+            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
+        )
+        return ending_at(soft, self, reasoner)

@@ -1,0 +1,173 @@
+"""Settings for problems of one's own: chosen from the data and the base model, and said."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.checkpoints.architectures import PLAIN, kind_of
+from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.decode_settings import made_with
+from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.checkpoints.hf_config import BackboneConfig
+from slpo_jax.config.auto import Choice, Measured, choices
+from slpo_jax.config.config import read_config
+from slpo_jax.config.sections import changed
+from slpo_jax.data.file_rows import FILE_READERS
+from slpo_jax.data.generated import task_of
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.problems import load_problems
+from slpo_jax.data.solutions import measured_number
+from slpo_jax.data.tokenizer import WORDS, words_of
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
+from slpo_jax.rewards.answers import canonical_number
+from slpo_jax.run.sources import load_set, only_errors
+
+_FEW_WORDS = 1_000
+
+_SOURCES = ("data.train", "data.valid", "init")  # which are cut into parts, and resolved
+_START = ("init", "reasoner", "tokenizer")
+
+
+def own_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
+    """Make a config for problems of one's own.
+
+    Args:
+        config: `default_config()` with what the user has set, which gets the rest. It has `data.train`; without
+            `data.valid` or `data.eval` some problems are set apart; `init` is what the weights begin with, and "" a
+            small GPT-2 from random ones that reads the data's words where they are few, else bytes.
+        given: keys that the user has set, which stay as they are and which all else follows from.
+    Returns:
+        a line for each choice: every key that was set, its value and the reason.
+    Raises:
+        UserError: a source or the base model can't be used.
+    """
+    with only_errors():  # the run warns of the data when it reads them
+        return _chosen(config, given)
+
+
+def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
+    every = flatten(config.to_dict())
+    stays = {key: every[key] for key in given if key in every and key not in _SOURCES}
+    if "min_latents" not in stays:  # it follows from the most
+        config.min_latents = 1
+    chosen = [_put(config, _sets(config, config.data.train, config.data.valid, dict(config.data.eval)), stays)]
+    problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
+    chosen.append(_put(config, answers_of(problems), stays))
+    words = 0 if config.init or config.tokenizer else few_words(problems, kind_of(config.reasoner).needs_words)
+    origin, latents = _put_start(config, stays, words)
+    token = f", one for each of the {words} words of the training data" * bool(words)
+    token = token or ", a token a byte" * (config.tokenizer == "bytes")
+    why = "as given" if config.init else f"without a base model: random weights{token}"
+    chosen.append(_put(config, Choice({key: config[key] for key in _START if config[key]}, why), stays))
+    chosen += [_put(config, each, stays) for each in choices(_measured(config, origin, latents, stays))]
+    lines = [str(each) for each in chosen if each.values]
+    return [*lines, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else lines
+
+
+def _put(config: ConfigDict, choice: Choice, stays: Collection[str]) -> Choice:
+    """What is set of a choice: all but what stays as it is."""
+    choice = choice._replace(values={key: value for key, value in choice.values.items() if key not in stays})
+    values = dict(choice.values)
+    if "data.eval" in values:
+        with config.unlocked():
+            config.data.eval = ConfigDict(values.pop("data.eval"))
+    config.update_from_flattened_dict(values)
+    return choice
+
+
+def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
+    """How many words problems have, where they are so few that each can be a token: ten problems to a word; else 0.
+
+    Args:
+        needed: bytes can't be tokens, so that a word may have fewer problems.
+    """
+    texts = (text for each in problems for text in (each.question, *each.steps, each.answer))
+    return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
+
+
+def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Origin, int]:
+    """What the run starts from, and its number of latents if it is a latent reasoner already, else 0."""
+    quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
+    if not config.init:
+        config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
+        settings = changed(read_config(config), quiet)
+        return open_origin(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
+    config.init = newest_checkpoint(config.init)
+    identity = identify(config.init, config.base, config.lora_alpha)
+    if "reasoner" not in stays:
+        config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
+    origin = open_origin(changed(read_config(config), quiet), identity)
+    if not origin.kind.has_latents and "reasoner" not in stays:
+        raise UserError(
+            f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
+            f"{config.reasoner} to train it as one"
+        )
+    if origin.is_base or not origin.kind.has_latents:
+        return origin, 0
+    return origin, made_with(identity).get("max_latents") or 2 * origin.kind.latents
+
+
+def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> Choice:
+    """Where problems come from; what isn't given is a split of the training data, or a tenth of it."""
+    lacking = [name for name, given in (("validation", valid), ("test", eval)) if not given]
+    valid = valid or _split(config, train, "valid")
+    eval = eval or {"test": _split(config, train, "test")}
+    why = f"no {' or '.join(lacking)} set was given" if lacking else "as given"
+    if any(source.startswith(f"{train}[") for source in (valid, *eval.values())):
+        why += "; a tenth of the problems each is set apart, by their place in the source"
+    rest = f"{train}[train]" if f"{train}[test]" in eval.values() else train  # without `valid` it is anyhow
+    return Choice({"data.train": rest, "data.valid": valid, "data.eval": eval}, why)
+
+
+def _split(config: ConfigDict, train: str, name: str) -> str:
+    """The source of a split of the training data's source if it has one, else a part of it."""
+    if task := task_of(train):
+        return f"{task}:{name}"
+    if train.lower().endswith(tuple(FILE_READERS)) or "@" in train:
+        return f"{train}[{name}]"
+    fields = read_config(config).data.fields
+    try:
+        load_problems(train, role="test" if name == "test" else "validation", answers="texts", fields=fields)
+    except UserError:  # it has no such split
+        return f"{train}[{name}]"
+    return train
+
+
+def answers_of(problems: Sequence[Problem]) -> Choice:
+    """How answers are read: as numbers where nearly all are some, so that the others are mistakes; else as texts."""
+    texts = [each.answer for each in problems]
+    others = [text for text in texts if canonical_number(text) is None and measured_number(text) is None]
+    if 10 * len(others) <= len(texts):
+        return Choice({"prompt.answers": "auto"}, f"{len(texts) - len(others):,} of {len(texts):,} answers are numbers")
+    why = f"{len(others):,} of {len(texts):,} answers are no numbers, {others[0][:40]!r} for one; compared as texts"
+    return Choice({"prompt.answers": "texts"}, why)
+
+
+def _measured(config: ConfigDict, origin: Origin, latents: int, given: Mapping[str, Any]) -> Measured:
+    settings, template, model = read_config(config), origin.template, origin.description.model
+    sources = {"config.data.train": config.data.train, "config.data.valid": config.data.valid}
+    sources |= {f"config.data.eval.{name}": source for name, source in config.data.eval.items()}
+    sets = {key: load_set(settings, key, source) for key, source in sources.items()}
+    every, train = [each for problems in sets.values() for each in problems], sets["config.data.train"]
+    answers = [len(ids) + 1 for ids in template.answer_ids([each.answer for each in every], Counter())]
+    steps = template.step_ids([each.steps for each in train])
+    return Measured(
+        problems=len(train),
+        steps=[len(each.steps) for each in train],
+        prompts=list(map(len, template.prompts([each.question for each in every], Counter()))),
+        answers=answers,
+        written=[sum(map(len, ids)) + size for ids, size in zip(steps, answers, strict=False)],
+        parameters=_parameters(model) if config.init else 0,
+        positions=model.n_positions if config.init else 0,
+        latents=latents,
+        kind=type(origin.kind),
+        given=given,
+    )
+
+
+def _parameters(model: BackboneConfig) -> int:
+    """How many a model has, roughly."""
+    return 12 * model.n_layer * model.n_embd**2 + model.vocab_size * model.n_embd

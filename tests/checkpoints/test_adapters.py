@@ -1,0 +1,190 @@
+"""PEFT's folders, against W + s B A by hand and against peft itself where it is installed."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
+
+from slpo_jax.checkpoints.adapters import Lora, adapted
+from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.tensors import Stored
+from slpo_jax.errors import UserError
+from slpo_jax.run.provenance import initial_files
+
+RANK, ALPHA = 2, 3.0
+PLACE = "transformer.h.1.attn.c_proj"  # square: its shape doesn't tell that Conv1D's are [in, out]
+NARROW = "transformer.h.0.mlp.c_fc"
+
+
+def _adapters(folder, tensors, **changes):
+    folder.mkdir(exist_ok=True)
+    settings = {
+        "peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "fan_in_fan_out": True, "lora_dropout": 0.1,
+        "base_model_name_or_path": "some/base", "target_modules": ["c_proj"], "use_dora": False, "alpha_pattern": {},
+        "bias": "none",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(settings | changes))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def _pair(place, inputs, outputs, rank=RANK):
+    rng = np.random.default_rng(8)
+    return {
+        f"base_model.model.{place}.lora_A.weight": draw(rng, rank, inputs),
+        f"base_model.model.{place}.lora_B.weight": draw(rng, outputs, rank),
+    }
+
+
+def _read(folder, base):
+    return open_origin(config_for(folder, "text_gpt2", base=str(base))).read()["reasoner"]["backbone"]
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_peft_folder_opens_with_its_base(tmp_path, rslora):
+    weights = tiny_folder(tmp_path / "base")
+    saved = {"base_model.model.transformer.ln_f.weight": np.full(WIDTH, 7, np.float32)}  # one of modules_to_save
+    pair, more = _pair(PLACE, WIDTH, WIDTH), _pair(NARROW.removeprefix("transformer."), WIDTH, 4 * WIDTH, 1)
+    _adapters(tmp_path / "peft", pair | more | saved, use_rslora=rslora, rank_pattern={"c_fc": 1})
+    tree = _read(tmp_path / "peft", tmp_path / "base")
+    a, b = pair.values()
+    scale = ALPHA / (math.sqrt(RANK) if rslora else RANK)
+    np.testing.assert_allclose(
+        tree["h_1"]["attn"]["c_proj"]["kernel"], weights[f"{PLACE}.weight"] + scale * (b @ a).T, rtol=1e-6
+    )
+    a, b = more.values()
+    np.testing.assert_allclose(
+        tree["h_0"]["mlp"]["c_fc"]["kernel"], weights[f"{NARROW}.weight"] + ALPHA * (b @ a).T, rtol=1e-6
+    )
+    np.testing.assert_array_equal(tree["ln_f"]["scale"], np.full(WIDTH, 7))
+    np.testing.assert_array_equal(
+        tree["h_0"]["attn"]["c_proj"]["kernel"], weights["transformer.h.0.attn.c_proj.weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"use_dora": True}, "use_dora is not supported"),
+        ({"alpha_pattern": {"c_proj": 2}}, "alpha_pattern is not supported"),
+        ({"trainable_token_indices": [5, 6]}, "trainable_token_indices is not supported"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights=pissa is not supported"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported"),
+        ({"something_of_next_year": 1}, "something_of_next_year is not supported"),
+        ({"lora_alpha": -1}, "lora_alpha is -1"),
+    ],
+)
+def test_what_a_peft_folder_says_and_is_not_understood(tmp_path, changes, part):
+    """It is not the base's fault."""
+    tiny_folder(tmp_path / "base")
+    _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH), **changes)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/peft/adapter_config\.json: {part}.*;"):
+        _read(tmp_path / "peft", tmp_path / "base")
+
+
+def test_a_peft_file_without_its_folder(tmp_path):
+    tiny_folder(tmp_path / "base")
+    _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH))
+    file = tmp_path / "peft" / "adapter_model.safetensors"
+    with pytest.raises(UserError, match=rf"^config\.init: {file} holds .*; give its folder, {tmp_path}/peft, which"):
+        _read(file, tmp_path / "base")
+
+
+@pytest.mark.parametrize("tied_again", [False, True])
+def test_an_embedding_that_peft_trained_apart_from_its_head(tmp_path, tied_again):
+    """PEFT's head stays the base's; where PEFT ties it again, both are the new table."""
+    table = tiny_folder(tmp_path / "base")["transformer.wte.weight"] + 1
+    saved = {"base_model.model.transformer.wte.weight": table}
+    _adapters(tmp_path / "peft", saved, modules_to_save=["wte"], ensure_weight_tying=tied_again)
+    if tied_again:
+        np.testing.assert_array_equal(_read(tmp_path / "peft", tmp_path / "base")["wte"][: len(table)], table)
+        return
+    with pytest.raises(
+        UserError, match=rf"^{tmp_path}/peft/adapter_config\.json: the embedding .*; merge .*_tying=True"
+    ):
+        _read(tmp_path / "peft", tmp_path / "base")
+
+
+def test_a_vocabulary_that_grew_under_peft(tmp_path):
+    """PEFT saves embedding and head, which are one, as they are."""
+    old = tiny_folder(tmp_path / "base")["transformer.wte.weight"]
+    table = np.concatenate([old, np.ones((2, WIDTH), np.float32)])
+    names = ("transformer.wte", "lm_head")
+    _adapters(tmp_path / "peft", {f"base_model.model.{name}.weight": table.copy() for name in names})
+    np.testing.assert_array_equal(_read(tmp_path / "peft", tmp_path / "base")["wte"], table)
+
+
+def test_a_peft_folder_of_another_base(tmp_path):
+    tiny_folder(tmp_path / "base")
+    for tensors, part in (
+        (_pair("transformer.h.7.attn.c_proj", WIDTH, WIDTH), r"h\.7\.attn\.c_proj\.lora_A\.weight is of no weight"),
+        (_pair(PLACE, 8, 8), "don't fit"),
+        (_pair(PLACE, WIDTH, WIDTH, 3), "r is 2, but .* has rank 3"),
+        ({"base_model.model.transformer.ln_f.weight": np.ones((2, 3), np.float32)}, "is of no|has shape"),
+        ({"base_model.model.transformer.wte.lora_embedding_A": np.ones((2, 3), np.float32)}, "lora_embedding_A"),
+    ):
+        _adapters(tmp_path / "peft", tensors)
+        with pytest.raises(UserError, match=rf"^config\.base: {tmp_path}/base doesn't fit: .*{part}"):
+            _read(tmp_path / "peft", tmp_path / "base")
+    with pytest.raises(UserError, match=r"^config\.base: not set, and .* holds LoRA adapters alone, of some/base; "):
+        _read(tmp_path / "peft", "")
+    tiny_folder(tmp_path / "peft")
+    with pytest.raises(UserError, match=r"holds both model\.safetensors and adapter_model\.safetensors; "):
+        _read(tmp_path / "peft", tmp_path / "base")
+
+
+def test_an_adapter_goes_on_the_weight_that_is_saved_with_it():
+    """As PEFT saves a head that has grown with the vocabulary and has an adapter."""
+
+    def stored(name, value):
+        return Stored(name, value.shape, lambda: value)
+
+    rng = np.random.default_rng(1)
+    old, new, a, b = draw(rng, 5, WIDTH), draw(rng, 6, WIDTH), draw(rng, 1, WIDTH), draw(rng, 6, 1)
+    saved = {"base_layer.weight": new, "lora_A.weight": a, "lora_B.weight": b}
+    adapter = {(name := f"base_model.model.lm_head.{part}"): stored(name, value) for part, value in saved.items()}
+    head = adapted({"lm_head.weight": stored("lm_head.weight", old)}, adapter, Lora(3.0), "x")["lm_head.weight"]
+    assert head.shape == (6, WIDTH)
+    np.testing.assert_allclose(head.read(), new + 3 * b @ a, rtol=1e-6)
+
+
+def test_a_run_from_a_peft_folder_is_bound_to_its_base(tmp_path):
+    """The digest of what a stage began from."""
+    tiny_folder(tmp_path / "base")
+    _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH))
+    config = config_for(tmp_path / "peft", "text_gpt2", base=str(tmp_path / "base"))
+    experiment = SimpleNamespace(config=config, origin=open_origin(config))
+    assert initial_files(experiment) == [tmp_path / "peft", tmp_path / "base"]
+    experiment.config = dataclasses.replace(config, init=str(tmp_path / "base"))
+    assert initial_files(experiment) == [tmp_path / "base"]
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_peft_folder_is_what_peft_makes_of_it(tmp_path, rslora):
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    import transformers
+
+    tiny_folder(tmp_path / "base")
+    base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(
+        r=RANK, lora_alpha=5, use_rslora=rslora, target_modules=["c_attn", "c_proj"], modules_to_save=["ln_f"],
+        rank_pattern={"c_attn": 3}, fan_in_fan_out=True, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model = peft.get_peft_model(base, settings)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:
+                weight.copy_(torch.tensor(draw(np.random.default_rng(len(name)), *weight.shape)))
+    model.save_pretrained(tmp_path / "peft")
+    merged = model.merge_and_unload().state_dict()
+    tree = _read(tmp_path / "peft", tmp_path / "base")
+    for layer in range(2):
+        for part, name in (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj")):
+            wanted = merged[f"transformer.h.{layer}.{part}.{name}.weight"].numpy()
+            np.testing.assert_allclose(tree[f"h_{layer}"][part][name]["kernel"], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(tree["ln_f"]["scale"], merged["transformer.ln_f.weight"].numpy())

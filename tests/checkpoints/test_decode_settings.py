@@ -1,0 +1,285 @@
+"""What a checkpoint was made with goes with it, and what is set otherwise is said."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from asked import ANSWER, RUN, T, run_config, workdir
+
+from slpo_jax.checkpoints import export
+from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.config import Config, default_config, read_config
+from slpo_jax.config.naming import FLAGS, naming
+from slpo_jax.config.sections import values
+from slpo_jax.data.chat import PromptConfig
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
+from slpo_jax.io.orbax import save_params
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.policy.noise import DropoutConfig
+from slpo_jax.run.experiment import build
+from slpo_jax.run.plan import check_stages
+from slpo_jax.run.provenance import claim
+from slpo_jax.run.solver import load_solver
+
+REASONER = "coconut_gpt2"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return workdir(REASONER, tmp_path_factory.mktemp("made") / "work")
+
+
+@pytest.fixture(scope="module")
+def exported(work, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "it"
+    export.export_checkpoint(work / "checkpoints" / "cold_start", folder)
+    return folder
+
+
+def _passed_on(checkpoint, folder):
+    """A checkpoint, moved away from its run; its export, that one's import, and the export of that."""
+    moved = folder / "moved"
+    shutil.copytree(checkpoint, moved / "its")
+    shutil.copytree(checkpoint.parent / "reasoner", moved / "reasoner")
+    yield moved / "its"
+    export.export_checkpoint(checkpoint, folder / "exported")
+    yield folder / "exported"
+    identity = identify(str(folder / "exported"))
+    config = Config(reasoner=identity.reasoner)
+    export.import_checkpoint(identity, folder / "imported", config)
+    yield folder / "imported"
+    export.export_checkpoint(folder / "imported", folder / "again")
+    yield folder / "again"
+
+
+@pytest.mark.parametrize(
+    ("stage", "stopping"), [("cold_start", ("threshold", RUN[REASONER])), ("imitate", ("length", 2))]
+)
+def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
+    for place in _passed_on(work / "checkpoints" / stage, tmp_path):
+        identity = identify(str(place))
+        config = config_of(identity)
+        assert stopping_of(config, identity) == stopping, place
+        assert (config.max_latents, config.max_answer_tokens) == (T, ANSWER)
+        assert config.dropout == DropoutConfig(0.3, "all")
+        assert config.gate.enabled == (stage == "cold_start")
+    for folder in ("exported", "again"):
+        settings = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        gated, rule = stopping[0] == "threshold", stopping[1]
+        assert (settings["max_latents"], settings["stop_threshold"]) == ((T, rule) if gated else (rule, None))
+        assert settings["max_new_tokens"] == ANSWER
+        card = (tmp_path / folder / "README.md").read_text()
+        how = f"at most {T} latents, until the gate's stop probability reaches {stopping[1]}"
+        assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
+
+
+def test_thinker_and_prompt_go_with_a_checkpoint(tmp_path):
+    config = run_config("text_gpt2")
+    config.gate.enabled = False
+    config.thinker.name, config.thinker.noisy_soft.temperature = "noisy_soft", 0.7
+    config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
+    config.evaluate.update(max_answer_tokens=5, temperature=0.6)
+    experiment = build(read_config(config), tmp_path / "work")
+    claim(experiment, "grpo")
+    checkpoint = experiment.workdir.stage("grpo").path
+    save_params(checkpoint, experiment.initial_params())
+    (tmp_path / "work" / "config.json").write_text(json.dumps(values(experiment.config)))
+    experiment.log.close()
+    for place in list(_passed_on(checkpoint, tmp_path))[1:]:
+        identity = identify(str(place))
+        found = config_of(identity)
+        assert (found.thinker.name, found.thinker.noisy_soft.temperature) == ("noisy_soft", 0.7)
+        assert stopping_of(found, identity) == ("length", T)
+        assert found.prompt == PromptConfig(instruction="Count .", answers="last_number", stop=("pens",))
+        assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)
+
+
+def _evaluated(tmp_path, source, given=(), **changes):
+    """The config of an evaluation alone, in which nothing but `changes` is set."""
+    config = default_config()
+    config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
+    config.update_from_flattened_dict(changes)
+    experiment = build(read_config(config), tmp_path / "evaluated", given)
+    experiment.log.close()
+    return experiment.config
+
+
+def test_an_evaluation_alone_takes_t_and_threshold_of_its_checkpoint(work, tmp_path, caplog):
+    """A checkpoint of T = 4 and 0.92, where the config is at its T of 12 and five thresholds to choose from."""
+    export.export_checkpoint(work / "checkpoints" / "cold_start", tmp_path / "exported")
+    for source in (work, work / "checkpoints" / "cold_start", tmp_path / "exported"):
+        config = _evaluated(tmp_path, source)
+        assert (config.max_latents, config.evaluate.thresholds) == (T, (RUN[REASONER],))
+        assert (config.max_answer_tokens, config.dropout.rate) == (ANSWER, 0.3)
+        (line,) = caplog.messages
+        assert f"config.max_latents={T} and not 12" in line
+        caplog.clear()
+    imitated = _evaluated(tmp_path, work / "checkpoints" / "imitate")
+    assert (imitated.max_latents, imitated.gate.enabled) == (2, False)
+
+
+def test_another_t_or_threshold_is_used_and_said(work, tmp_path, caplog):
+    kept = {"max_answer_tokens": ANSWER, "min_latents": 1, "dropout.rate": 0.3, "dropout.where": "all"}
+    config = _evaluated(tmp_path, work, **kept | {"max_latents": 5, "evaluate.thresholds": (0.7,)})
+    assert (config.max_latents, config.evaluate.thresholds) == (5, (0.7,))
+    (line,) = caplog.messages
+    assert f"config.max_latents=5 and not {T}" in line
+    assert f"config.evaluate.thresholds=(0.7,) and not ({RUN[REASONER]},)" in line
+    caplog.clear()
+    given = ("max_latents", "evaluate.thresholds")  # on the command line, to their defaults
+    config = _evaluated(tmp_path, work, given, **kept)
+    assert (config.max_latents, len(config.evaluate.thresholds)) == (12, 5)
+    assert f"config.max_latents=12 and not {T}" in caplog.text
+    caplog.clear()
+    config = _evaluated(tmp_path, work, **kept | {"stages": ("cold_start",)})
+    assert config.max_latents == 12  # of a training that begins there
+    assert f"config.max_latents=12 and not {T}" in caplog.text
+
+
+def test_a_workdir_s_own_stages_are_evaluated_at_their_t(work, tmp_path, caplog):
+    shutil.copytree(work, tmp_path / "evaluated")
+    for stage in ("imitate", "cold_start"):
+        (tmp_path / "evaluated" / "checkpoints" / stage / "finished").write_text("0\n")
+    config = _evaluated(tmp_path, "", tokenizer="synthetic:20", reasoner=REASONER)
+    assert (config.max_latents, len(config.evaluate.thresholds)) == (T, 5)  # each row has a threshold of its own
+    assert f"config.max_latents={T} and not 12" in caplog.text
+
+
+def test_a_threshold_that_was_chosen_at_another_t_is_better_than_none(work, tmp_path):
+    """As the row of an evaluation at another T leaves it. Another's row, or of what was there before, is no choice."""
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json"))
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+
+    def found():
+        identity = identify(str(stage.path))
+        return stopping_of(config_of(identity), identity)
+
+    assert found() == ("threshold", RUN[REASONER])
+    row = read_row(tmp_path / "work", "cold_start")
+    for other in ({"source": "elsewhere"}, {"settings": {}}, {"stopping": "length", "rule": 3}):
+        write_row(tmp_path / "work", dataclasses.replace(row, **other))
+        assert found() == ("threshold", 0.5)
+
+
+def test_a_threshold_of_what_was_there_before_is_not_the_checkpoint_s(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+    facts = json.loads(stage.facts.read_text())
+    stage.facts.write_text(json.dumps(facts | {"seed": 8}))
+    identity = identify(str(stage.path))
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5)
+    write_rule(stage, Row("", "", stopping="threshold", rule=0.7, settings=facts | {"seed": 8}))
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rule", value) for value in ("x", [0.5], 5, -1, True, float("inf"), float("nan"))),
+        *(("max_answer_tokens", value) for value in (None, "six", 0)),
+        *(("max_latents", value) for value in (None, "six", -2)),
+        ("dropout.rate", 7),
+        ("dropout", None),
+    ],
+)
+def test_an_export_s_settings_are_checked_where_they_are_read(exported, tmp_path, key, value):
+    shutil.copytree(exported, tmp_path / "it")
+    file = tmp_path / "it" / "reasoner.json"
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps(facts | {"settings": facts["settings"] | {key: value}}))
+    message = rf"^{tmp_path}/it: reasoner\.json: (key {key}: |null in a section)"
+    with pytest.raises(UserError, match=message) as error, naming(FLAGS):
+        load_solver(str(tmp_path / "it"))
+    assert "--" not in str(error.value)  # it is no flag that is at fault
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"), [("config.json", "layer_norm_epsilon", 1e-3), ("reasoner.json", "eos_ids", [])]
+)
+def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key, value):
+    shutil.copytree(exported, tmp_path / "it")
+    with caplog.at_level("WARNING"):
+        identify(str(tmp_path / "it"))
+        assert "changed since" not in caplog.text
+        path = tmp_path / "it" / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        identify(str(tmp_path / "it"))
+    assert f"{tmp_path}/it: {file} changed since it was written, as its digests.json has it" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])
+def test_a_run_s_settings_are_checked_where_they_are_read(work, tmp_path, where):
+    shutil.copytree(work, tmp_path / "work")
+    file = tmp_path / "work" / where
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_latents": -2}))
+    with pytest.raises(UserError, match=rf"{where}: key max_latents: -2 is not valid"):
+        load_solver(str(tmp_path / "work"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"rule": "x"}', "{}", '{"stopping": "threshold", "rule": 0.5}'),
+        *(f'{{"stopping": "threshold", "rule": {rule}, "settings": ""}}' for rule in ("7", "true", "1e400", "NaN")),
+        *(f'{{"stopping": "length", "rule": {rule}, "settings": ""}}' for rule in ("-1", "2.5", "1" + "0" * 12)),
+    ],
+)
+def test_a_damaged_rule_is_one_line(work, tmp_path, text):
+    shutil.copytree(work, tmp_path / "work")
+    Workdir(tmp_path / "work").stage("cold_start").rule.write_text(text)
+    with pytest.raises(UserError, match=r"cold_start/rule\.json: holds no rule; delete the file"):
+        load_solver(str(tmp_path / "work"))
+
+
+def test_a_damaged_rule_of_a_row_is_one_line(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work")
+    stage = Workdir(tmp_path / "work").stage("cold_start")
+    stage.rule.unlink(missing_ok=True)
+    facts = json.loads(stage.facts.read_text())
+    write_row(tmp_path / "work", Row("cold_start", "", stopping="threshold", rule=float("nan"), settings=facts))
+    with pytest.raises(UserError, match=r"cold_start/row\.json: 'rule' is not a number from 0 to 1; delete the file"):
+        load_solver(str(tmp_path / "work"))
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), 1.5])
+def test_solve_s_threshold_is_from_0_to_1(work, threshold):
+    with pytest.raises(UserError, match=rf"^--threshold: {threshold} is not valid; give a number from 0 to 1"):
+        load_solver(str(work), threshold=threshold)
+
+
+def test_a_gate_without_a_validation_set_names_the_way_out(work, tmp_path):
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
+
+    def check(source, **changes):
+        config = default_config()
+        config.update(stages=("evaluate",), init=str(source), prompt_slots=(16, 20))
+        config.data.eval.made = "synthetic:test"
+        config.data.synthetic.update(max_value=20, max_steps=2, test_size=8)
+        config.update_from_flattened_dict(changes)
+        experiment = build(read_config(config), tmp_path / "evaluated")
+        try:
+            check_stages(experiment)
+        finally:
+            experiment.log.close()
+
+    with pytest.raises(UserError, match=r"config\.data\.valid: not set.*--config\.evaluate\.thresholds='\(0\.5,\)'"):
+        check(tmp_path / "work")
+    check(tmp_path / "work", **{"evaluate.thresholds": (0.5,)})
+    check(work)  # which has a threshold
+
+
+def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
+    load_solver(str(work))
+    load_solver(str(work), threshold=RUN[REASONER], max_answer_tokens=ANSWER)
+    assert not caplog.messages
+    shutil.copytree(work, tmp_path / "work", ignore=shutil.ignore_patterns("rule.json", "eval"))
+    load_solver(str(tmp_path / "work"), latents=T)  # which needs none
+    assert "no threshold was chosen" not in caplog.text
+    load_solver(str(tmp_path / "work"))
+    assert "no threshold was chosen for its gate, so 0.5" in caplog.text
+    caplog.clear()
+    load_solver(str(work), latents=3, max_answer_tokens=9)
+    assert f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}" in caplog.text

@@ -1,0 +1,171 @@
+"""What a checkpoint is: ours and others', asked once."""
+
+import json
+import shutil
+
+import pytest
+from asked import RUN, T, workdir
+from safetensors.numpy import load_file
+
+import slpo_jax as slpo
+from slpo_jax.checkpoints import detect as identifying
+from slpo_jax.checkpoints import export
+from slpo_jax.checkpoints.architectures import REASONERS
+from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
+from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.config import default_config, read_config
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.rows import Row, write_row
+from slpo_jax.io.workdir import Workdir
+from slpo_jax.run.solver import load_solver
+
+
+@pytest.fixture(scope="module", params=list(RUN))
+def case(request, tmp_path_factory):
+    """(reasoner, its workdir, the export of its cold start)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    work = workdir(request.param, folder / "work")
+    export.export_checkpoint(work / "checkpoints" / "cold_start", folder / "exported")
+    return request.param, work, folder / "exported"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The foreign checkpoints that were opened."""
+    sources, really = [], identifying.open_checkpoint
+
+    def opening(source, *arguments):
+        sources.append(source)
+        return really(source, *arguments)
+
+    monkeypatch.setattr(identifying, "open_checkpoint", opening)
+    return sources
+
+
+def test_ours_and_the_run_around_it(case):
+    reasoner, work, _ = case
+    found = identify(newest_checkpoint(str(work)))
+    assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.kind, found.backbone))
+    assert (found.workdir, found.stage) == (Workdir(work), Workdir(work).stage("cold_start"))
+    assert found.opened is None
+    assert (found.gate, found.gate_trained) == (0, True)
+    assert len(found.tokenizer()) == found.description.model.vocab_size
+    said = found.stage.facts.read_text()
+    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": {"enabled": False}}))  # so it was not used
+    assert not identify(str(work / "checkpoints" / "cold_start")).gate_trained
+    found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": 5}))  # edited by hand
+    assert identify(str(work / "checkpoints" / "cold_start")).gate_trained
+    found.stage.facts.write_text(said)
+    before = identify(str(work / "checkpoints" / "imitate"))
+    assert (before.gate, before.gate_trained) == (0, False)
+    said = before.stage.facts.read_text()
+    before.stage.facts.write_text(json.dumps(json.loads(said) | {"rl": {}}))  # as the control's, which has its steps
+    assert not identify(str(work / "checkpoints" / "imitate")).gate_trained
+    before.stage.facts.write_text(said)
+    assert identify(str(work / "checkpoints" / "imitate" / "0")).stage == before.stage
+
+
+def test_of_several_objectives_the_last_named_is_the_newest(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"rl": {"objectives": ["slpo", "exact"]}}))
+    for stage in ("cold_start", "slpo", "exact"):
+        (tmp_path / "checkpoints" / stage / "5" / "params").mkdir(parents=True)
+    assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoints" / "exact")
+
+
+def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
+    reasoner, _, exported = case
+    found = identify(str(exported))
+    assert (found.reasoner, found.gate_trained, found.orbax, found.workdir) == (reasoner, True, None, None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in exported.glob("*.*"):
+        if not file.name.startswith("reasoner."):
+            (plain / file.name).write_bytes(file.read_bytes())
+    found = identify(str(plain))
+    assert (found.kind, found.reasoner, found.description) == (None, None, None)
+    assert found.backbone == reasoner.partition("_")[2]
+    assert export.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
+
+
+def test_a_foreign_checkpoint_is_opened_once(case, tmp_path, opened):
+    reasoner, _, exported = case
+    load_solver(str(exported))
+    assert opened == [str(exported)]
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = export.guess_reasoner(identity)
+    export.import_checkpoint(identity, tmp_path / "imported", read_config(config))
+    assert opened == [str(exported)] * 2
+    assert identify(str(tmp_path / "imported")).reasoner == reasoner
+    assert len(opened) == 2
+
+
+def test_what_lies_near_an_import_is_not_its_run(case, tmp_path):
+    reasoner, _, exported = case
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = identity.reasoner
+    imported = tmp_path / "near" / "imported"
+    export.import_checkpoint(identity, imported, read_config(config))
+    (tmp_path / "config.json").write_text(json.dumps({"max_latents": T + 5}))
+    write_row(tmp_path, Row("imported", "", stage="imported", stopping="threshold", rule=0.75))
+    found = identify(str(imported))
+    assert (found.workdir, found.gate_trained) == (None, True)
+    config = config_of(found)
+    assert (config.max_latents, stopping_of(config, found)) == (T, ("threshold", RUN[reasoner]))  # the export's own
+
+
+def test_a_checkpoint_that_lost_its_description(case, tmp_path):
+    _, _, exported = case
+    identity, config = identify(str(exported)), default_config()
+    config.reasoner = identity.reasoner
+    export.import_checkpoint(identity, tmp_path / "imported", read_config(config))
+    (tmp_path / "imported" / "reasoner" / "reasoner.json").unlink()
+    with pytest.raises(UserError, match=r"has no reasoner\.json"):
+        identify(str(tmp_path / "imported"))
+    (tmp_path / "imported" / "reasoner").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"has no reasoner/ in or beside it"):
+        identify(str(tmp_path / "imported"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"vocab_size": 999}, r"tensor \S+ has shape \[\d+, \d+\], the model's config says \["),
+        ({"n_layer": 1}, r"has h_1/attn/c_attn/bias too, which is no part of the model"),
+        ({"n_layer": 3}, r"tensor transformer\.h\.2\.\S+ is missing"),
+    ],
+)
+def test_an_edited_config_is_not_exported(case, tmp_path, changes, part):
+    _, work, _ = case
+    shutil.copytree(work, tmp_path / "work")
+    path = tmp_path / "work" / "checkpoints" / "reasoner" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=f"cold_start: {part}"):
+        export.export_checkpoint(tmp_path / "work" / "checkpoints" / "cold_start", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_gate_is_exported_without_one(case, tmp_path):
+    """Its parameters have a random one, as all have."""
+    _, work, _ = case
+    shutil.copytree(work, tmp_path / "work")
+    stages = tmp_path / "work" / "checkpoints"
+    for file in (tmp_path / "work" / "config.json", *stages.glob("*/config.json")):
+        values = json.loads(file.read_text())
+        if "gate" in values and file.parent != stages / "reasoner":
+            file.write_text(json.dumps(values | {"gate": values["gate"] | {"enabled": False}}))
+    stage = stages / "cold_start"
+    written = export.export_checkpoint(stage, tmp_path / "command").description
+    slpo.load(stage).export(tmp_path / "call")
+    assert (written.gate, written.gate_trained) == (None, False)
+    for folder in (tmp_path / "command", tmp_path / "call"):
+        assert json.loads((folder / "reasoner.json").read_text())["gate"] is None
+        assert "gate" not in (folder / "README.md").read_text()
+        side = folder / "reasoner.safetensors"
+        assert not (side.exists() and [name for name in load_file(side) if name.startswith("gate.")])
+        assert slpo.load(folder).solver.stopping == "length"
+
+
+@pytest.mark.parametrize("lora_alpha", [-3.0, 0.0, float("nan"), float("inf")])
+def test_an_update_s_scale_is_a_positive_number(tmp_path, lora_alpha):
+    with pytest.raises(UserError, match=rf"^config\.lora_alpha: {lora_alpha} is not valid; give a number above 0"):
+        identify(str(tmp_path), lora_alpha=lora_alpha)

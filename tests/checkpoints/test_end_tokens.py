@@ -1,0 +1,130 @@
+"""The tokens that end what a text reasoner writes: from the checkpoint's files, through Orbax and back."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny import compiled
+
+from slpo_jax.checkpoints import export
+from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.config import default_config, read_config
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import save_params
+from slpo_jax.run.experiment import assemble
+
+
+def _config(init="", **changes):
+    config = default_config()
+    config.update(reasoner="text_llama", init=str(init), max_latents=0, min_latents=1)
+    config.update(prompt_slots=(24,), max_answer_tokens=8)
+    config.tokenizer = "" if init else "synthetic:20"
+    config.model.update(n_layer=1, n_head=2, n_kv_head=1, n_embd=8, n_inner=8, n_positions=64)
+    config.gate.enabled = False
+    config.update(changes)
+    return config
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A model as others publish it: of our export only Hugging Face's files."""
+    folder = tmp_path_factory.mktemp("end_tokens")
+    origin = open_origin(read_config(_config()))
+    shapes = jax.eval_shape(
+        origin.kind.on(origin.description.model).init,
+        jax.random.key(0),
+    )
+    checkpoint = folder / "ours"
+    save_params(checkpoint, {"reasoner": jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)})
+    origin.write(checkpoint / "reasoner")
+    export.export_checkpoint(checkpoint, folder / "published")
+    (folder / "published" / "reasoner.json").unlink()
+    return folder / "published"
+
+
+def _ends(folder):
+    return open_origin(read_config(_config(folder))).template.eos_ids
+
+
+def _say(folder, file, value):
+    path = folder / file
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(facts | {"eos_token_id": value}))
+
+
+def test_end_tokens_go_there_and_back(published, tmp_path):
+    eos = open_origin(read_config(_config())).template.eos_id
+    assert json.loads((published / "config.json").read_text())["eos_token_id"] == eos
+    assert _ends(published) == (eos,)
+    _say(published, "config.json", [7, eos])
+    assert _ends(published) == (eos, 7)
+    _say(published, "generation_config.json", [9, eos, 5, 9])
+    assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
+    # A latent reasoner's answers end with its eos alone, as before.
+    latent = open_origin(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
+    assert latent.eos_ids == (latent.eos_id,) == (eos,)
+
+    export.import_checkpoint(identify(str(published)), tmp_path / "orbax", read_config(_config(published)))
+    setup = assemble(read_config(_config(tmp_path / "orbax")))
+    assert setup.policy.config.eos_ids == setup.template.eos_ids == (eos, 9, 5)
+    export.export_checkpoint(tmp_path / "orbax", tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [eos, 9, 5]
+    assert _ends(tmp_path / "again") == (eos, 9, 5)
+
+
+def test_a_reward_reads_what_is_before_a_stop_string(published):
+    """For any end token, and cut inside a token; a stop string alone is an end within the budget."""
+    _say(published, "generation_config.json", [2, 5])
+    config = _config(published)
+    config.prompt.stop = ("How", "y Tom", "####")
+    setup = assemble(read_config(config))
+    ids = setup.template.tokenizer.get_vocab()
+    assert ids["####"] == setup.reasoner.config.vocab_size - 1, "where -1, which is no token, must not be looked up"
+    rows = [
+        ["7", "<eos>", "8", "8", "8"],
+        ["7", "How", "8", "8", "8"],
+        ["7", "8", "8", "8", "8"],
+        ["7", "8", "8", "8", "How"],
+        ["8", "<eos>", "8", "8", "8"],
+    ]
+    tokens = np.array([[ids[word] for word in row] for row in rows])
+    tokens = np.concatenate([tokens, [[ids["7"], 5, 1, 1, 1], [ids["7"], -1, -1, -1, -1]]]).astype(np.int32)
+    reference = np.zeros((len(tokens), 2), np.uint8)
+    reference[:, 0] = ord("7")
+    right = compiled(setup.reward.on_device)(tokens, reference)
+    assert np.asarray(right).tolist() == [True, True, False, False, False, True, False]
+    read = [setup.reward.read(row) for row in tokens]
+    assert [reading.answer for reading in read] == ["7", "7", None, None, "8", "7", None]
+    assert [len(reading.ids) for reading in read] == [2, 2, 5, 5, 2, 2, 1]
+    assert read[1].text == " 7 "
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("</s>", "its eos_token_id is '</s>', neither a token's id nor a list of ids"),
+        ([2, -1], "neither a token's id"),
+        ([2, 10**6], "eos_token_id 1000000 is beyond its"),
+    ],
+)
+def test_what_is_no_end_token_is_a_line(published, value, message):
+    _say(published, "generation_config.json", value)
+    with pytest.raises(UserError, match=message):
+        _ends(published)
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        (("",), r"config.prompt.stop: \('',\) is not valid; an empty text"),
+        (("zebra",), "config.prompt.stop: 'zebra' is never written by the tokenizer's tokens"),
+        (("<eos>",), "config.prompt.stop: '<eos>' is never written"),
+    ],
+)
+def test_stop_strings_that_can_t_be(stop, message):
+    config = _config()
+    config.prompt.stop = stop
+    with pytest.raises(UserError, match=message):
+        assemble(read_config(config))

@@ -1,0 +1,136 @@
+"""A stopping gate beside a language model's tensors, under somebody else's names; files by numpy alone."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from tiny_folder import WIDTH, config_for, draw, tiny_folder
+
+import slpo_jax
+from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.checkpoints.export import import_checkpoint
+from slpo_jax.config import Config
+from slpo_jax.errors import UserError
+
+RNG = np.random.default_rng(3)
+LINEAR = {"weight": draw(RNG, 1, WIDTH), "bias": draw(RNG, 1)}
+HIDDEN = {"weight": draw(RNG, 6, WIDTH), "bias": draw(RNG, 6)}
+OUT = {"weight": draw(RNG, 1, 6), "bias": draw(RNG, 1)}
+CONFIG = {"architectures": ["LatentCOCONUTGPT2"], "auto_map": {"AutoModel": "own.Own"}, "gate_threshold": 0.6}
+
+
+def _named(**modules) -> dict[str, np.ndarray]:
+    return {
+        f"{name.replace('__', '.')}.{part}": array for name, parts in modules.items() for part, array in parts.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["gate", "stop_head", "gate__1", "transformer__halting__linear"])
+def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
+    tiny_folder(tmp_path / "x", **_named(**{name: LINEAR}))
+    config = json.loads((tmp_path / "x" / "config.json").read_text()) | CONFIG
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    identity = identify(str(tmp_path / "x"))
+    assert (identity.gate, identity.gate_trained) == (0, True)
+    origin = open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+    assert (origin.description.gate, origin.description.gate_trained) == (0, True)
+    (out,) = origin.read()["gate"].values()
+    np.testing.assert_array_equal(out["kernel"], LINEAR["weight"].T)
+    np.testing.assert_array_equal(out["bias"], LINEAR["bias"])
+    name = name.replace("__", ".")
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path / 'x'}: {name}.bias, {name}.weight are taken as the stopping gate" in lines[0]
+    assert "config.json: gate_threshold=0.6 is taken as its gate's threshold; --threshold is another" in lines[1]
+    assert "config.json: its own code (auto_map) is not run; the model is taken as a plain gpt2" in lines[2]
+    assert len(lines) == 3
+
+
+CARD = "---\nlicense: mit\n---\n# COCONUT+SLPO (GPT-2); "
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "threshold", "line"),
+    [
+        ({}, "gate thr=0.6", 0.6, "README.md: gate thr=0.6 is taken as"),
+        ({"stop_thr": 0.6}, "Gate threshold: 0.6.", 0.6, "config.json: stop_thr=0.6, README.md: Gate threshold: 0.6"),
+        ({"stop_threshold": 0.7}, "gate thr=0.6", None, "stop_threshold=0.7, README.md: gate thr=0.6 is no one"),
+        ({}, "gate thr=0.6; with CODI gate thr=0.7", None, "gate thr=0.6, README.md: gate thr=0.7 is no one threshold"),
+        ({"gate_threshold": "high"}, "", None, "config.json: gate_threshold=high is no one threshold"),
+        ({}, "a gate, and 0.6 of it", None, ""),
+    ],
+)
+def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, threshold, line):
+    tiny_folder(tmp_path, **_named(gate=LINEAR))
+    config = json.loads((tmp_path / "config.json").read_text()) | config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "README.md").write_text(CARD + card)
+    identity = identify(str(tmp_path))
+    said = [record.getMessage() for record in caplog.records][1:]
+    assert line in " ".join(said)
+    assert len(said) == bool(line)
+    made = {"gate.enabled": True, "max_latents": 12, "rule": threshold}
+    assert made_with(identity) == made
+    assert stopping_of(config_of(identity), identity) == ("threshold", 0.5 if threshold is None else threshold)
+    import_checkpoint(identity, tmp_path / "imported", Config(reasoner="coconut_gpt2"))
+    assert {key: made_with(identify(str(tmp_path / "imported")))[key] for key in made} == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "gate"), [("coconut", {"gate": LINEAR}), ("codi", {"stop_head__0": HIDDEN, "stop_head__2": OUT})]
+)
+def test_it_thinks_as_our_own_export_of_it(tmp_path, kind, gate):
+    projector = {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)} if kind == "codi" else {}
+    more = {f"projector.{name}.weight": draw(RNG, *shape) for name, shape in projector.items()}
+    more |= {f"projector.{name}.bias": draw(RNG, shape[0]) for name, shape in projector.items()}
+    tiny_folder(tmp_path / "published", **_named(**gate), **more)
+    records = [{"question": f"Tom has {n} pens .", "answer": "3"} for n in range(4)]
+    questions = [record["question"] for record in records]
+    whole = slpo_jax.load(tmp_path / "published", threshold=1.0).solve(questions[0])
+    second = sorted(latent.stop_probability for latent in whole.latents)[-2]
+    (tmp_path / "published" / "README.md").write_text(f"{CARD}gate thr={math.floor(1e4 * second) / 1e4:.4f}")
+    published = slpo_jax.load(tmp_path / "published")
+    ours = slpo_jax.load(published.export(tmp_path / "export"))
+    thoughts = [each.solve(questions) for each in (published, ours)]
+    assert thoughts[0] == thoughts[1]
+    assert len(thoughts[0][0].latents) < len(whole.latents) == 12
+    one, other = (each.evaluate(records, samples=3).records for each in (published, ours))
+    assert one == other
+
+
+def test_a_published_gate_of_two_layers(tmp_path, caplog):
+    """It becomes `config.gate.hidden`, and the import and its threshold go on from there."""
+    tiny_folder(tmp_path / "x", **_named(stop_head__0=HIDDEN, stop_head__2=OUT))
+    identity = identify(str(tmp_path / "x"))
+    config = config_of(identity)
+    assert (config.gate.enabled, config.gate.hidden, stopping_of(config, identity)) == (True, 6, ("threshold", 0.5))
+    assert "two layers with a GELU between them" in caplog.text
+    import_checkpoint(identity, tmp_path / "y", Config(reasoner="coconut_gpt2"))
+    found = identify(str(tmp_path / "y"))
+    assert (found.gate, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
+    gate = open_origin(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
+    np.testing.assert_array_equal(gate["hidden"]["kernel"], HIDDEN["weight"].T)
+    np.testing.assert_array_equal(gate["out"]["kernel"], OUT["weight"].T)
+    with pytest.raises(UserError, match=r"config\.gate\.hidden: is 0, .* has 6"):
+        open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+    with pytest.raises(UserError, match=r"config\.reasoner: text_gpt2 has no gate"):
+        open_origin(config_for(tmp_path / "x", "text_gpt2", **{"gate.hidden": 6}), identity)
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        ({"gate": {"weight": LINEAR["weight"]}}, "gate.weight"),  # as a marker's embedding would be
+        ({"gate": LINEAR, "gate_norm": {"weight": np.ones(WIDTH, np.float32)}}, "gate"),
+        ({"gate": {"weight": draw(RNG, 2, WIDTH), "bias": draw(RNG, 2)}}, "gate"),
+        ({"stop__0": HIDDEN, "stop__2": LINEAR}, "stop"),
+        ({"value_head": LINEAR}, "value_head"),
+    ],
+)
+def test_a_gate_that_is_not_known_is_refused_by_name(tmp_path, modules, named):
+    tiny_folder(tmp_path, **_named(**modules))
+    with pytest.raises(UserError, match=rf"tensor {named}\S* is unexpected; "):
+        open_origin(config_for(tmp_path, "coconut_gpt2"))

@@ -1,0 +1,431 @@
+"""Exports that think in plain PyTorch: against our own rollouts, and what they refuse."""
+
+import ast
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from asked import ANSWER, QUESTION, T, run_config, workdir
+from safetensors.numpy import load_file, save_file
+from tiny import compiled
+from tokenizers import models, processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, dynamic_module_utils, pipeline
+
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.checkpoints.export import export_checkpoint
+from slpo_jax.checkpoints.generation_files import have_asked
+from slpo_jax.config import read_config
+from slpo_jax.config.sections import values
+from slpo_jax.data.batches import pad_prompts
+from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
+from slpo_jax.io.files import write_text
+from slpo_jax.io.orbax import save_params
+from slpo_jax.policy import noise
+from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.policy.rollout import sample
+from slpo_jax.run.experiment import assemble
+from slpo_jax.run.solver import load_solver, solve
+
+QUESTIONS = [QUESTION, "How many ?", "Tom has 5 apples . He buys 3 . How many now ?", "Tom has 20 pens ."]
+REASONERS = ("coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama")
+
+
+@pytest.fixture(scope="module", params=REASONERS)
+def work(request, tmp_path_factory):
+    """A run's workdir, with the exports `cold_start`, which has a gate, and `imitate` beside it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    work = workdir(request.param, folder / "work")
+    for stage in ("cold_start", "imitate"):
+        export_checkpoint(work / "checkpoints" / stage, folder / stage)
+    return work
+
+
+@pytest.fixture(autouse=True)
+def _code_is_kept_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def _chats(questions):
+    return [[{"role": "user", "content": question}] for question in questions]
+
+
+def _asked(tokenizer, questions=QUESTIONS):
+    return tokenizer.apply_chat_template(_chats(questions), padding=True, return_tensors="pt", return_dict=True)
+
+
+def _open(folder):
+    pytest.importorskip("torch")
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True), AutoTokenizer.from_pretrained(folder)
+
+
+def _ours(policy: Policy, params, prompts: Prompts, rule_B):
+    out = sample(policy, params, prompts, noise.row_keys(jax.random.key(0), jnp.zeros(len(rule_B), int)), rule_B)
+    return out, jax.nn.sigmoid(policy.thinker.stop_logits(params, out.actions))
+
+
+@pytest.mark.parametrize("stage", ["cold_start", "imitate"])
+def test_latents_stops_and_answers_are_ours(work, stage):
+    solver = load_solver(str(work / "checkpoints" / stage))
+    policy = solver.setup.evaluator.policy.without_noise().having(stopping=solver.stopping)
+    ids = solver.setup.template.prompts(QUESTIONS)
+    prompts = Prompts(*pad_prompts(ids, [max(map(len, ids))], range(len(ids)), solver.setup.template.pad_id))
+    rule_B = np.full(len(ids), solver.rule, np.float32 if solver.stopping == "threshold" else np.int32)
+    ours, rho_BT = compiled(_ours, policy)(solver.params, prompts, rule_B)
+
+    model, tokenizer = _open(work.parent / stage)
+    asked = _asked(tokenizer)
+    np.testing.assert_array_equal(asked["input_ids"], prompts.tokens)
+    np.testing.assert_array_equal(asked["attention_mask"], prompts.valid)
+    assert (model.generation_config.suppress_tokens or []) == list(policy.config.banned_ids)
+    thought = model.generate(**asked, return_dict_in_generate=True)
+    np.testing.assert_array_equal(thought.lengths, ours.lengths)
+    steps = thought.latents.shape[1]
+    assert steps == ours.lengths.max()
+    np.testing.assert_allclose(thought.latents, ours.actions[:, :steps], rtol=1e-4, atol=1e-4)
+    new = thought.sequences[:, asked["input_ids"].shape[1] :].numpy()
+    padded = np.pad(new, ((0, 0), (0, ANSWER - new.shape[1])), constant_values=tokenizer.pad_token_id)
+    np.testing.assert_array_equal(padded, ours.tokens)
+    if stage == "imitate":
+        assert thought.stop_probabilities is None
+        return
+    assert len(set(ours.lengths.tolist())) > 1, "rows must stop at different times in this test"
+    thinking_BT = np.arange(steps) < np.asarray(ours.lengths)[:, None]
+    expected = np.where(thinking_BT, rho_BT[:, :steps], np.nan)
+    np.testing.assert_allclose(thought.stop_probabilities, expected, rtol=0, atol=1e-5)
+
+
+def test_solve_says_the_same_and_so_does_a_pipeline(work):
+    pytest.importorskip("torch")
+    folder = work.parent / "cold_start"
+    ask = pipeline("text-generation", str(folder), trust_remote_code=True)
+    # Before transformers 5.20 a pipeline samples if it isn't told otherwise, and has its own number of tokens.
+    said = ask(_chats([QUESTION]), do_sample=False, max_new_tokens=ANSWER)[0][0]["generated_text"]
+    solution = solve(load_solver(str(folder)), QUESTION)
+    assert (said[-1]["role"], said[-1]["content"].split()) == ("assistant", solution.text.split())
+
+
+def test_the_card_s_lines_run_as_they_are_printed(work, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(work.parent)
+    (lines,) = re.findall(r"```python\n(.*?)```", Path("cold_start/README.md").read_text(), flags=re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(lines, {})
+    solution = solve(load_solver("cold_start"), "Tom has 5 apples . He buys 3 . How many now ?")
+    said, stops = printed.getvalue().rsplit("tensor", 1)
+    assert said.split("?")[-1].split() == solution.text.split()
+    stop_B = [float(number) for number in re.findall(r"[\d.e+-]+", stops)]
+    assert stop_B == pytest.approx([latent.stop_probability for latent in solution.latents], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("refusing")
+    export_checkpoint(workdir("coconut_gpt2", folder / "work") / "checkpoints" / "cold_start", folder / "exported")
+    return folder / "exported"
+
+
+def test_arguments_change_what_the_export_says(exported):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    prompts = asked["input_ids"].shape[1]
+    given = GenerationConfig(max_new_tokens=1)
+    short = model.generate(asked["input_ids"], generation_config=given)  # what is padding is found out
+    np.testing.assert_array_equal(short, model.generate(**asked)[:, : prompts + 1])
+    fixed = model.generate(**asked, stop_threshold=None, max_latents=2, return_dict_in_generate=True)
+    assert fixed.lengths.tolist() == [2] * len(QUESTIONS)
+    silent = model.generate(**asked, max_latents=0, return_dict_in_generate=True)
+    assert silent.latents.shape == (len(QUESTIONS), 0, 16)
+    eager = model.generate(**asked, stop_threshold=0.0, num_beams=1, return_dict_in_generate=True)
+    assert eager.lengths.tolist() == [1] * len(QUESTIONS)
+    np.testing.assert_allclose(eager.latents[:, 0], fixed.latents[:, 0])
+    equal = model.generate(**asked, stop_threshold=fixed.stop_probabilities[0, 0].item(), return_dict_in_generate=True)
+    assert equal.lengths[0] == 1
+    spoken = set(fixed.sequences[:, prompts:].flatten().tolist())
+    model.generation_config.suppress_tokens = list(spoken)
+    other = model.generate(**asked, stop_threshold=None, max_latents=2)
+    assert not spoken & set(other[:, prompts:].flatten().tolist())
+    half = model.half().generate(**asked, return_dict_in_generate=True)
+    np.testing.assert_allclose(half.latents[:, 0].float(), fixed.latents[:, 0], atol=0.02)
+
+
+def _after_a_thought(model, asked, row, latents_TD):
+    """transformers' own logits [V] of an answer's first token, float64."""
+    import torch
+
+    embed = model.get_input_embeddings()
+    ids = asked["input_ids"][row][asked["attention_mask"][row].bool()]
+    end = torch.tensor([model.config.latent_end_id])
+    inputs_LD = torch.cat([embed(ids), latents_TD, embed(end)])
+    logits_V = model(inputs_embeds=inputs_LD[None]).logits[0, -1].detach().double().numpy()
+    logits_V[model.generation_config.suppress_tokens or []] = -np.inf
+    return logits_V
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(None, None), (0.5, 1.0), (2.0, 0.6)])
+def test_sampled_answers_have_the_law_of_the_model_after_the_same_thought(exported, temperature, top_p):
+    torch = pytest.importorskip("torch")
+    model, tokenizer = _open(exported)
+    asked, draws = _asked(tokenizer, QUESTIONS[:2]), 2000
+    greedy = model.generate(**asked, return_dict_in_generate=True)
+    torch.manual_seed(3)
+    how = {"temperature": temperature, "top_p": top_p, "num_return_sequences": draws, "max_new_tokens": 1}
+    drawn = model.generate(**asked, do_sample=True, **how, return_dict_in_generate=True)
+    for row in range(2):
+        own = slice(row * draws, (row + 1) * draws)
+        np.testing.assert_array_equal(drawn.lengths[own], greedy.lengths[row].expand(draws))
+        thought_TD = greedy.latents[row, : greedy.lengths[row]]
+        np.testing.assert_allclose(drawn.latents[own.start, : len(thought_TD)], thought_TD, atol=1e-5)
+        np.testing.assert_array_equal(drawn.sequences[own, :-1], asked["input_ids"][row].expand(draws, -1))
+        logits_V = _after_a_thought(model, asked, row, thought_TD) / (temperature or 1.0)
+        law_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+        order = np.argsort(-law_V)
+        kept = order[: np.searchsorted(np.cumsum(law_V[order]), top_p or 1.0) + 1]  # the fewest that reach top_p
+        law_V = np.where(np.isin(np.arange(len(law_V)), kept), law_V, 0) / law_V[kept].sum()
+        found_V = np.bincount(drawn.sequences[own, -1].numpy(), minlength=len(law_V)) / draws
+        assert found_V[law_V == 0].sum() == 0
+        assert (found_V > 0).sum() > 1, "a law that has several answers"
+        assert (np.abs(found_V - law_V) < 5 * np.sqrt(law_V / draws) + 1e-3).all()  # standard errors
+
+
+def test_a_sampled_answer_goes_on_from_its_own_tokens(exported):
+    """At a temperature near 0 all rows are the greedy answer, token by token, with its end."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    greedy = model.generate(**asked)
+    cold = model.generate(**asked, do_sample=True, temperature=1e-4, num_return_sequences=2)
+    np.testing.assert_array_equal(cold, greedy.repeat_interleave(2, dim=0))
+
+
+def test_a_pipeline_s_own_sampling_and_budget_are_taken(exported, recwarn):
+    """As transformers before 5.20 passes them, a whole generation_config."""
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer, QUESTIONS[:1])
+    given = GenerationConfig(**model.generation_config.to_diff_dict() | {"do_sample": True, "temperature": 0.7})
+    given.max_new_tokens = 256
+    said = model.generate(**asked, generation_config=given)
+    assert asked["input_ids"].shape[1] < said.shape[1] <= 40
+    room = 40 - asked["input_ids"].shape[1] - T
+    assert f"max_new_tokens is {room}, for which the model has positions" in "".join(str(w.message) for w in recwarn)
+    cold = model.generate(**asked, generation_config=given, do_sample=False, max_new_tokens=ANSWER)
+    np.testing.assert_array_equal(cold, model.generate(**asked))
+
+
+def test_a_word_that_is_unknown_is_named(exported, recwarn):
+    model, tokenizer = _open(exported)
+    model.generate(**_asked(tokenizer))
+    assert not [each for each in recwarn if "unknown" in str(each.message)]
+    with pytest.warns(UserWarning, match=r"^generate: a word is unknown .* where this has <unk>: 'Tom has 3 <unk> \. "):
+        model.generate(**_asked(tokenizer, [*QUESTIONS, "Tom has 3 zebras . How many ?"]))
+
+
+def test_a_copy_by_save_pretrained_says_what_it_lacks(exported, tmp_path, warnings):
+    model, tokenizer = _open(exported)
+    asked = _asked(tokenizer)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "copy")
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    lacks = (
+        r"a copy without custom_generate/generate\.py and reasoner\.safetensors and reasoner\.json, which save_pretrain"
+    )
+    with pytest.raises(ValueError, match=lacks):
+        copied.generate(**asked)
+    identify(str(tmp_path / "copy"))
+    assert len(warnings) == 1
+    assert "copy: is a copy of an export without reasoner.json" in warnings[0]
+    card = (exported / "README.md").read_text()
+    assert "`save_pretrained` writes the first line's files alone: copy the others beside them." in card
+    for name in ("custom_generate/generate.py", "reasoner.safetensors", "reasoner.json"):
+        assert f"- `{name}`" in card
+        write = tmp_path / "copy" / name
+        write.parent.mkdir(exist_ok=True)
+        shutil.copy(exported / name, write)
+    copied = AutoModelForCausalLM.from_pretrained(tmp_path / "copy", trust_remote_code=True)
+    np.testing.assert_array_equal(copied.generate(**asked), model.generate(**asked))
+    assert solve(load_solver(str(tmp_path / "copy")), QUESTION).text == solve(load_solver(str(exported)), QUESTION).text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_return_sequences": 2}, "num_return_sequences has no effect on greedy answers; set do_sample=True"),
+        ({"top_p": 0.5}, "top_p has no effect on greedy answers"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature is above 0"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p above 0 to 1"),
+        ({"do_sample": True, "num_return_sequences": 0}, "num_return_sequences at least 1"),
+        ({"do_sample": True, "top_k": 5}, "top_k has no effect"),
+        ({"generation_config": GenerationConfig(num_beams=2)}, "num_beams has no effect"),
+        ({"max_latents": -1}, "max_latents is at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens 1"),
+        ({"token_type_ids": np.zeros((4, 9))}, "token_type_ids has no effect"),
+        ({"stop_threshold": 1.5}, "stop_threshold from 0 to 1"),
+        ({"max_new_tokens": 99}, "positions, the model has 40; shorten the prompt, or lower max_new_tokens"),
+    ],
+)
+def test_what_it_cannot_do_is_an_error(exported, arguments, words):
+    model, tokenizer = _open(exported)
+    with pytest.raises(ValueError, match=words):
+        model.generate(**_asked(tokenizer), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("file", "tensor", "words"),
+    [
+        ("model.safetensors", "wte.weight", "a (logit|stop probability) is NaN"),
+        ("reasoner.safetensors", "gate.", "a stop probability is NaN"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_an_error(exported, tmp_path, file, tensor, words):
+    folder = shutil.copytree(exported, tmp_path / "damaged")
+    tensors = load_file(folder / file)
+    name = next(name for name in tensors if tensor in name)
+    save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, folder / file, metadata={"format": "pt"})
+    model, tokenizer = _open(folder)
+    with pytest.raises(ValueError, match=f"generate: {words}; the weights are damaged"):
+        model.generate(**_asked(tokenizer))
+
+
+def test_a_prompt_without_its_marker_is_an_error(exported):
+    model, tokenizer = _open(exported)
+    tokenizer.padding_side = "right"
+    for asked in (tokenizer(QUESTION, return_tensors="pt"), _asked(tokenizer)):
+        with pytest.raises(ValueError, match=r"ends with token \d+, .*tokenizer\.apply_chat_template"):
+            model.generate(**asked)
+    with pytest.raises(Exception, match="one question"):
+        tokenizer.apply_chat_template(_chats([QUESTION])[0] * 2)
+
+
+def test_untrusted_it_does_not_answer_without_a_thought(exported):
+    pytest.importorskip("torch")
+    model, asked = AutoModelForCausalLM.from_pretrained(exported), _asked(AutoTokenizer.from_pretrained(exported))
+    for arguments in ({}, {"max_new_tokens": 5}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=r"thinks before it answers.*trust_remote_code=True"):
+            model.generate(**asked, **arguments)
+    thought = model.generate(**asked, custom_generate=str(exported), trust_remote_code=True)
+    assert thought.shape[1] > asked["input_ids"].shape[1]
+
+
+_FROM_THE_HUB = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+for revision in ("old", "main"):
+    tokenizer = AutoTokenizer.from_pretrained("me/thinks", revision=revision)
+    model = AutoModelForCausalLM.from_pretrained("me/thinks", revision=revision, trust_remote_code=True)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "How many ?"}], return_tensors="pt")
+    print(model.generate(**prompt, return_dict_in_generate=True).lengths.item())
+"""
+
+
+@pytest.mark.slow
+def test_a_revision_of_the_hub_has_its_own_gate(exported, tmp_path):
+    """Of the hub's cache, with two commits; the newer one's gate never stops."""
+    pytest.importorskip("torch")
+    repository = tmp_path / "models--me--thinks"
+    for commit, revision in (("a" * 40, "old"), ("b" * 40, "main")):
+        shutil.copytree(exported, repository / "snapshots" / commit)
+        write_text(repository / "refs" / revision, commit)
+    gate = repository / "snapshots" / ("b" * 40) / "reasoner.safetensors"
+    save_file({name: -100 + 0 * tensor for name, tensor in load_file(gate).items()}, gate)
+    places = {"HF_HUB_CACHE": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", _FROM_THE_HUB]
+    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["1", str(T)], done.stderr[-2000:]
+
+
+def _export(config, folder: Path) -> Path:
+    """That of a reasoner with random weights, as this config describes it."""
+    setup = assemble(read_config(config))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), setup.abstract_params())
+    save_params(folder / "run" / "checkpoints" / "grpo", params)
+    setup.origin.write(folder / "run" / "checkpoints" / "reasoner")
+    (folder / "run" / "config.json").write_text(json.dumps(values(setup.config)))
+    export_checkpoint(folder / "run" / "checkpoints" / "grpo", folder / "exported")
+    return folder / "exported"
+
+
+@pytest.mark.parametrize(
+    ("reasoner", "thinker", "latents", "words"),
+    [
+        ("coconut_gpt2", "soft", 4, "thinks in slpo_jax alone"),
+        ("text_gpt2", "soft", 4, "Its thought (`soft`) is slpo_jax's alone"),
+        ("text_gpt2", "latent", 0, "`generate` is all that it needs"),
+    ],
+)
+def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, thinker, latents, words):
+    config = run_config(reasoner)
+    config.thinker.name, config.max_latents, config.gate.enabled = thinker, latents, False
+    exported = _export(config, tmp_path)
+    card = (exported / "README.md").read_text()
+    assert words in card
+    assert "custom_generate" not in card
+    assert not (exported / "custom_generate").exists()
+    assert not (exported / "chat_template.jinja").exists()
+    generation = exported / "generation_config.json"
+    assert generation.exists() == reasoner.startswith("coconut")
+    if generation.exists():
+        assert "slpo_jax alone" in json.loads(generation.read_text())["bad_words_ids"]
+
+
+def test_a_registered_policy_that_ends_itself_is_exported(tmp_path, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Closing(THINKERS["colar"]):
+        """Another name, and another end."""
+
+        end_text: str = "?"
+        least: int = 2
+
+    monkeypatch.setitem(THINKERS, "closing", Closing)
+    config = run_config("colar_gpt2")
+    config.thinker.name, config.gate.enabled = "closing", False
+    exported = _export(config, tmp_path)
+    settings = json.loads((exported / "generation_config.json").read_text())
+    assert (exported / "custom_generate" / "generate.py").exists()
+    assert settings["halting_token_id"] == AutoTokenizer.from_pretrained(exported).convert_tokens_to_ids("?")
+    assert settings["halting_least"] == 2
+
+
+def test_the_file_needs_neither_jax_nor_this_package(exported):
+    found = set()
+    for node in ast.walk(ast.parse((exported / "custom_generate" / "generate.py").read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not getattr(node, "level", 0)
+            found |= {(getattr(node, "module", None) or node.names[0].name).partition(".")[0]}
+    assert found - sys.stdlib_module_names == {"torch", "transformers", "safetensors"}
+
+
+def _with_a_beginning():
+    """As Llama 3's: a token in front of every text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    bos = [("<|begin|>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<|begin|> $A", special_tokens=bos)
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [lambda: arithmetic_tokenizer(20), byte_tokenizer, _with_a_beginning])
+@pytest.mark.parametrize("kind", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
+def test_the_chat_template_writes_the_prompt(kind, tokenizer):
+    template = kind.template(tokenizer())
+    have_asked(template)
+    questions = [QUESTION, f"  {QUESTION} "]
+    if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):
+        questions += ["", "a  b   c", "\ttab\n", '"{{ question }}" {% if %}', "Zoë's 3 \\n", "<|start-latent|>"]
+    for question in questions:
+        chat = [{"role": "user", "content": question}]
+        ids = template.tokenizer.apply_chat_template(chat, return_dict=True)
+        assert ids["input_ids"] == template.prompt(question)

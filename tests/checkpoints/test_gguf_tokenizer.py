@@ -1,0 +1,157 @@
+"""Tokenizers out of GGUF files against slow BPE, one regex and one merge after the other."""
+
+import json
+
+import gguf
+import pytest
+import transformers
+from tiny_gguf import SPECIALS, TEXTS, SlowBPE, bpe, real_file, refused, tiny_file
+
+from slpo_jax.checkpoints.gguf import open_gguf
+from slpo_jax.data.tokenizer import add_reasoner_tokens, token_bytes
+
+
+def slow_tokenizer(pre):
+    tokens, merges = bpe()
+    return SlowBPE(pre, tokens, merges, SPECIALS)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "gpt-2", "default"])
+def test_tokenizer_against_slow_bpe(tmp_path, pre):
+    tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": pre})).tokenizer()
+    slow = slow_tokenizer({"default": "gpt-2"}.get(pre, pre))
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == slow(text)
+        assert tokenizer.decode(ids) == text
+    assert len(tokenizer) == len(bpe()[0])
+    assert tokenizer.model_max_length == 64
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "Ġb", "ĠĠ", "5", "ĠĠ", "Ġ(", "c", "'", "REd"]),
+        ("llama-bpe", ["a", "Ġ", "123", "4", "Ġb", "Ġ", "Ġ", "5", "ĠĠ", "Ġ(", "c", "'RE", "d"]),
+        ("gpt-2", ["a", "Ġ1234", "Ġb", "Ġ", "Ġ5", "ĠĠ", "Ġ(", "c", "'", "REd"]),
+    ],
+)
+def test_what_a_word_is(tmp_path, pre, words):
+    """By hand: digits one by one, in threes, or as one word with the space before it."""
+    tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": pre})).tokenizer()
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a 1234 b  5   (c'REd")
+    assert [word for word, _ in split] == words
+
+
+def test_llama3_keeps_a_mark_with_its_word(tmp_path):
+    tokenizer = open_gguf(tiny_file(tmp_path, {"tokenizer.ggml.pre": "llama-bpe"})).tokenizer()
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("(hi)\n\n x")
+    assert [word for word, _ in split] == ["(hi", ")ĊĊ", "Ġx"]
+
+
+def test_llama3_takes_a_word_that_is_a_token_whole(tmp_path):
+    tokens, merges = bpe()
+    tokens = [*tokens[:-1], "xyzzy"]  # which no merges lead to
+    merges = [merge for merge in merges if merge.replace(" ", "") in tokens]
+    fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": merges}
+    whole = open_gguf(tiny_file(tmp_path, fields | {"tokenizer.ggml.pre": "llama-bpe"})).tokenizer()
+    assert whole("xyzzy", add_special_tokens=False)["input_ids"] == [len(tokens) - 1]
+    parts = open_gguf(tiny_file(tmp_path, fields)).tokenizer()
+    assert len(parts("xyzzy")["input_ids"]) == 5
+
+
+def test_special_and_user_defined_tokens(tmp_path):
+    tokens, _ = bpe()
+    kinds = [3 if token in SPECIALS else 1 for token in tokens]
+    tokens = [*tokens]
+    tokens[300], kinds[300] = "two words", 4
+    merges = [m for m in bpe()[1] if all(part in tokens for part in (*m.split(" "), m.replace(" ", "")))]
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": merges}
+    tokenizer = open_gguf(tiny_file(tmp_path, changes)).tokenizer()
+    ids = tokenizer("<|im_end|>two words")["input_ids"]
+    assert ids == [2, 300]
+    assert tokenizer.decode(ids) == "<|im_end|>two words"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "two words"
+    assert tokenizer.special_tokens_map == {
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>", "pad_token": "<|im_end|>"
+    }  # fmt: skip
+    assert token_bytes(tokenizer)[300] == b"two words"
+
+
+def test_reasoner_tokens_follow_the_vocabulary(tmp_path):
+    tokenizer = open_gguf(tiny_file(tmp_path)).tokenizer()
+    size = len(bpe()[0])
+    added = add_reasoner_tokens(tokenizer)
+    assert (added.start, added.end, added.latent, added.eos, added.pad) == (size, size + 1, size + 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "start", "end"),
+    [
+        ({}, [], []),
+        ({"tokenizer.ggml.add_bos_token": True}, [1], []),
+        ({"tokenizer.ggml.add_bos_token": None}, [], []),
+        ({"tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.pre": "llama-bpe"}, [1], []),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}, [1], [2]),
+    ],
+)
+def test_a_texts_first_and_last_token(tmp_path, changes, start, end):
+    tokenizer = open_gguf(tiny_file(tmp_path, changes)).tokenizer()
+    plain = tokenizer("the 12 pears", add_special_tokens=False)["input_ids"]
+    assert tokenizer("the 12 pears")["input_ids"] == start + plain + end
+    pair = tokenizer("the 12 pears", "the 12 pears")["input_ids"]
+    assert pair == (start + plain + end) * 2
+
+
+@pytest.mark.parametrize("pre", ["smollm", "llama-bpe"])
+def test_a_saved_tokenizer_opens_as_the_same(tmp_path, pre):
+    changes = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": True, "tokenizer.chat_template": "{{ x }}"}
+    opened = open_gguf(tiny_file(tmp_path, changes))
+    opened.tokenizer().save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text(
+        json.dumps({k: v for k, v in opened.config.items() if v is not None})
+    )
+    saved = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert saved["clean_up_tokenization_spaces"] is False  # which older versions would do unless told
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.chat_template == "{{ x }}"
+    slow = slow_tokenizer(pre)
+    for text in TEXTS:
+        assert again(text)["input_ids"] == [1, *slow(text)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", "llama"),
+        ("model", None),
+        ("pre", "qwen2"),
+        ("pre", None),
+        ("tokens", None),
+        ("tokens", [*bpe()[0], "one more"]),
+        ("tokens", ["<|endoftext|>"] * len(bpe()[0])),
+        ("merges", None),
+        ("merges", ["a b c"]),
+        ("merges", ["xx yy"]),
+        ("token_type", [1, 2]),
+        ("bos_token_id", None),
+        ("unknown_token_id", 100000),
+    ],
+)
+def test_tokenizers_that_cannot_be_built(tmp_path, key, value):
+    changes = {"tokenizer.ggml.add_bos_token": True, f"tokenizer.ggml.{key}": value}
+    refused(tiny_file(tmp_path, changes), f"tokenizer.ggml.{key}".removesuffix("_id"), tokenizer=True)
+
+
+@pytest.mark.slow
+def test_smollm2s_tokenizer(shared_data):
+    smollm2 = real_file()
+    tokenizer = open_gguf(smollm2).tokenizer()
+    fields = gguf.GGUFReader(smollm2).fields
+    tokens, merges, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges", "token_type"))
+    slow = SlowBPE("smollm", tokens, merges, [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3])
+    lines = (shared_data / "gsm8k_train.jsonl").read_text().splitlines()[:200]
+    for text in [*TEXTS, *(json.loads(line)["question"] for line in lines)]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == slow(text)
+        assert tokenizer.decode(ids) == text

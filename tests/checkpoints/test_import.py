@@ -1,0 +1,184 @@
+"""Parameters, ids and texts of published checkpoints arrive as the programs that wrote them have them."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from published import (
+    END,
+    LATENT,
+    QUESTIONS,
+    START,
+    coconut_hugging_face,
+    coconut_original,
+    codi_hugging_face,
+    codi_original,
+    random_model,
+    tokenizer,
+    torch,
+)
+from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied, write_config, written
+from tiny import load_hf
+from tiny_llama import load_hf_llama
+
+from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.config import read_config
+from slpo_jax.models.gpt2 import GPT2Config
+from slpo_jax.run.experiment import build
+
+CASES = {
+    "COCONUT in Hugging Face's layout": (coconut_hugging_face,),
+    "COCONUT, sharded": (coconut_hugging_face, "sharded"),
+    "COCONUT, pytorch_model.bin": (coconut_hugging_face, "bin"),
+    "COCONUT's own, GPT-2": (coconut_original, "gpt2"),
+    "COCONUT's own, Llama": (coconut_original, "llama"),
+    "COCONUT's own, safetensors": (coconut_original, "gpt2", True),
+    "COCONUT's own, padded base": (coconut_original, "llama", False, 9),
+    "CODI in Hugging Face's layout": (codi_hugging_face,),
+    "CODI's own, GPT-2": (codi_original, "gpt2"),
+    "CODI's own, Llama": (codi_original, "llama"),
+    "CODI's own, safetensors": (codi_original, "llama", True),
+    "CODI's own, padded base": (codi_original, "gpt2", False, 9),
+    "GPT-2": (base_gpt2,),
+    "GPT-2 as on the hub": (base_gpt2, True),
+    "Llama": (base_llama,),
+    "Qwen2": (base_llama, "qwen2"),
+    "GGUF": (base_gguf,),
+}
+
+
+def open_case(settings, folder: Path, **changes) -> Origin:
+    return open_origin(read_config(config_of(settings | changes, folder)))
+
+
+def theirs(origin: Origin) -> dict[str, np.ndarray]:
+    """The language model that arrived, as transformers' state dict."""
+    model = origin.description.model
+    load = load_hf if isinstance(model, GPT2Config) else load_hf_llama
+    return load(origin.read()["reasoner"], model).state_dict()
+
+
+def assert_arrived(origin: Origin, state, tolerance: float = 0.0) -> None:
+    found = theirs(origin)
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        np.testing.assert_allclose(found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def projector_of(layers) -> dict[str, dict[str, np.ndarray]]:
+    names = {"fc_in": layers[1], "fc_out": layers[3], "norm": layers[4]}
+    found = {name: {"bias": layer.bias.detach().numpy()} for name, layer in names.items()}
+    for name, layer in names.items():
+        found[name]["scale" if name == "norm" else "kernel"] = layer.weight.detach().numpy().T
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_arrives(name, tmp_path):
+    write, *options = CASES[name]
+    case = written(write, *options)
+    origin = open_case(case.settings, tmp_path)
+    state = {key: value for key, value in case.model.state_dict().items() if not key.startswith("projector.")}
+    # Adapters are added, and rows averaged, in another order of summation.
+    assert_arrived(origin, state, 1e-6 if write in (codi_original, base_gguf) else 0.0)
+    tokens = origin.tokens
+    assert (tokens["start"], tokens["end"], tokens["eos"]) == (case.start, case.end, case.eos)
+    assert origin.template.banned_ids == case.banned
+    assert [origin.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
+    assert origin.is_base == name.startswith(("GPT-2", "Llama", "Qwen2", "GGUF"))
+    found = origin.read()["reasoner"]
+    assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
+    if "CODI" in name:
+        wanted = projector_of(case.transition)
+        assert {key: set(part) for key, part in found["projector"].items()} == {k: set(p) for k, p in wanted.items()}
+        for key, part in wanted.items():
+            for leaf, value in part.items():
+                np.testing.assert_array_equal(found["projector"][key][leaf], value)
+
+
+def test_ids_by_name_and_published_ones(tmp_path):
+    plain = len(tokenizer("gpt2"))
+    named = open_case(written(coconut_hugging_face).settings, tmp_path).tokens
+    assert (named["latent"], named["start"], named["end"]) == (plain, plain + 1, plain + 2)
+    coconut = open_case(written(coconut_original, "gpt2").settings, tmp_path).tokens
+    assert (coconut["start"], coconut["end"], coconut["latent"]) == (plain, plain + 1, plain + 2)
+    codi = open_case(written(codi_original, "gpt2").settings, tmp_path)
+    assert (codi.tokens["pad"], codi.tokens["start"], codi.tokens["end"]) == (plain, plain + 1, plain + 2)
+    assert codi.template.tokenizer.convert_tokens_to_ids([START, END]) == [plain + 1, plain + 2]
+    assert LATENT not in codi.template.tokenizer.get_vocab()
+
+
+def test_all_programs_see_the_same_parameters(tmp_path):
+    """`initial_params` has what was read, and draws what is missing."""
+    case = written(base_gpt2)
+    write_config(tmp_path)
+    experiment = build(read_config(config_of(case.settings | {"reasoner": "codi_gpt2"}, tmp_path)), tmp_path / "work")
+    experiment.log.close()
+    params = experiment.initial_params()
+    np.testing.assert_array_equal(params["reasoner"]["backbone"]["wte"], case.model.transformer.wte.weight.detach())
+    assert params["reasoner"]["projector"]["fc_in"]["kernel"].shape == (16, 16)
+    assert params["gate"]["out"]["kernel"].shape == (16, 1)
+    assert experiment.config.model.n_inner == 40
+    assert experiment.config.model.n_positions == 96
+
+
+def _resave(path: Path, change) -> None:
+    """Write a torch file again with some of its tensors changed."""
+    state = torch.load(path)
+    change(state)
+    torch.save(state, path)
+
+
+def test_what_older_programs_left_in_their_files(tmp_path):
+    case = copied(tmp_path / "gpt2", coconut_original, "gpt2")
+    mask = torch.ones(1, 1, 96, 96, dtype=torch.uint8).tril()
+
+    def add(state):
+        state["base_causallm.transformer.h.1.attn.bias"] = mask
+        state["base_causallm.transformer.h.1.attn.masked_bias"] = torch.tensor(-10000.0)
+        for name in list(state):
+            state[f"module.{name}"] = state.pop(name)
+
+    _resave(Path(case.settings["init"]), add)
+    assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
+    case = copied(tmp_path / "llama", coconut_original, "llama")
+    add_one = {"base_causallm.model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    _resave(Path(case.settings["init"]), lambda state: state.update(add_one))
+    assert_arrived(open_case(case.settings, tmp_path), case.model.state_dict())
+
+
+def test_half_precision_becomes_single_unchanged(tmp_path):
+    case = copied(tmp_path, coconut_original, "llama")
+
+    def halve(state):
+        for name in state:
+            state[name] = state[name].to(torch.bfloat16)
+
+    _resave(Path(case.settings["init"]), halve)
+    origin = open_case(case.settings, tmp_path)
+    assert_arrived(origin, copy.deepcopy(case.model).bfloat16().float().state_dict())
+    assert origin.read()["reasoner"]["backbone"]["embed_tokens"].dtype == np.float32
+
+
+def test_pefts_own_word_on_the_scale_goes_first(tmp_path):
+    case = copied(tmp_path, codi_original, "llama")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 16, "r": 8}))
+    settings = case.settings | {"init": str(tmp_path), "lora_alpha": 77.0}
+    assert_arrived(open_case(settings, tmp_path), case.model.state_dict(), 1e-6)
+
+
+def test_padded_base_models(tmp_path):
+    """COCONUT's tokens follow the tokenizer's, as in its program; CODI's follow the model's vocabulary."""
+    texts = tokenizer("gpt2")
+    model = random_model("gpt2", len(texts) + 9)
+    model.save_pretrained(tmp_path)
+    texts.save_pretrained(tmp_path)
+    settings = {"init": str(tmp_path), "reasoner": "coconut_gpt2", "stages": ("imitate",)}
+    coconut = open_case(settings, tmp_path)
+    assert (coconut.tokens["start"], coconut.description.model.vocab_size) == (len(texts), len(texts) + 9)
+    assert_arrived(coconut, model.state_dict())
+    codi = open_case(settings | {"reasoner": "codi_gpt2"}, tmp_path)
+    assert [codi.tokens[name] for name in ("pad", "start", "end")] == [len(texts) + 9 + i for i in range(3)]
+    assert codi.description.model.vocab_size == len(codi.template.tokenizer) == len(texts) + 12

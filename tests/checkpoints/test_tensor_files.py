@@ -1,0 +1,390 @@
+"""Tensors out of files that safetensors, torch, transformers and huggingface_hub wrote."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+
+from slpo_jax.checkpoints import tensors as tensors_module
+from slpo_jax.checkpoints.tensors import open_tensors
+from slpo_jax.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def values(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+STATE = {
+    "wte.weight": values(5, 4),
+    "h.0.ln.bias": values(3).astype(np.float16),
+    "h.0.proj": values(2, 3, 4).astype(ml_dtypes.bfloat16),
+    "scalar": np.array(2.5, ml_dtypes.bfloat16),
+    "positions": np.arange(4),
+    "transposed": values(3, 5).T,
+}
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.bfloat16, np.int64, np.float32]
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def to_torch(state=STATE):
+    """The same as tensors, strides included; numpy's bfloat16 is none that torch knows."""
+    torch = pytest.importorskip("torch")
+    half = {name: array.dtype == ml_dtypes.bfloat16 for name, array in state.items()}
+    tensors = {name: torch.from_numpy(array.astype("f") if half[name] else array) for name, array in state.items()}
+    return {name: tensor.to(torch.bfloat16) if half[name] else tensor for name, tensor in tensors.items()}
+
+
+def to_numpy(state):
+    """A model's state dict in bfloat16 or float32."""
+    kinds = {"torch.bfloat16": ml_dtypes.bfloat16, "torch.float32": np.float32}
+    return {name: tensor.detach().float().numpy().astype(kinds[str(tensor.dtype)]) for name, tensor in state.items()}
+
+
+def check(tensors, state=STATE):
+    """The same names, types, shapes and bits as the state dict."""
+    assert set(tensors) == set(state)
+    assert len(tensors) == len(state)
+    for name, array in state.items():
+        found = tensors[name].read()
+        assert found.dtype == array.dtype
+        assert tensors[name].shape == found.shape == array.shape
+        np.testing.assert_array_equal(found.astype(np.float64), array.astype(np.float64))
+        assert tensors[name].name == name
+
+
+def refused(path, *parts):
+    """The error of opening the file: one line that has all these parts."""
+    with pytest.raises(UserError) as caught:
+        open_tensors(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, ";"):  # what follows the semicolon is the remedy
+        assert part in message
+    return message
+
+
+def save_safetensors(path, state=None):
+    contiguous = {name: np.array(array, order="C") for name, array in (state or STATE).items()}
+    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+    return path
+
+
+def test_types_are_kept(tmp_path):
+    save_safetensors(tmp_path / "model.safetensors")
+    opened = open_tensors(tmp_path / "model.safetensors")
+    assert [opened[name].read().dtype for name in STATE] == DTYPES
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors", "checkpoint_3"])
+def test_a_safetensors_file_of_any_name(tmp_path, name):
+    check(open_tensors(save_safetensors(tmp_path / name)))
+
+
+def test_numpys_safetensors(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float16)}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    opened = open_tensors(tmp_path / "x.safetensors")
+    assert set(opened) == {"a", "b"}
+    for name, array in arrays.items():
+        assert opened[name].read().dtype == array.dtype
+        np.testing.assert_array_equal(opened[name].read(), array)
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
+    read = []
+
+    class Recorder:
+        def __init__(self, *args, **kwargs):
+            self.file = safetensors.safe_open(*args, **kwargs)
+
+        def keys(self):
+            return self.file.keys()
+
+        def get_slice(self, name):
+            return self.file.get_slice(name)
+
+        def get_tensor(self, name):
+            read.append(name)
+            return self.file.get_tensor(name)
+
+    monkeypatch.setattr(tensors_module, "safe_open", Recorder)
+    opened = open_tensors(save_safetensors(tmp_path / "model.safetensors"))
+    assert "wte.weight" in opened
+    assert "missing" not in opened
+    assert [each.shape for each in opened.values()] == [STATE[name].shape for name in opened]
+    assert not read
+    opened["scalar"].read()
+    assert read == ["scalar"]
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "a.pt", "a.pth", "checkpoint_12"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_torch_checkpoint_of_any_name(tmp_path, name, zipped, torch):
+    torch.save(to_torch(), tmp_path / name, _use_new_zipfile_serialization=zipped)
+    opened = open_tensors(tmp_path / name)
+    check(opened)
+    changed = opened["wte.weight"].read()
+    changed += 1  # its own copy
+    np.testing.assert_array_equal(opened["wte.weight"].read(), STATE["wte.weight"])
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model", "model_state_dict"])
+def test_a_state_dict_one_level_down(tmp_path, wrapper, torch):
+    torch.save({wrapper: to_torch(), "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "a.pt")
+    check(open_tensors(tmp_path / "a.pt"))
+
+
+def test_a_modules_own_state_with_tied_weights(tmp_path, torch):
+    module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
+    module[1].weight = module[0].weight
+    torch.save(module.state_dict(), tmp_path / "a.pt")
+    opened = open_tensors(tmp_path / "a.pt")
+    check(opened, to_numpy(module.state_dict()))
+    np.testing.assert_array_equal(opened["0.weight"].read(), opened["1.weight"].read())
+
+
+def tiny_gpt2():
+    torch = pytest.importorskip("torch")
+    config = transformers.GPT2Config(vocab_size=61, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    return transformers.GPT2LMHeadModel(config).to(torch.bfloat16)
+
+
+def test_transformers_shards(tmp_path):
+    model = tiny_gpt2()
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2
+    state = model.state_dict()
+    del state["lm_head.weight"]  # tied: not saved
+    opened = open_tensors(tmp_path)
+    check(opened, to_numpy(state))
+
+
+def test_one_file_of_transformers(tmp_path):
+    model = tiny_gpt2()
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    del state["lm_head.weight"]
+    check(open_tensors(tmp_path), to_numpy(state))
+
+
+@pytest.mark.parametrize("size", [100, "1GB"])
+def test_pickles_of_huggingface_hub(tmp_path, size):
+    hub = pytest.importorskip("huggingface_hub")
+    hub.save_torch_state_dict(to_torch(), tmp_path, safe_serialization=False, max_shard_size=size)
+    assert (len(list(tmp_path.glob("*.bin"))) > 1) == (size == 100)
+    check(open_tensors(tmp_path))
+
+
+def test_safetensors_go_before_pickles(tmp_path, torch):
+    torch.save({"old": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    assert set(open_tensors(tmp_path)) == {"old"}
+    save_safetensors(tmp_path / "model.safetensors")
+    check(open_tensors(tmp_path))
+
+
+def test_torch_is_imported_for_pickles_alone(tmp_path):
+    pytest.importorskip("torch")  # else nothing can import it
+    path = save_safetensors(tmp_path / "model.safetensors", {"a": values(2).astype(ml_dtypes.bfloat16)})
+    code = (
+        "import sys, pathlib; from slpo_jax.checkpoints.tensors import open_tensors;"
+        f"print(open_tensors(pathlib.Path({str(path)!r}))['a'].read().dtype, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["bfloat16", "False"]
+
+
+def test_without_torch_a_pickle_says_what_to_install(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}.")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refused(tmp_path / "a.pt", "a.pt", "pip install torch")
+
+
+def test_what_is_not_there(tmp_path):
+    refused(tmp_path / "nothing", "nothing", "no such file")
+    refused(tmp_path, str(tmp_path), "model.safetensors", "pytorch_model.bin")
+    (tmp_path / "empty.bin").touch()
+    refused(tmp_path / "empty.bin", "empty.bin", "is empty")
+    (tmp_path / "model.safetensors").touch()
+    refused(tmp_path, "model.safetensors", "is empty")
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"GGUF\x03\x00\x00\x00", "GGUF"),
+        (b"<html><body>404</body></html>", "neither safetensors nor a torch checkpoint"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, start, part):
+    (tmp_path / "weights").write_bytes(start)
+    refused(tmp_path / "weights", "weights", part)
+
+
+def test_an_archive_without_a_pickle(tmp_path, torch):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("readme.txt", "no weights")
+    refused(tmp_path / "a.pt", "a.pt", "no torch checkpoint")
+
+
+def test_files_without_tensors(tmp_path):
+    safetensors.numpy.save_file({}, tmp_path / "a.safetensors")
+    refused(tmp_path / "a.safetensors", "a.safetensors", "no tensors")
+
+
+def test_pickles_without_tensors(tmp_path, torch):
+    torch.save({}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", "no tensors")
+
+
+def test_a_type_that_numpy_lacks(tmp_path):
+    state = {"tiny": values(4).astype(ml_dtypes.float8_e4m3fn)}
+    refused(save_safetensors(tmp_path / "a.safetensors", state), "a.safetensors", "tiny", "F8_E4M3")
+
+
+def test_a_pickled_type_that_numpy_lacks(tmp_path, torch):
+    torch.save({"tiny": torch.ones(4).to(torch.float8_e4m3fn)}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", "tiny", "float8_e4m3fn")
+
+
+class Anything:
+    """What a pickle of a whole model has in it."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "parts"),
+    [
+        (lambda torch: {"w": torch.ones(2), "config": {"n": 1}}, ["config", "dict"]),
+        (lambda torch: {"state_dict": {"w": torch.ones(2), "step": 3}}, ["step", "int"]),
+        (lambda torch: {"w": torch.ones(2), 3: torch.ones(2)}, ["3", "no string"]),
+        (lambda torch: {"model": {"w": torch.ones(2)}, "state_dict": {"w": torch.ones(2)}}, ["state_dict", "model"]),
+        (lambda torch: [torch.ones(2)], ["list"]),
+        (lambda torch: {"w": torch.ones(2, 2).to_sparse()}, ["w", "dense"]),
+        (lambda torch: {"w": torch.ones(2, dtype=torch.complex64)}, ["w", "dense"]),
+        (lambda torch: torch.nn.Linear(2, 2), ["Python objects"]),
+        (lambda torch: {"w": torch.ones(2), "args": Anything()}, ["Python objects"]),
+    ],
+)
+def test_pickles_of_more_than_tensors(tmp_path, saved, parts, torch):
+    torch.save(saved(torch), tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "a.pt", *parts)
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript")
+def test_torchscript(tmp_path, torch):
+    archive = tmp_path / "a.pt"
+    torch.save(to_torch(), archive)
+    # What TorchScript's archives have on top; writing one is deprecated.
+    with zipfile.ZipFile(archive, "a") as zipped:
+        zipped.writestr("a/constants.pkl", b"\x80\x02).")
+    refused(archive, "a.pt", "TorchScript")
+
+
+def sharded(tmp_path):
+    """(index, shards) in the layout that `test_transformers_shards` opens."""
+    shards, shard_of = [tmp_path / f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)], {}
+    for i, path in enumerate(shards):
+        part = {name: STATE[name] for name in list(STATE)[i::3]}
+        save_safetensors(path, part)
+        shard_of |= dict.fromkeys(part, path.name)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shard_of}))
+    check(open_tensors(tmp_path))
+    return index, shards
+
+
+def test_a_missing_shard(tmp_path):
+    index, shards = sharded(tmp_path)
+    shards[1].unlink()
+    refused(tmp_path, shards[1].name, "missing", index.name)
+
+
+def test_an_index_that_lists_too_much_or_too_little(tmp_path):
+    index, shards = sharded(tmp_path)
+    listed = json.loads(index.read_text())
+    name = "h.0.ln.bias"
+    assert name in listed["weight_map"]
+    less = {key: shard for key, shard in listed["weight_map"].items() if key != name}
+    index.write_text(json.dumps(listed | {"weight_map": less}))
+    refused(tmp_path, listed["weight_map"][name], "holds " + name)
+    more = listed["weight_map"] | {"transformer.h.9.weight": shards[0].name}
+    index.write_text(json.dumps(listed | {"weight_map": more}))
+    refused(tmp_path, shards[0].name, "lacks transformer.h.9.weight")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 3}}', "\xff"]
+)
+def test_an_index_that_is_none(tmp_path, text):
+    index, _ = sharded(tmp_path)
+    index.write_text(text, encoding="latin-1")
+    refused(tmp_path, index.name)
+
+
+def test_shards_copied_in_part(tmp_path):
+    _, shards = sharded(tmp_path)
+    shards[0].write_bytes(shards[0].read_bytes()[:-1])
+    refused(tmp_path, shards[0].name, "truncated or corrupt")
+    shutil.copy(shards[1], shards[0])
+    refused(tmp_path, shards[0].name)
+
+
+def save(path, kind: str):
+    """Writes the file and returns its bytes; `kind` is "safetensors", or "zip" or "pickle" of torch's."""
+    if kind == "safetensors":
+        save_safetensors(path)
+    else:
+        pytest.importorskip("torch").save(to_torch(), path, _use_new_zipfile_serialization=kind == "zip")
+    return path.read_bytes()
+
+
+KINDS = pytest.mark.parametrize("kind", ["safetensors", "zip", "pickle"])
+
+
+@KINDS
+def test_a_truncated_file_is_always_refused(tmp_path, kind):
+    path = tmp_path / "weights"
+    whole = save(path, kind)
+    for size in (1, 5, 9, 40, len(whole) // 3, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refused(path, "weights")
+
+
+@KINDS
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_corrupt_file_is_refused_or_read(tmp_path, kind):
+    rng, path, messages = np.random.default_rng(1), tmp_path / "weights", []
+    whole = save(path, kind)
+    for _ in range(100):
+        broken = bytearray(whole)
+        for place in rng.integers(-600, 1200, size=rng.integers(1, 4)):  # where headers and directories are
+            broken[place % len(whole)] = rng.integers(256)
+        path.write_bytes(broken)
+        try:
+            dict(open_tensors(path))
+        except UserError as error:
+            messages.append(str(error))
+    assert all("\n" not in message and str(path) in message for message in messages)
+    assert 25 < len(messages) < 100
+
+
+def test_the_one_torch_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "checkpoint_28").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UserError, match=rf"^{tmp_path}: has no weights; .*; give {tmp_path}/checkpoint_28 if that is"):
+        open_tensors(tmp_path)

@@ -1,0 +1,170 @@
+"""How every command ends."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import slpo_jax
+from slpo_jax.cli import commands
+from slpo_jax.config.config_files import shipped_folder
+
+PROGRAM = """
+import sys
+from slpo_jax.cli.command import run_command
+
+def main(argv):
+    raise {error}
+
+sys.argv = ["program", *{flags}]
+run_command(main{more})
+"""
+
+
+def _end(error: str, *flags: str, more: str = "") -> tuple[int, list[str]]:
+    """Status and lines of a program that ends with an error."""
+    program = PROGRAM.format(error=error, flags=list(flags), more=more)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return done.returncode, [line for line in done.stderr.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "__import__('slpo_jax.errors').errors.UserError('config.seed: no; give another')",
+            "config.seed: no; give another",
+        ),
+        (
+            f"OSError({errno.ENOSPC}, 'No space left on device')",
+            "No space left on device; make room; what was finished is kept, and the same command goes on",
+        ),
+        (
+            f"OSError({errno.EACCES}, 'Permission denied', 'a/b')",
+            "a/b: Permission denied; check the path and its permissions",
+        ),
+        (
+            f"OSError({errno.EISDIR}, 'Is a directory', '.b.tmp', None, 'b')",
+            "b: Is a directory; check the path and its permissions",
+        ),
+    ],
+)
+def test_one_line_and_status_2(error, line):
+    assert _end(error) == (2, [f"error: {line}"])
+
+
+@pytest.mark.parametrize("error", ["__import__('jax').numpy.zeros(2**46)", "MemoryError()"])
+def test_out_of_memory_names_the_settings_that_help(error):
+    """The first asks a device for 281 TB."""
+    status, (line,) = _end(error)
+    assert status == 2
+    assert line.startswith("error: out of memory (")
+    for key in ("micro_batches", "model.remat", "model.scan_layers", "sharding.fsdp", "evaluate.batch_size"):
+        assert f"config.{key}" in line or f"config.STAGE.{key}" in line
+
+
+def test_ctrl_c_is_a_line(tmp_path):
+    assert _end("KeyboardInterrupt") == (130, ["interrupted; the same command goes on from what is finished"])
+    assert _end("KeyboardInterrupt", more=", goes_on=False") == (130, ["interrupted"])
+
+
+def test_a_mistake_of_ours_is_a_traceback():
+    status, lines = _end("ZeroDivisionError('sum')")
+    assert status == 1
+    assert lines[-1] == "ZeroDivisionError: sum"
+
+
+def test_debug_shows_where():
+    status, lines = _end(f"OSError({errno.ENOSPC}, {os.strerror(errno.ENOSPC)!r})", "--debug")
+    assert status == 1
+    assert any(line.startswith("Traceback") for line in lines)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_closed_pipe_is_silence(flush):
+    """Whether a line finds out, or the last flush."""
+    main = f"    print('what nobody reads', flush={flush})\n    raise SystemExit(0)"
+    program = PROGRAM.format(error="", flags=[], more="").replace("    raise ", main)
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_s_closed_pipe_is_no_silence():
+    status, lines = _end("BrokenPipeError(32, 'Broken pipe')")
+    assert status == 1
+    assert lines[-1] == "BrokenPipeError: [Errno 32] Broken pipe"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--config=small.py:x", "--workdir", "a/b"], "workdir a/b, config small.py:x"),
+        ([f"--config={shipped_folder()}/own.py:"], "workdir runs/own, config own"),
+        (["--config=small.py", "--smoke"], "workdir runs/small_smoke, config small.py"),
+        (["--config=quickstart", "--process=1"], ""),
+        (["--config=quickstart", "--distributed"], ""),
+        (["--config=quickstart", "--help"], ""),
+    ],
+)
+def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
+    program = (
+        f"import sys; from slpo_jax.cli import main; main._say_start(['main', *{flags}]); print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n"
+    assert done.stderr == (f"slpo_jax {slpo_jax.__version__}: {line}\n" if line else "")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", ["", *commands._MODULES, "configs"])
+def test_help_is_no_error(command, flag):
+    done = _slpo(*command.split(), flag)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert command in done.stdout
+
+
+def _slpo(*arguments: str, **settings: Any) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "slpo_jax", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, **settings)
+
+
+def test_warnings_look_as_all_other_lines():
+    """Those of others say where they are from."""
+    ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
+    logs = "__import__('absl.logging').logging"
+    status, lines = _end(f"exec({ours}, {{'logging': {logs}}}) or {logs}.warning('theirs') or SystemExit(0)")
+    assert (status, lines[0]) == (0, "lost 3")
+    assert re.fullmatch(r"W\d{4} .* <string>:\d+\] theirs", lines[1])
+
+
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        ("", ["lost 3", "WARNING:absl:theirs"]),
+        ("import logging; logging.basicConfig(format='mine %(message)s'); ", ["mine lost 3", "mine theirs"]),
+    ],
+)
+def test_warnings_look_so_in_python_too(configured, said):
+    """Without touching what the user has said of messages."""
+    ours = f"compile(\"logging.warning('lost %d', 3)\", {slpo_jax.__path__[0] + '/text/x.py'!r}, 'exec')"
+    code = f"{configured}import slpo_jax; slpo_jax.Evaluation; from absl import logging; exec({ours})"
+    code += "; logging.warning('theirs')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == said
+
+
+def test_an_encoding_without_a_character_is_no_error():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    program = PROGRAM.format(error="SystemExit(print('61.7 ± 2.3', '–', '猫'))", flags=[], more="")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"61.7 +- 2.3 - \\u732b\n")
+    done = _slpo("solve", "./nowhere", "-", input="Zoë ?", env=environment)
+    assert (done.returncode, done.stderr[:31]) == (2, "error: --checkpoint: ./nowhere ")

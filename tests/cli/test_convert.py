@@ -1,0 +1,299 @@
+"""Checkpoints there and back: Orbax to Hugging Face, opened by transformers, and home again bit for bit."""
+
+import json
+import re
+import resource
+import shutil
+from importlib.metadata import version
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from small_run import finished_run, load_config
+from tiny_llama import random_tree
+
+from slpo_jax.checkpoints import export
+from slpo_jax.checkpoints.architectures import REASONERS, backbone_of
+from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.config import default_config, read_config
+from slpo_jax.errors import UserError
+from slpo_jax.io.orbax import load_params, save_params, stored_params
+from slpo_jax.models.gate import stopping_gate
+from slpo_jax.models.llama import Qwen2Config
+from slpo_jax.run.experiment import build
+
+
+def _config(reasoner: str, **changes):
+    config = default_config()
+    config.reasoner = reasoner
+    config.tokenizer = "synthetic:20"
+    config.model.update(n_layer=2, n_head=4, n_kv_head=2, n_embd=16, n_inner=24, n_positions=64, projector=12)
+    config.gate.hidden = 5 if reasoner == "codi_llama" else 0
+    config.prompt_slots = (24,)
+    if reasoner.startswith("text"):
+        config.max_latents, config.min_latents, config.gate.enabled = 0, 1, False
+    config.update(changes)
+    return config
+
+
+def _name(origin) -> str:
+    return f"{origin.kind.name}_{backbone_of(origin.description.model)}"
+
+
+def _bits(tree):
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _assert_equal_bits(new, old):
+    new, old = _bits(new), _bits(old)
+    assert new.keys() == old.keys()
+    for name, leaf in old.items():
+        assert new[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(new[name], leaf, err_msg=name)
+
+
+@pytest.fixture(scope="module", params=list(REASONERS))
+def there(request, tmp_path_factory):
+    """(origin, functions, parameters, Orbax checkpoint, its export) of a reasoner with random weights."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config = _config(request.param)
+    config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
+    origin = open_origin(read_config(config))
+    reasoner = origin.kind.on(origin.description.model)
+    gate = stopping_gate(reasoner.width, config.gate.hidden)
+    gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
+    params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
+    checkpoint = folder / "checkpoints" / "slpo"
+    save_params(checkpoint, params)
+    origin.write(checkpoint.parent / "reasoner")
+    (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
+    export.export_checkpoint(checkpoint, folder / "exported")
+    return origin, reasoner, params, checkpoint, folder / "exported"
+
+
+def test_transformers_opens_and_decodes_the_same(there):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    origin, reasoner, params, _, exported = there
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    is_qwen2 = type(origin.description.model) is Qwen2Config  # AutoTokenizer would cut it as Qwen2's own
+    opens = transformers.PreTrainedTokenizerFast if is_qwen2 else transformers.AutoTokenizer
+    tokenizer = opens.from_pretrained(exported)
+    text = "Tom has 5 apples . He buys 3 . How many now ?"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == origin.template.tokenizer(text)["input_ids"]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits.numpy()
+    tokens = np.array([ids], np.int32)
+    hidden, _ = reasoner.forward(
+        params["reasoner"], reasoner.embed(params["reasoner"], tokens), np.arange(len(ids))[None], tokens >= 0
+    )
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
+    config = json.loads((exported / "config.json").read_text())
+    markers = config.get("latent_start_id"), config.get("latent_end_id")
+    assert markers == (origin.template.start_id, next(iter(origin.template.closing_ids), None))
+    assert config["eos_token_id"] == origin.template.eos_id == model.config.eos_token_id
+
+
+def test_there_and_back_bit_for_bit(there, tmp_path):
+    origin, _, params, _, exported = there
+    config = default_config()
+    identity = identify(str(exported))
+    name = export.guess_reasoner(identity)
+    assert name == _name(origin)
+    config.reasoner = name
+    config.gate.hidden = 5 if name == "codi_llama" else 0
+    back = export.import_checkpoint(identity, tmp_path / "back", read_config(config))
+    _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
+    assert back.description.gate_trained
+    assert (back.template.start_id, back.template.closing_ids, back.template.banned_ids) == (
+        origin.template.start_id,
+        origin.template.closing_ids,
+        origin.template.banned_ids,
+    )
+    export.export_checkpoint(tmp_path / "back", tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "converted by slpo_jax from `exported`" in card
+    assert str(exported.parent) not in card
+    for file in ("model.safetensors", "reasoner.safetensors"):
+        first, second = load_file(exported / file), load_file(tmp_path / "again" / file)
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[tensor], second[tensor]) for tensor in first)
+
+
+def test_a_run_starts_from_the_export(there, tmp_path):
+    origin, _, params, checkpoint, exported = there
+    for init in (exported, checkpoint):
+        config = _config(_name(origin), init=str(init), tokenizer="")
+        config.model.update(n_layer=7, n_embd=4)  # the checkpoint's shapes hold
+        config.stages = ("evaluate",)
+        config.data.eval.made = "synthetic:test"
+        experiment = build(read_config(config), tmp_path / "work")
+        _assert_equal_bits(experiment.initial_params(), params)
+        assert (experiment.config.model.n_layer, experiment.config.model.n_embd) == (2, 16)
+        experiment.log.close()
+
+
+def test_side_file_is_as_documented(there):
+    origin, _, params, _, exported = there
+    side = load_file(exported / "reasoner.safetensors")
+    expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
+    if "hidden" in params["gate"]:
+        expected |= {"gate.hidden.weight": (5, 16), "gate.hidden.bias": (5,)}
+    expected |= {
+        "codi": {"projector.1.weight": (12, 16), "projector.1.bias": (12,), "projector.3.weight": (16, 12),
+                 "projector.3.bias": (16,), "projector.4.weight": (16,), "projector.4.bias": (16,)},
+        "colar": {"lt_head.fc.0.weight": (12, 16), "lt_head.fc.0.bias": (12,), "lt_head.fc.2.weight": (12, 12),
+                  "lt_head.fc.2.bias": (12,), "lt_head.fc.3.weight": (12,), "lt_head.fc.3.bias": (12,),
+                  "lt_head.mean.weight": (16, 12), "lt_head.mean.bias": (16,), "lt_head.log_std.weight": (16, 12),
+                  "lt_head.log_std.bias": (16,)},
+        "dart": {"silent.embedding": (16,), "silent.fc_in.weight": (12, 16), "silent.fc_in.bias": (12,),
+                 "silent.fc_out.weight": (16, 12), "silent.fc_out.bias": (16,)},
+    }.get(origin.kind.name, {})  # fmt: skip
+    assert {name: tensor.shape for name, tensor in side.items()} == expected
+    latent = np.random.default_rng(0).normal(size=16).astype(np.float32)
+    if "hidden" not in params["gate"]:
+        logit = stopping_gate(16).logits(params["gate"], latent[None, None])
+        expected_logit = side["gate.out.weight"][0] @ latent + side["gate.out.bias"][0]
+        assert float(logit[0, 0]) == pytest.approx(float(expected_logit), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_card_tells_what_was_trained_and_measured(tmp_path):
+    work = finished_run() / "work"
+    export.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
+    card = (tmp_path / "card" / "README.md").read_text()
+    report = json.loads((work / "report.json").read_text())["eval"]["slpo"]
+    for name, row in report.items():
+        (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
+        assert f"| {row['n']} |" in line
+        assert f"{100 * row['acc']:.1f}" in line
+    for words in ("44 steps of 8 problems", "7 steps of 4 problems", "6 steps of 4 problems", "train.jsonl"):
+        assert words in card
+    for words in ("- imitation (", "- cold start of", "- reinforcement learning with the objective `slpo`: 6 steps"):
+        assert words in card
+    assert str(tmp_path) not in card
+    assert not re.search(r"(^|\s)/\w+/", card), "a machine's path"
+    export.export_checkpoint(work / "checkpoints" / "imitate", tmp_path / "imitate")
+    described = json.loads((tmp_path / "imitate" / "reasoner.json").read_text())
+    assert (described["gate"], described["gate_trained"]) == (0, False)
+    assert "the stopping gate (random)" in (tmp_path / "imitate" / "README.md").read_text()
+    assert "reinforcement" not in (tmp_path / "imitate" / "README.md").read_text()
+    export.export_checkpoint(work / "checkpoints" / "imitate_control", tmp_path / "control")
+    assert "- further imitation, a control: 50 steps" in (tmp_path / "control" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_card_has_no_figures_of_the_checkpoint_that_was_there_before(tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished_run() / "work", work)
+    facts = work / "checkpoints" / "slpo" / "config.json"
+    trained = json.loads(facts.read_text())
+    trained["rl"]["optimizer"]["learning_rate"] *= 2  # it was trained again
+    facts.write_text(json.dumps(trained))
+    export.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / "card")
+    card = (tmp_path / "card" / "README.md").read_text()
+    assert "This checkpoint was not evaluated in its run." in card
+    assert "| real |" not in card
+    for number, text in enumerate(('{"rows": []}', '{"rows": {"slpo": {}}, "eval": {}}', '{"rows": {"slpo": 3}}')):
+        (work / "report.json").write_text(text)
+        with pytest.raises(UserError, match=r"report\.json: is no report of this program; delete it"):
+            export.export_checkpoint(work / "checkpoints" / "slpo", tmp_path / f"card{number}")
+
+
+@pytest.mark.slow
+def test_an_untrained_gate_is_not_evaluated_by(tmp_path):
+    work = finished_run() / "work"
+    for init in (work / "checkpoints" / "imitate",):
+        config = load_config()
+        config.update(init=str(init), stages=("evaluate",))
+        with pytest.raises(UserError, match=r"config\.gate\.enabled") as caught:
+            build(read_config(config), tmp_path / "new", given=("gate.enabled",))
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
+    """The system writes no more than some bytes of a file."""
+    _, _, _, checkpoint, _ = there
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"there: can't be written \(.*\); make room, and run the command again$"):
+            export.export_checkpoint(checkpoint, tmp_path / "there")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_qwen2_comes_back_as_one(tmp_path):
+    """transformers opens the export as the same class, with the same logits to the bit."""
+    torch = pytest.importorskip("torch")
+    import transformers
+    from published import random_model, tokenizer
+
+    texts = tokenizer("qwen2")
+    model = random_model("qwen2", len(texts))
+    model.save_pretrained(tmp_path / "theirs")
+    texts.save_pretrained(tmp_path / "theirs")
+    identity = identify(str(tmp_path / "theirs"))
+    export.import_checkpoint(identity, tmp_path / "ours", read_config(_config("text_qwen2", tokenizer="")))
+    export.export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    assert "on Qwen2 (2 layers" in (tmp_path / "back" / "README.md").read_text()
+    back, notes = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(back) is type(model)
+    assert not any(notes.values())
+    with torch.no_grad():
+        assert torch.equal(back(torch.arange(12)[None]).logits, model(torch.arange(12)[None]).logits)
+
+
+@pytest.mark.parametrize("reasoner", ["text_qwen2", "text_llama"])
+def test_a_tokenizer_that_transformers_opens_as_another_is_named(tmp_path, warnings, reasoner):
+    if int(version("transformers").partition(".")[0]) < 5:
+        pytest.skip("earlier ones take a tokenizer.json as it is")
+    config = _config(reasoner)
+    origin = open_origin(read_config(config))
+    params = {"reasoner": random_tree(origin.kind.on(origin.description.model), 3)}
+    save_params(tmp_path / "checkpoints" / "slpo", params)
+    origin.write(tmp_path / "checkpoints" / "reasoner")
+    export.export_checkpoint(tmp_path / "checkpoints" / "slpo", tmp_path / "exported")
+    said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
+    assert len(said) == (reasoner == "text_qwen2")
+
+
+def test_values_that_are_not_finite_are_not_imported(there, tmp_path):
+    _, _, _, _, exported = there
+    shutil.copytree(exported, tmp_path / "broken")
+    tensors = load_file(tmp_path / "broken" / "model.safetensors")
+    name = next(name for name in tensors if "mlp" in name)
+    tensors[name] = tensors[name] * np.float32("nan")
+    save_file(tensors, tmp_path / "broken" / "model.safetensors", metadata={"format": "pt"})
+    identity = identify(str(tmp_path / "broken"))
+    with pytest.raises(UserError, match=r"broken/model\.safetensors: \S+mlp\S+ holds values that are not finite; "):
+        export.import_checkpoint(identity, tmp_path / "new", read_config(_config(export.guess_reasoner(identity))))
+    assert not (tmp_path / "new").exists()
+
+
+def test_refusals_write_nothing(there, tmp_path):
+    _, _, _, checkpoint, exported = there
+    config = default_config()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "kept").write_text("")
+    cases = [
+        (lambda: export.export_checkpoint(checkpoint, full), "not empty"),
+        (lambda: export.export_checkpoint(exported, tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: export.export_checkpoint(tmp_path / "nothing", tmp_path / "a"), "no checkpoint of this project"),
+        (lambda: export.import_checkpoint(identify(str(exported)), full, read_config(config)), "not empty"),
+        (lambda: export.import_checkpoint(identify("./nowhere"), tmp_path / "a", read_config(config)), "./nowhere"),
+    ]
+    for act, words in cases:
+        with pytest.raises(UserError, match=re.escape(words)) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert [path.name for path in full.iterdir()] == ["kept"]

@@ -1,0 +1,202 @@
+"""Dataclasses that check themselves, and the config sections made of them."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from ml_collections import ConfigDict
+
+from slpo_jax.config.bounds import FieldError, check_fields, setting
+from slpo_jax.config.sections import changed, fill, section, values
+from slpo_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = setting(0.5, least=0, below=1)
+    kind: Literal["one", "two"] = "one"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int = setting(3, least=1)
+    start: int = setting(0, least=0, most=2**32 - 1)
+    scale: float = setting(2.0, above=0)
+    limit: int | None = setting(None, least=1, note="None is no limit")
+    clip: float | None = setting(1.0, above=0)
+    on: bool = False
+    name: str = "here"
+    sizes: tuple[int, ...] = setting((4, 8), least=1, fewest=1)
+    sites: tuple[Literal["a", "b"], ...] | None = None
+    pairs: tuple[tuple[float, float], ...] = setting(((0.5, 0.25), (1.0, 1.0)), above=0, most=1)
+    sources: dict[str, str] = field(default_factory=dict)
+    inner: Inner = Inner(rate=0.25)
+    total: int | None = setting(None, least=1, in_config=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.start > self.count:
+            raise FieldError(self, "start", "lower it to count")
+
+
+REFUSED = {
+    "count": (0, -2, True, 1.0, math.nan, "1", None, 2**31, 10**30, (1,)),
+    "start": (-1, 2**32, 2**64),
+    "scale": (0, -1.0, math.nan, math.inf, True, "1", None, 1e-300, 1e39, 10**400, 1e-40),
+    "limit": (0, -1, True, 2.5, "1"),
+    "clip": (0.0, math.nan, -math.inf, False),
+    "on": (0, 1, None, "True"),
+    "name": (1, None, b"x"),
+    "sizes": ((), (0,), ("a",), (4, 2.0), (True,), 4, None, [4]),
+    "sites": (("c",), "a", (1,)),
+    "pairs": (((0.5,),), ((0.0, 1.0),), ((1.5, 1.0),), (0.5, 0.5), ((math.nan, 1.0),)),
+    "sources": ({"x": 1}, "x", None),
+    "inner": (None, {"rate": 0.5}),
+    "total": (0,),
+}
+TAKEN = {
+    "count": (1, 2**31 - 1),
+    "scale": (1, 1e-30, 3.5),
+    "limit": (None, 1),
+    "clip": (None, 2),
+    "sizes": ((1,), (1, 2**31 - 1)),
+    "sites": (None, (), ("a", "b")),
+    "pairs": ((), ((1, 1),)),
+    "sources": ({}, {"x": "file"}),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in REFUSED for value in REFUSED[name]])
+def test_refused(name, value):
+    with pytest.raises(UserError) as caught:
+        Outer(**{name: value})
+    assert str(caught.value).startswith(f"Outer.{name}: ")
+    assert "is not valid; give " in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in TAKEN for value in TAKEN[name]])
+def test_taken(name, value):
+    assert getattr(Outer(**{name: value}), name) == value
+
+
+def test_a_share_that_float32_rounds_to_1_is_not_below_1():
+    Inner(rate=0.999)
+    with pytest.raises(FieldError):
+        Inner(rate=1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("count", 0, "0 is not valid; give a whole number, 1 or more"),
+        ("count", 2**40, f"{2**40} is not valid; give a whole number from 1 to {2**31 - 1}"),
+        ("start", -1, f"give a whole number from 0 to {2**32 - 1}"),
+        ("scale", math.nan, "nan is not valid; give a number above 0"),
+        ("limit", 0, "give a whole number, 1 or more or None; None is no limit"),
+        ("sizes", ("a",), "give a tuple of at least one element, each a whole number, 1 or more, e.g. (4, 8)"),
+        ("sites", ("c",), "('c',) is not valid; give a tuple, each one of a, b or None"),
+        ("start", 5, "5 is not valid; lower it to count"),
+        ("pairs", ((0.0, 1.0),), "give a tuple, each (a number above 0, up to 1, a number above 0, up to 1), e.g. (("),
+        ("name", 1, "give a text"),
+        ("on", 1, "give True or False"),
+        ("sizes", "x" * 1000, "... is not valid"),
+    ],
+)
+def test_the_remedy(name, value, said):
+    with pytest.raises(FieldError) as caught:
+        Outer(**{name: value})
+    assert said in str(caught.value)
+
+
+def test_section_has_the_defaults():
+    node = section(Outer)
+    assert node.to_dict() == {
+        "count": 3, "start": 0, "scale": 2.0, "limit": None, "clip": 1.0, "on": False, "name": "here", "sizes": (4, 8),
+        "sites": None, "pairs": ((0.5, 0.25), (1.0, 1.0)), "sources": {}, "inner": {"rate": 0.25, "kind": "one"},
+    }  # fmt: skip
+    assert isinstance(node.inner, ConfigDict)
+    assert isinstance(node.sources, ConfigDict)
+    assert section(Outer(count=7, inner=Inner(kind="two"))).inner.kind == "two"
+    assert section(Outer(count=7)).count == 7
+
+
+def test_placeholders_have_the_field_s_type():
+    node = section(Outer)
+    node.limit, node.sites = 4, ["a"]
+    assert (node.limit, node.sites) == (4, ("a",))
+    with pytest.raises(TypeError):
+        node.limit = "four"
+
+
+def test_a_section_is_filled():
+    assert fill(Outer, section(Outer)) == Outer()
+    node = section(Outer)
+    node.sizes, node.inner.rate, node.sources.mine = [2], 0.75, "file"
+    filled = fill(Outer, node, total=9)
+    assert filled == Outer(sizes=(2,), inner=Inner(rate=0.75), sources={"mine": "file"}, total=9)
+    assert dataclasses.is_dataclass(filled.inner)
+
+
+def test_what_is_known_is_not_read():
+    node = ConfigDict({"rate": 2.0})
+    assert fill(Inner, node, rate=0.5, kind="two") == Inner(0.5, "two")
+
+
+def test_errors_name_the_key():
+    node = section(Outer)
+    node.inner.rate = 1.5
+    with pytest.raises(UserError, match=r"^config\.part\.inner\.rate: 1\.5 is not valid; give a number from 0 to "):
+        fill(Outer, node, "config.part")
+    node = section(Outer)
+    node.start = 5
+    with pytest.raises(UserError, match=r"^config\.start: 5 is not valid; lower it to count$"):
+        fill(Outer, node)
+
+
+@dataclass(frozen=True)
+class Choosing:
+    name: str = setting("one", chooses=("one", "two"))
+    one: Inner = Inner()
+    two: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Affecting:
+    seed: int = 0
+    shape: int = setting(1, affects="model")
+    report: Outer = setting(Outer(), affects="report")
+    law: Choosing = setting(Choosing(), affects="rollouts")
+    several: dict[str, Inner] = setting({"a": Inner()}, affects="nothing")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_values_are_those_that_affect_what_is_asked_for():
+    inner = {"rate": 0.5, "kind": "one"}
+    every = values(Affecting())
+    assert every["law"] == {"name": "one", "one": inner, "two": inner}
+    assert every["several"] == {"a": inner}
+    assert "total" not in every["report"]
+    assert values(Affecting(), ("rollouts",)) == {"law": {"name": "one", "one": inner}}
+    assert values(Affecting(), ("model", "parameters")) == {"seed": 0, "shape": 1}
+    assert values(Affecting(), ("nothing",)) == {"several": {"a": inner}}
+
+
+def test_several_values_change_at_once():
+    found = changed(Affecting(), {"report.count": 5, "report.start": 4, "law.name": "two", "report.sizes": [1]})
+    assert (found.report.count, found.report.start, found.report.sizes, found.law.name) == (5, 4, (1,), "two")
+    for key, value, said in (
+        ("report.start", 4, "report.start: 4 is not valid; lower it to count"),
+        ("report.nosuch", 1, "report.nosuch: unknown config key; use one of"),
+        ("seed.inner", 1, "seed.inner: unknown config key"),
+        ("report", None, "report: None is not valid"),
+    ):
+        with pytest.raises(UserError, match=rf"^config\.part\.{said}"):
+            changed(Affecting(), {key: value}, "config.part")

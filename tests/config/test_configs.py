@@ -1,0 +1,376 @@
+"""Every file in configs/: it loads, passes the checks, and says what was published."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from slpo_jax.checkpoints.architectures import REASONERS
+from slpo_jax.cli.smoke import smoke
+from slpo_jax.config.config import default_config, objective_of, own_latents, read_config
+from slpo_jax.config.presets import GSM8K_AUG, SOFT_METHODS
+from slpo_jax.config.sections import fill
+from slpo_jax.config.validate import check
+from slpo_jax.errors import UserError
+from slpo_jax.training.optimizer import OptimizerConfig
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.py"))
+SHIPPED = [path for path in FILES if path.stem != "own"]  # whose choice takes seconds, and is in test_own.py
+GPT2, LLAMA = "openai-community/gpt2", "meta-llama/Llama-3.2-1B-Instruct"
+STARTS = {
+    "coconut_gpt2": ("coconut_gpt2", "ModalityDance/latent-tts-coconut", ""),
+    "codi_gpt2": ("codi_gpt2", "zen-E/CODI-gpt2", GPT2),
+    "coconut_llama1b": ("coconut_llama", "", LLAMA),
+    "codi_llama1b": ("codi_llama", "zen-E/CODI-llama3.2-1b-Instruct", LLAMA),
+}
+PAPER = {
+    "max_latents": 12, "min_latents": 3, "dropout.rate": 0.1, "dropout.where": "thought", "gate.dropout": 0.1,
+    "stages": ("cold_start", "rl", "evaluate"), "tokenizer": "",
+    "cold_start.trajectories": 4, "cold_start.batch_size": 256, "cold_start.steps": -(-15 * 385_620 // 256),
+    "cold_start.evaluate_every": 500, "cold_start.patience": 20, "cold_start.train_backbone": False,
+    "cold_start.optimizer.name": "adafactor", "cold_start.optimizer.learning_rate": 1e-4,
+    "rl.group": 8, "objective.slpo.passes": 4, "objective.slpo.advantage": "rloo", "rl.batch_size": 64,
+    "rl.steps": 40_000, "rl.objectives": ("slpo",),
+    "rl.optimizer.name": "adafactor", "rl.optimizer.learning_rate": 1e-6, "rl.optimizer.warmup_steps": 2_000,
+    "rl.optimizer.schedule": "constant", "evaluate.samples": 16, "evaluate.seeds": 3,
+}  # fmt: skip
+EPOCH = -(-385_620 // 128)
+COCONUT = {
+    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 25 * EPOCH, "stage_steps": 3 * EPOCH, "final_steps": 13 * EPOCH,
+    "final_latents": "published", "lora.rank": 0, "max_tokens": 0, "optimizer.learning_rate": 1e-4,
+    "optimizer.weight_decay": 0.01, "optimizer.decay_vectors": True, "optimizer.clip_norm": None,
+    "optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "reset_optimizer": True,
+}  # fmt: skip
+CODI = {
+    "c_thought": 2, "max_latent_stage": 3, "cot_steps": 0, "final_latents": "published", "distil.teacher_factor": 1.0,
+    "distil.last_step": False, "lora.rank": 128, "lora.alpha": 32.0, "optimizer.weight_decay": 0.1,
+    "optimizer.clip_norm": 2.0,
+    "optimizer.decay_vectors": False,
+}  # fmt: skip
+
+
+def _warm_up(epochs: int) -> int:
+    return -(-3 * epochs * EPOCH // 100)
+
+
+IMITATE = {
+    "coconut_gpt2": COCONUT | {"dropout": 0.1},
+    "coconut_llama1b": COCONUT | {"dropout": 0.0},
+    "codi_gpt2": CODI | {
+        "final_steps": 40 * EPOCH, "optimizer.warmup_steps": _warm_up(40), "optimizer.learning_rate": 3e-3,
+        "distil.distil_factor": 1.0, "max_tokens": 1_000, "dropout": 0.1, "micro_batches": 2,
+    },
+    "codi_llama1b": CODI | {
+        "final_steps": 10 * EPOCH, "optimizer.warmup_steps": _warm_up(10), "optimizer.learning_rate": 8e-4,
+        "distil.distil_factor": 20.0, "max_tokens": 200, "dropout": 0.0, "micro_batches": 4,
+    },
+}  # fmt: skip
+
+
+def _module(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load(path: Path, *arguments: str):
+    try:
+        return _module(path).get_config(*arguments)
+    except UserError as error:
+        if "not installed" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def _at(config, key: str):
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_can_be_run(path):
+    config = _load(path)
+    check(config)
+    assert config.reasoner in REASONERS
+    for stage in ("imitate", "cold_start", "rl"):
+        fill(OptimizerConfig, config[stage].optimizer, total_steps=config[stage].get("steps", 1 << 20))
+    assert config.stages == ("evaluate",) or (config.data.train, config.data.valid) != ("", "")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_config_can_be_shortened_by_flags(path):
+    config, given = _load(path), ["rl.steps", "cold_start.steps"]
+    given += [f"imitate.{key}" for key in ("cot_steps", "stage_steps", "final_steps") if config.imitate[key]]
+    config.update_from_flattened_dict(dict.fromkeys(given, 6))
+    settings = check(config, given)
+    for stage in {"imitate", "cold_start", "rl"}.intersection(settings.stages):
+        assert getattr(settings, stage).optimizer.warmup_steps < 6
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_config_can_be_smoked(path):
+    config = _load(path)
+    config.rl.steps = 3_000_000  # of a flag, which is cut as well
+    before, line = config.stages, smoke(config)
+    settings = check(config)
+    own, judged = settings.imitate, [objective_of(settings, name) for name in settings.rl.objectives]
+    steps = [own.cot_steps, own.stage_steps, own.final_steps, settings.cold_start.steps, settings.rl.steps]
+    assert max([*steps, *(each.steps or 0 for each in judged)]) <= 2
+    assert max(own.batch_size, settings.cold_start.batch_size) <= 8
+    assert not any(settings.rl.batch_size % each.rollout_parts for each in judged)
+    assert (settings.evaluate.limit, settings.evaluate.samples <= 2, len(settings.prompt_slots)) == (8, True, 1)
+    assert settings.stages == before
+    assert line.startswith(
+        "--smoke: 2 steps of each phase and objective, 8 problems of each set; nothing is learned by it"
+    )
+
+
+def test_a_smoke_test_leaves_out_what_needs_right_answers():
+    config = default_config()
+    config.data.eval.made = "synthetic:test"
+    config.stages = ("imitate", "cold_start", "rl", "latent_rm", "evaluate")
+    config.evaluate.update(scorers=("likelihood", "latent_rm"), beams=2)
+    assert smoke(config).endswith("; latent_rm is left out, which needs right answers")
+    settings = check(config)
+    assert settings.stages == ("imitate", "cold_start", "rl", "evaluate")
+    assert (settings.evaluate.scorers, settings.evaluate.beams) == (("likelihood",), 0)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_paper_s_settings(name):
+    (path,) = (path for path in FILES if path.stem == name)
+    config = _load(path, "here")
+    assert (config.reasoner, config.init, config.base) == STARTS[name]
+    assert {key: _at(config, key) for key in PAPER} == PAPER
+    small = name.endswith("gpt2")
+    assert config.cold_start.micro_batches == (2 if small else 8)
+    assert (config.model.dtype, config.model.remat) == ("auto", not small)
+    assert config.model.scan_layers is (None if small else True)
+    assert config.data.train == "here/train.txt"
+    assert set(config.data.eval) == {"gsm8k", "gsm_hard", "multiarith"}
+    objective = default_config().objective
+    assert config.objective == objective
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_published_imitation(name):
+    (path,) = (path for path in FILES if path.stem == name)
+    config = _load(path).imitate
+    assert (config.batch_size, config.optimizer.name) == (128, "adamw")
+    assert {key: _at(config, key) for key in IMITATE[name]} == IMITATE[name]
+
+
+@pytest.mark.parametrize(("recipe", "batch", "epochs", "speed"), [("colar", 256, 50, 2), ("regular", 128, 100, 1)])
+def test_colar_s_published_training(recipe, batch, epochs, speed):
+    config = _load(next(path for path in FILES if path.stem == "colar_llama1b"), recipe)
+    check(config)
+    imitate = config.imitate
+    assert (imitate.recipe, imitate.batch_size, config.prompt.speed) == (recipe, batch, speed)
+    assert imitate.final_steps == epochs * -(-385_620 // batch)
+    lora, adamw = imitate.lora, imitate.optimizer
+    assert (lora.rank, lora.alpha, lora.kernels) == (128, 32.0, ("q_proj", "v_proj"))
+    assert (adamw.name, adamw.learning_rate, adamw.weight_decay, adamw.clip_norm) == ("adamw", 1e-4, 0.01, None)
+    assert (config.rl.batch_size, config.rl.group, config.objective.grpo.minibatches) == (512, 8, 512)
+    assert (config.rl.optimizer.learning_rate, config.objective.grpo.reduction) == (1e-6, "sum")
+    assert config.rl.optimizer.clip_norm == 32.0  # 1, of a loss divided by 32
+    grpo, colar = config.objective.grpo, config.thinker.colar
+    assert (grpo.advantage, grpo.clip, colar.reduction, colar.going_on) == ("grpo", 0.2, "mean", False)
+    assert (config.max_latents, colar.least, config.max_answer_tokens) == (64, 1, 16)
+    assert config.evaluate.samples == 5
+    for answers in (config.rl, config.evaluate):  # one generate() for both
+        assert (answers.temperature, answers.top_p, answers.top_k) == (1.0, 0.9, 50)
+
+
+@pytest.mark.parametrize("reasoner", ["coconut", "codi"])
+def test_sim_cot_s_published_training(reasoner):
+    config = _load(next(path for path in FILES if path.stem == "simcot_gpt2"), reasoner)
+    check(config)
+    imitate, adamw, lora = config.imitate, config.imitate.optimizer, config.imitate.lora
+    assert (imitate.recipe, imitate.dropout, adamw.name) == ("simcot", 0.1, "adamw")
+    assert (imitate.simcot.weight, imitate.simcot.mean) == (1.0, "")
+    if reasoner == "coconut":
+        assert (imitate.c_thought, imitate.max_latent_stage, imitate.cot_steps) == (2, 5, 0)
+        epoch = -(-385_620 // 64)  # 3 to 34, counted from 0, of 8 problems on each of 8 devices
+        assert (imitate.batch_size, 5 * imitate.stage_steps + imitate.final_steps) == (64, 32 * epoch)
+        assert (imitate.stage_steps, adamw.learning_rate, lora.rank) == (3 * epoch, 1e-4, 0)
+        return
+    assert imitate.batch_size == 128
+    assert (lora.rank, lora.alpha, imitate.final_steps, imitate.distil.distil_factor) == (128, 32.0, 40 * EPOCH, 1.0)
+    assert (adamw.learning_rate, adamw.schedule, adamw.warmup_steps) == (3e-3, "cosine", _warm_up(40))
+    assert (adamw.weight_decay, adamw.clip_norm, imitate.c_thought * imitate.max_latent_stage) == (0.1, 2.0, 6)
+
+
+def test_smollm2_s_are_one_run_of_two_reasoners():
+    coconut, codi = (_load(path) for path in FILES if path.stem in ("coconut_smollm2", "codi_smollm2"))
+    assert (coconut.reasoner, codi.reasoner) == ("coconut_llama", "codi_llama")
+    for key in ("init", "data", "max_latents", "rl", "objective", "cold_start"):
+        assert coconut[key] == codi[key]
+    assert coconut.imitate.lora.rank == codi.imitate.lora.rank == 0
+
+
+@pytest.mark.parametrize(
+    "capacities",
+    [(), (0.5, 1.0), ((0.5, 0.5),), ((0.0, 0.5), (1.0, 1.0)), (("half", 1.0), (1.0, 1.0)), ((1.0, 1.0, 1.0),)],
+)
+def test_capacities_are_pairs_that_ascend_to_everything(capacities):
+    config = default_config()
+    with config.unlocked():
+        config.rl.capacities = capacities
+    with pytest.raises(UserError, match=r"config\.rl\.capacities: .* ascend to \(1, 1\)"):
+        check(config)
+
+
+@pytest.mark.parametrize("reasoner", ["coconut_gpt2", "coconut_llama", "codi_gpt2", "codi_llama"])
+@pytest.mark.parametrize("kind", ["", ",tune", ",falling"])
+def test_cells_of_the_twelve_settings(reasoner, kind):
+    """Each is a config of its own, and those that tune see no test set."""
+    module = _module(next(path for path in FILES if path.stem == "twelve"))
+    config = module.get_config(reasoner + kind)
+    check(config)
+    assert config.reasoner == reasoner
+    names = set(config.rl.objectives)
+    assert names <= set(config.objective)
+    assert len(names) == len(config.rl.objectives)
+    assert set(config.data.eval) == ({"valid"} if kind == ",tune" else {"same", "large", "template"})
+    if kind == ",tune":
+        assert names == {module.tried(name, rate) for name in module.COMPARED for rate in module.RATES}
+        return
+    assert names == set(module.FALLING if kind else module.COMPARED)
+    rates = {name: config.objective[name].learning_rate for name in names}
+    if kind == ",falling":
+        falling = {name for name in names if config.objective[name].schedule == "linear"}
+        assert falling == {name for name in names if name.endswith("falling")}
+        chosen = {name: module.CHOSEN[reasoner][module.FALLING[name][2]] for name in names}
+        assert rates == chosen | module.CHOSEN_FALLING.get(reasoner, {})
+        return
+    assert rates == module.CHOSEN[reasoner]
+    with pytest.raises(UserError, match=r"twelve\.py:.*,luck: luck is no variant; give REASONER"):
+        module.get_config(f"{reasoner},luck")
+
+
+def test_the_arena_s_cells_take_as_many_steps():
+    module = _module(next(path for path in FILES if path.stem == "arena"))
+    for name in module.REASONERS:
+        for backbone in ("gpt2", "llama"):
+            config = module.get_config(f"{name}_{backbone}")
+            check(config)
+            imitate = config.imitate
+            count = 3 if imitate.recipe == "latent_sft" else imitate.max_latent_stage
+            stages = imitate.stage_steps * count if name != "icot" and imitate.cot_steps else 0
+            assert imitate.cot_steps + stages + imitate.final_steps == module.STEPS
+            assert {config.objective[each].learning_rate for each in config.rl.objectives} <= set(module.RATES.values())
+            assert set(module.get_config(f"{name}_{backbone},tune").data.eval) == {"valid"}
+    with pytest.raises(UserError, match=r"arena\.py:luck_gpt2: no such cell; give one of coconut, "):
+        module.get_config("luck_gpt2")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("soft_llama3b", "text_llama"), ("soft_qwen7b", "text_qwen2")])
+@pytest.mark.parametrize("method", ["slpo", "grpo", "soft_grpo"])
+def test_adapters_for_so_many_cards(name, kind, method):
+    """Of rank 32, a prompt a device at a time in each update; all else is the method's own."""
+    (path,) = (path for path in FILES if path.stem == name)
+    whole = _load(next(path for path in FILES if path.stem == "soft_llama3b"), method)
+    for cards in (1, 4):
+        config = _load(path, f"{method},{cards}")
+        check(config)
+        assert (config.rl.lora.rank, config.sharding.fsdp) == (32, cards)
+        updates = 2 if method == "soft_grpo" else 1
+        assert config.rl.batch_size == config.rl.micro_batches * cards * updates == whole.rl.batch_size
+        assert config.objective[method] == whole.objective[method]
+        assert (config.max_answer_tokens, config.reasoner) == (2048, kind)
+    for cards in ("5", "0", "four"):
+        with pytest.raises(UserError, match=f"'{cards}' cards do not divide {whole.rl.batch_size} prompts"):
+            _load(path, f"{method},{cards}")
+
+
+@pytest.mark.parametrize("name", ["soft_llama1b", "soft_llama3b", "soft_smollm2"])
+def test_methods_of_the_paper_s_second_half(name):
+    """What METHODS' sources publish: the block of 32, rates, K = 2 and 8 scored latents, sampling."""
+    (path,) = (path for path in FILES if path.stem == name)
+    found = {}
+    for method in SOFT_METHODS:
+        config = found[method] = _load(path, method)
+        check(config)
+        assert config.reasoner == "text_llama"
+        assert ("rl" in config.stages) == (method not in ("cot", "latent"))
+    rates = {
+        method: config.objective[method].learning_rate for method, config in found.items() if "rl" in config.stages
+    }
+    assert rates == {"grpo": 1e-6, "lepo": 1e-6, "soft_tokens": 6e-6, "hrpo": 5e-6, "slpo": 1e-6, "pathwise": 1e-6,
+                     "soft_grpo": 1e-6}  # fmt: skip
+    kl = {
+        method: config.objective[method].get("kl_weight", 0.0)
+        for method, config in found.items()
+        if "rl" in config.stages
+    }
+    assert {method: weight for method, weight in kl.items() if weight} == {"hrpo": 0.005, "soft_grpo": 0.001}
+    adapters = {method: (config.rl.lora.rank, config.rl.lora.alpha) for method, config in found.items()}
+    assert {method: size for method, size in adapters.items() if size[0]} == {"hrpo": (32, 64.0)}
+    clips = {name: found[name].objective[name].dual_clip for name in ("grpo", "lepo", "hrpo", "soft_grpo")}
+    assert clips == dict.fromkeys(clips) | {"soft_grpo": 3.0}
+    # One rollout a device and gradient accumulation: a mean within each rollout, then over rollouts.
+    token_level = {name: config.objective[name] for name, config in found.items() if name in ("grpo", "lepo", "hrpo")}
+    assert {name: node.reduction for name, node in token_level.items()} == dict.fromkeys(token_level, "sequence_mean")
+    assert [name for name, node in token_level.items() if node.detach_inputs] == ["lepo"]
+    assert [found[method].max_latents for method in ("cot", "grpo", "latent", "lepo", "slpo")] == [0, 0, 32, 32, 32]
+    assert (found["slpo"].objective.slpo.passes, found["slpo"].objective.slpo.scored_latents) == (2, 8)
+    assert {config.dropout.rate for method, config in found.items() if method != "slpo"} == {0.0}
+    assert (found["grpo"].rl.temperature, found["grpo"].rl.top_k, found["grpo"].rl.top_p) == (1.0, 30, 0.95)
+    with pytest.raises(UserError, match="no method 'luck'; give one of cot, latent, "):
+        _load(path, "luck")
+
+
+def test_methods_of_soft_tokens_start_alike():
+    """Each is a config of its own, whose imitation knows nothing of what comes after."""
+    module = _module(next(path for path in FILES if path.stem == "soft_quickstart"))
+    configs = {name: module.get_config(name) for name in module.METHODS}
+    with pytest.raises(UserError, match=r"soft_quickstart\.py:lepo,tun: no such method; give one of cot, grpo, "):
+        module.get_config("lepo,tun")
+    for name, config in configs.items():
+        check(config)
+        if name in module.AFTER_LATENT_SFT:
+            assert own_latents(read_config(config)) == config.max_latents == module.CHUNKS
+            continue
+        assert config.imitate == configs["lepo"].imitate
+        assert config.rl.optimizer == configs["lepo"].rl.optimizer
+        assert config.max_latents == {"grpo": 0, "hrpo": module.WORDS}.get(name, module.SOFT_TOKENS)
+        assert config.rl.objectives == (name,) or (name == "cot" and "rl" not in config.stages)
+        tuned = module.get_config(f"{name},tune")
+        check(tuned)
+        assert set(tuned.data.eval) == {"valid"}
+        if name in ("grpo", "lepo", "hrpo"):  # as published: stored inputs, a mean within each rollout first
+            for node in [config.objective[name], *(tuned.objective[n] for n in tuned.rl.objectives)]:
+                assert (node.reduction, node.detach_inputs) == ("sequence_mean", name == "lepo")
+        if name != "cot":
+            assert [tuned.objective[n].learning_rate for n in tuned.rl.objectives] == list(module.RATES)
+    with pytest.raises(UserError, match="no such method; give one of cot, grpo, "):
+        module.get_config("luck")
+
+
+def test_latent_sft_s_published_settings():
+    (path,) = (path for path in FILES if path.stem == "soft_llama1b")
+    config = _load(path, "latent_sft")
+    check(config)
+    imitate, epoch = config.imitate, -(-GSM8K_AUG // 512)
+    assert (imitate.recipe, imitate.latent_sft.ratio, imitate.latent_sft.top_k) == ("latent_sft", 2, 10)
+    assert (imitate.lora.rank, imitate.lora.alpha) == (64, 128.0)
+    assert (imitate.stage_steps, imitate.final_steps) == (10 * epoch, 70 * epoch)
+    assert (imitate.optimizer.learning_rate, imitate.latent_sft.final_learning_rate) == (1e-4, 3e-4)
+    assert (config.evaluate.temperature, config.evaluate.top_p, config.max_latents) == (0.6, 0.95, 128)
+    assert (config.thinker.soft.temperature, config.thinker.soft.top_k, config.thinker.soft.top_p) == (1.0, 10, 1.0)
+
+
+def test_latent_grpo_s_published_settings():
+    config = _load(next(path for path in FILES if path.stem == "soft_llama1b"), "latent_grpo")
+    check(config)
+    rl, grpo = config.rl, config.objective.latent_grpo
+    assert (config.thinker.name, rl.objectives, rl.batch_size, rl.group) == ("gumbel_top_k", ("latent_grpo",), 64, 8)
+    assert (rl.temperature, rl.top_p, rl.top_k, rl.dynamic_batches) == (0.6, 0.95, 30, 50)
+    assert (grpo.updates, grpo.minibatches, grpo.clip, grpo.dual_clip, grpo.kl_weight) == (1, 4, 0.2, 3.0, 0.0)
+    assert (grpo.learning_rate, grpo.reduction, grpo.first_choice, grpo.tempered) == (1e-6, "token_mean", "best", True)
+    noise = config.thinker.gumbel_top_k
+    assert (noise.top_k, noise.top_p, noise.least, noise.most, noise.tau) == (0, 0.95, 10, 10, 1.0)
+    assert (noise.down, noise.up, noise.shift, noise.likelihood) == (1.5, 3.0, 1.5, "signed")
+    assert rl.steps == 10 * GSM8K_AUG // 64

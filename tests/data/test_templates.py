@@ -1,0 +1,279 @@
+"""COCONUT's prompt and suffix, token by token."""
+
+import re
+from collections import Counter
+
+import pytest
+from tokenizers import AddedToken, processors
+from transformers import AutoTokenizer
+
+from slpo_jax.checkpoints.architectures.coconut import Coconut
+from slpo_jax.checkpoints.architectures.codi import Codi
+from slpo_jax.checkpoints.architectures.colar import Colar
+from slpo_jax.checkpoints.architectures.text import Text
+from slpo_jax.checkpoints.generation_files import have_asked
+from slpo_jax.data.batches import encode_problems
+from slpo_jax.data.chat import PromptConfig, text_template
+from slpo_jax.data.problem import Problem
+from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer, token_bytes
+from slpo_jax.errors import UserError
+from slpo_jax.io.tokenizer_files import save_tokenizer
+from slpo_jax.rewards.answers import parse_completion, read_completion
+
+QUESTION = "Tom has 5 apples . He buys 3 . How many now ?"
+
+
+def _tokens(template, ids):
+    return template.tokenizer.convert_ids_to_tokens(ids)
+
+
+def test_coconut_prompt_and_suffix():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
+    first, second = "5 + 3 = 8", "8 x 2 = 16"
+    expected = ["<|end-latent|>", *first.split(), "\n", *second.split(), "\n", "###", "16", "<eos>"]
+    assert _tokens(template, template.suffix([first, second], "16")) == expected
+    assert _tokens(template, template.suffix([], "16")) == ["<|end-latent|>", "###", "16", "<eos>"]
+
+
+def test_ids_and_style():
+    tokenizer = arithmetic_tokenizer(30)
+    template = Coconut().template(tokenizer)
+    names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
+    expected = tokenizer.convert_tokens_to_ids(names)
+    found = template.start_id, *template.closing_ids, template.latent_id, template.eos_id, template.pad_id
+    assert [*found] == expected
+    assert template.answer_style == "after_mark"
+    assert template.answer_text("72") == "### 72"
+
+
+def test_question_is_not_stripped():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    assert template.question_text(" Two  spaces ") == " Two  spaces \n"
+
+
+def test_many_at_once_equal_one_by_one():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    questions = [QUESTION, "Mia has 7 pens .", QUESTION]
+    together = template.prompts(questions)
+    assert together == [template.prompt(question) for question in questions]
+
+
+def test_equal_texts_share_no_list():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    first, second = template.answer_ids(["7", "7"])
+    first.append(0)
+    assert second == template.answer_ids(["7"])[0]
+
+
+def test_begin_of_text_goes_before_the_prompt_alone():
+    tokenizer = arithmetic_tokenizer(30)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 0)]
+    )  # <pad> plays Llama's begin-of-text
+    template = Coconut().template(tokenizer)
+    assert _tokens(template, template.prompt("He buys")) == ["<pad>", "He", "buys", "\n", "<|start-latent|>"]
+    assert _tokens(template, template.suffix(["5"], "6")) == ["<|end-latent|>", "5", "\n", "###", "6", "<eos>"]
+
+
+def test_words_that_have_no_token_are_an_error():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    with pytest.raises(UserError, match="'Tom has 31 aardvarks': the tokenizer doesn't know '31', 'aardvarks'; use"):
+        template.prompt("Tom has 31 aardvarks")
+    with pytest.raises(UserError, match="### 72"):
+        template.suffix([], "72")
+
+
+def test_unknown_words_of_a_set_to_evaluate_on_are_counted():
+    template, unknown = Coconut().template(arithmetic_tokenizer(30)), Counter()
+    problems = [Problem("Tom has 31 pens", (), "31"), Problem("Tom has 5", (), "5"), Problem("Mia has 31", (), "5")]
+    encoded = encode_problems(template, problems, unknown=unknown)
+    assert unknown == {"31": 3}  # texts
+    assert _tokens(template, encoded.prompts[0])[:4] == ["Tom", "has", "<unk>", "pens"]
+    assert _tokens(template, encoded.answers[0]) == ["###", "<unk>"]
+
+
+SPECIAL = "<|endoftext|>", "<|start-latent|>", "<|end-latent|>", "[PAD]", "<|im_end|>", "<|begin|>"
+SPELLED_OUT = f"What is {' '.join(SPECIAL)}<|end-latent|>, <|endof ? >"
+
+
+def _with_special(chat_template=None, normalized=False):
+    """A token a byte, whose ids are known by hand, and control tokens; the first is put in front of every text."""
+    tokenizer = byte_tokenizer()
+    names = ("<|begin|>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=normalized) for name in names], special_tokens=True)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 257)]
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+CONTROL = "<|im_start|>{{ messages[0].content | trim }}<|im_end|>"
+WAYS = {
+    "coconut": (Coconut(), None, [257], b"\n", ["<|start-latent|>"]),
+    "codi": (Codi(1), None, [257], b"", ["<|start-latent|>"]),
+    "text": (Text(), None, [257], b"\n", []),
+    "chat": (Text(), CONTROL, [258], b"", ["<|im_end|>"]),
+}
+
+
+def _by_hand(way, template, question):
+    _, _, before, more, after = WAYS[way]
+    return [*before, *(question.encode() + more), *template.tokenizer.convert_tokens_to_ids(after)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_special_tokens_in_a_question_are_text(way):
+    template = WAYS[way][0].template(_with_special(WAYS[way][1]))
+    assert template.prompt(SPELLED_OUT) == _by_hand(way, template, SPELLED_OUT)
+    steps, answer = template.step_ids([[SPELLED_OUT]])[0][0], template.answer_ids([SPELLED_OUT])[0]
+    assert bytes(steps) == template.step_text(SPELLED_OUT, True).encode()
+    assert bytes(answer) == template.answer_text(SPELLED_OUT).encode()
+
+
+def test_special_tokens_in_a_prompt_of_the_config_s_own_are_no_text():
+    prompt = PromptConfig(format="<|im_start|>{question}<|im_end|><|im_end|>", closing="<|im_end|>")
+    template = text_template(_with_special(), prompt)
+    assert template.prompt("<|im_end|>") == [258, *b"<|im_end|>", 259, 259]
+    assert template.closing_ids == (259,)
+
+
+def test_special_tokens_are_no_words():
+    template = Coconut().template(arithmetic_tokenizer(30))
+    for name in ("<eos>", "<pad>", "<|end-latent|>"):
+        with pytest.raises(UserError, match=f"doesn't know {re.escape(repr(name))};"):
+            template.prompt(f"Tom has {name} pens")
+        with pytest.raises(UserError, match=f"doesn't know {re.escape(repr(name))};"):
+            template.answer_ids([name])
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("way", ["coconut", "codi"])
+def test_special_tokens_in_an_export_s_question_are_text(way, normalized, tmp_path):
+    template = WAYS[way][0].template(_with_special(normalized=normalized))
+    have_asked(template)
+    save_tokenizer(template.tokenizer, tmp_path)
+    exported = AutoTokenizer.from_pretrained(tmp_path)
+    for question in (SPELLED_OUT, QUESTION):
+        asked = exported.apply_chat_template([{"role": "user", "content": question}], return_dict=True)
+        assert asked["input_ids"] == _by_hand(way, template, question)
+    assert exported("a<|im_end|>", add_special_tokens=False)["input_ids"] == [97, 259]  # as ever, of a text as it is
+
+
+def test_codi_on_a_word_level_tokenizer():
+    tokenizer = arithmetic_tokenizer(30)
+    known = len(tokenizer)
+    template = Codi(1).template(tokenizer)
+    prompt = template.prompt("  Tom has  5 apples . ")
+    assert _tokens(template, prompt) == ["Tom", "has", "5", "apples", ".", "<|start-latent|>"]
+    expected = ["<|end-latent|>", "5", "+", "3", "=", "8", "The", "answer", "is:", "8", "<eos>"]
+    suffix = template.suffix(["5 + 3 = 8"], "8")
+    assert _tokens(template, suffix) == expected
+    pieces = token_bytes(tokenizer)
+    assert b"".join(pieces[index] for index in suffix) == b" 5 + 3 = 8 The answer is: 8"
+    assert len(tokenizer) == known + 3  # three words; the latent tokens were there
+    Codi(1).template(tokenizer)
+    assert len(tokenizer) == known + 3
+
+
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'system' and not m.content %}{{ raise_exception('empty') }}{% endif %}"
+    "<eos> {{ m.role }} {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<eos> Mia \n{% endif %}"
+)
+
+
+def _with_chat(chat_template=CHAT):
+    tokenizer = arithmetic_tokenizer(30)
+    tokenizer.chat_template = chat_template
+    tokenizer.add_tokens(["user", "system"])
+    return tokenizer
+
+
+def test_text_is_the_question_and_what_is_written_after_it():
+    """Without any marker: a suffix begins with what it comes out of."""
+    tokenizer = arithmetic_tokenizer(30)
+    template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
+    assert _tokens(template, template.prompt("He buys 3 .")) == [
+        *["He", "buys", "3", "."],
+        "\n",
+        *["How", "many", "now", "?"],
+        "\n",
+    ]
+    assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [
+        *["5", "+", "3", "=", "8"],
+        "\n",
+        "####",
+        "8",
+        "<eos>",
+    ]
+    assert (template.start_id, template.closing_ids, template.latent_id) == (None, (), None)
+    assert (template.eos_id, template.answer_style) == (tokenizer.eos_token_id, "after_mark")
+    problems = encode_problems(template, [Problem("He buys 3 .", ("3 + 1 = 4",), "4")])
+    prompt = problems.prompts[0]
+    assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
+    assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
+    tokens, valid = problems.before_suffix([0], (len(prompt),))
+    assert tokens[0, valid[0]].tolist() == prompt[:-1]
+
+
+@pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])
+def test_text_writes_what_its_answers_are_read_from(answers, style):
+    template = text_template(arithmetic_tokenizer(30), PromptConfig(answers=answers))
+    assert template.answer_style == style
+    written = [r"\boxed{", "8", "}"] if answers == "boxed" else ["####", "8"]
+    ids = template.suffix(["5 + 3 = 8"], "8")
+    assert _tokens(template, ids)[-1 - len(written) :] == [*written, "<eos>"]
+    text = read_completion(ids, token_bytes(template.tokenizer), template.eos_ids).text
+    assert parse_completion(text, template.answer_style) == "8"
+    assert template.answer_text(r"\frac{1}{2}") == (
+        r"\boxed{\frac{1}{2}}" if answers == "boxed" else r"#### \frac{1}{2}"
+    )
+
+
+@pytest.mark.parametrize("kind", [Coconut(), Codi(8), Colar(8), Text()])
+def test_every_kind_s_answers_may_be_texts(kind):
+    tokenizer = arithmetic_tokenizer(3)
+    tokenizer.add_tokens(["###"])
+    template = kind.template(tokenizer, prompt=PromptConfig(answers="texts"))
+    assert template.answer_style == "texts"
+    written = "".join(template.step_text(step, step == "1") for step in ("1", "Tom is a #."))
+    assert parse_completion(written + template.answer_text("Tom is a lempus."), "texts") == "Tom is a lempus"
+
+
+def test_text_in_a_chat():
+    """As the template writes it, with nothing put in front a second time."""
+    tokenizer = _with_chat()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 0)]
+    )
+    template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
+    written = [
+        "<eos>",
+        "system",
+        *["Tom", "has", "5"],
+        "\n",
+        "<eos>",
+        "user",
+        "He",
+        "buys",
+        "\n",
+        *["How", "many", "?"],
+        "\n",
+    ]
+    assert _tokens(template, template.prompt("He buys")) == [*written, "<eos>", "Mia", "\n"]
+    plain = text_template(tokenizer, PromptConfig(chat="never"))
+    assert _tokens(plain, plain.prompt("He buys")) == ["<pad>", "He", "buys", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "fault"),
+    [
+        ("{{ raise_exception('no user here') }}", "config.prompt: .*chat template can't take it .no user here."),
+        ("{% if %}", "config.prompt: .*chat template can't take it"),
+    ],
+)
+def test_a_chat_that_can_not_be_is_one_line(chat_template, fault):
+    with pytest.raises(UserError, match=fault) as error:
+        text_template(_with_chat(chat_template), PromptConfig())
+    assert "\n" not in str(error.value)

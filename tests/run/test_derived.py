@@ -1,0 +1,375 @@
+"""Settings chosen from one's own problems: what each is, that each is said, and a run from a table to a report."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+from data_sets import write_jsonl, write_set
+from small_run import run
+from tiny_folder import tiny_folder
+
+from slpo_jax.checkpoints.architectures import REASONERS, kind_of
+from slpo_jax.cli.options import Data, with_config
+from slpo_jax.cli.smoke import smoke
+from slpo_jax.config import Config, default_config
+from slpo_jax.config.auto import Measured, buckets, choices
+from slpo_jax.config.config_files import override
+from slpo_jax.config.validate import check
+from slpo_jax.data.problems import load_problems
+from slpo_jax.data.record_fields import FieldsConfig
+from slpo_jax.errors import UserError
+from slpo_jax.io.files import flatten
+from slpo_jax.models import xla_cpu
+from slpo_jax.run.derived import own_settings
+from slpo_jax.run.experiment import assemble, build
+from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.solver import Solver, solve
+from slpo_jax.run.sources import load_set
+
+# Of the paper's scale: none of them is taken over without a word.
+OF_THE_PAPER = {
+    "": "max_latents min_latents prompt_slots max_answer_tokens checkpoint_every",
+    "imitate.": "batch_size micro_batches c_thought max_latent_stage cot_steps stage_steps final_steps final_latents "
+    "optimizer.learning_rate optimizer.warmup_steps",
+    "cold_start.": "batch_size micro_batches steps evaluate_every patience optimizer.name optimizer.learning_rate",
+    "rl.": "batch_size micro_batches steps optimizer.name optimizer.learning_rate optimizer.warmup_steps",
+    "evaluate.": "batch_size samples seeds",
+}
+
+
+def _table(path: Path, count: int = 40) -> str:
+    draw = random.Random(0)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "notes", "result"])
+        for number in range(count):
+            a, b, c = (draw.randint(1, 9) for _ in range(3))
+            steps = f"{a} + {b} = {a + b}\n{a + b} + {c} = {a + b + c}" if number else ""
+            writer.writerow([f"Tom {number} has {a} pens, buys {b} and finds {c}.", steps, f"{a + b + c} pens"])
+    return str(path)
+
+
+FIELDS = {"question": "task", "steps": "notes", "answer": "result"}
+
+
+def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
+    """The config, and what was said of it, as `slpo train --train=TRAIN --config.KEY=VALUE` has them."""
+    config = default_config()
+    config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
+    override(config, given)
+    return config, own_settings(config, given)
+
+
+def _logical(path: Path, count: int = 20) -> str:
+    rows = [
+        {"question": f"Every {a} is a {b}. Tom {n} is a {a}. Is he a {b} or {c}?", "steps": [f"Tom {n} is a {a}."],
+         "answer": f"Tom {n} is a {b}."}
+        for n in range(count) for a, b, c in [random.Random(n).sample(["lempus", "rompus", "wumpus"], 3)]
+    ]  # fmt: skip
+    return write_jsonl(path, rows)
+
+
+WORDS = ["lempus", "rompus", "wumpus", "vumpus", "yumpus", "zumpus", "dumpus", "jompus"]
+
+
+def _proofs(path: Path, count: int, *more: str) -> str:
+    draw, rows = random.Random(0), {}
+    while len(rows) < count:
+        a, b, c = draw.sample([*WORDS, *more], 3)
+        rows[f"Every {a} is a {b}. Tom is a {a}. Is he a {b} or {c}?"] = f"Tom is a {b}."
+    return write_jsonl(path, [{"question": q, "steps": ["Tom is here."], "answer": a} for q, a in rows.items()])
+
+
+def test_few_words_are_a_token_each(tmp_path, caplog):
+    """Those of the training data; others of a set to evaluate on are counted."""
+    few = [*WORDS, *["Every", "is", "a", "Tom", "Is", "he", "or", "here", ".", "?"]]  # by hand
+    test = _proofs(tmp_path / "test.jsonl", 60, "pimpus", "gimpus")
+    rows = [json.loads(line) for line in Path(test).read_text().splitlines()]
+    source = _proofs(tmp_path / "set.jsonl", 260)
+    config, lines = _chosen(source, f"{source}[valid]", {"test": test})
+    assert config.tokenizer == "words"
+    assert f"tokenizer='words' (without a base model: random weights, one for each of the {len(few)} words" in lines[2]
+    settings = check(config)
+    assert config.prompt_slots == (24,)  # 18 words and signs, a line break, the marker
+    setup = assemble(settings)
+    tokens = {token.lstrip("\u0120") for token in setup.template.tokenizer.get_vocab()}
+    markers = {"<unk>", "<eos>", "<pad>", "<|start-latent|>", "<|end-latent|>", "<|latent|>"}
+    assert tokens == {*few, *markers, "###", "\u010a"}
+    with caplog.at_level("WARNING"):
+        encoded = setup.test_set("test")
+    unread = [any(word in f"{row['question']} {row['answer']}" for word in ("pimpus", "gimpus")) for row in rows]
+    assert f"test: {sum(unread)} of 60 problems have words that the tokenizer doesn't know, 2 in all: '" in caplog.text
+    assert [0 in ids for ids in encoded.prompts] == unread
+    with pytest.raises(UserError, match=r"question: .*pimpus\?': the tokenizer doesn't know 'Tim', 'pimpus'; use"):
+        solve(Solver(setup, {}, "length", 1), "Is Tim a pimpus?")
+    assert _chosen(_proofs(tmp_path / "smaller.jsonl", 150))[0].tokenizer == "bytes"  # 7 to a word
+
+
+def test_settings_are_the_data_s_and_all_of_them_are_said(tmp_path, monkeypatch):
+    def asked():
+        raise AssertionError("a device is asked before jax is set up")
+
+    monkeypatch.setattr(xla_cpu, "on_cpu", asked)
+    source = _table(tmp_path / "my.csv")
+    config, lines = _chosen(source, fields=FIELDS)
+    check(config)
+    said = "\n".join(lines)
+    for section, keys in OF_THE_PAPER.items():
+        assert all(f" {section}{key}=" in said for key in keys.split()), section
+    default = flatten(default_config().to_dict())
+    changed = {key: value for key, value in flatten(config.to_dict()).items() if default.get(key) != value}
+    for key, value in changed.items():
+        if not key.startswith("data."):
+            assert f"{key}={value!r}" in said, key
+    assert not any("\n" in line for line in lines)
+    # The lengths are those of the problems as the run is going to write them, by hand: a byte a token.
+    problems = load_problems(source, fields=FieldsConfig(**FIELDS))
+    assert max(config.prompt_slots) - 8 < max(len(p.question) for p in problems) + 2 <= max(config.prompt_slots)
+    assert config.max_answer_tokens == len("### 27") + 1 + 2
+    assert config.model.n_positions < 256
+
+
+def test_a_tenth_each_is_set_apart(tmp_path):
+    source = _table(tmp_path / "my.csv")
+    config, lines = _chosen(source, fields=FIELDS)
+    settings = check(config)
+    parts = [load_set(settings, key, value) for key, value in (
+        ("config.data.train", config.data.train), ("config.data.valid", config.data.valid),
+        ("config.data.eval.test", config.data.eval.test),
+    )]  # fmt: skip
+    questions = [{problem.question for problem in part} for part in parts]
+    assert list(map(len, questions)) == [32, 4, 4]
+    assert len(set.union(*questions)) == 40
+    assert "no validation or test set was given; a tenth of the problems each is set apart" in lines[0]
+    # What is given stays as it is, and what a data set has is taken from it.
+    other = _table(tmp_path / "other.csv", 45)
+    config, _ = _chosen(other, source, {"mine": source}, FIELDS)
+    assert (config.data.train, config.data.valid, dict(config.data.eval)) == (other, source, {"mine": source})
+    rows = [{"question": f"Q{n}?", "answer": str(n)} for n in range(10)]
+    folder = write_set(tmp_path / "set", {"train": rows, "test": rows[:2]})
+    config, _ = _chosen(folder)
+    assert (config.data.train, config.data.valid, config.data.eval.test) == (folder, f"{folder}[valid]", folder)
+    with pytest.raises(UserError, match=r"few.csv\[train\]: 9 problems are too few to set some apart; give 10"):
+        _chosen(_table(tmp_path / "few.csv", 9), fields=FIELDS)
+
+
+def test_answers_that_are_no_numbers_are_compared_as_texts(tmp_path):
+    config, lines = _chosen(_logical(tmp_path / "set.jsonl"))
+    check(config)
+    assert config.prompt.answers == "texts"
+    assert "answers are no numbers, 'Tom 0 is a" in lines[1]
+    rows = [{"question": f"Q{n}?", "answer": "many" if n == 3 else str(n)} for n in range(20)]
+    with pytest.raises(UserError, match="line 4: answer 'many' is no number; write digits"):
+        _chosen(write_jsonl(tmp_path / "typo.jsonl", rows))
+
+
+def test_a_base_model_brings_its_own_tokens_and_positions(tmp_path):
+    tiny_folder(tmp_path / "base")
+    draw = random.Random(0)
+    rows = [
+        {"question": f"Tom has {draw.randint(0, 3)} pens . " * (1 + n % 2), "steps": ["1 + 1 = 2"], "answer": "2"}
+        for n in range(20)
+    ]
+    config, _ = _chosen(write_jsonl(tmp_path / "set.jsonl", rows), init=str(tmp_path / "base"))
+    check(config)
+    assert (config.reasoner, config.tokenizer, config.init) == ("coconut_gpt2", "", str(tmp_path / "base"))
+    assert config.max_answer_tokens == 3 + 2  # ### 2 <eos>
+    assert config.prompt_slots == (16,)  # 10 words, a line break and the marker
+    assert config.rl.optimizer.learning_rate == Config().rl.optimizer.learning_rate
+
+
+MEASURED = Measured(7_000, [2] * 6_000 + [4] * 1_000, [40] * 90 + [200] * 10, [6, 9], [60], 124_000_000, 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"imitate.c_thought": 2, "imitate.max_latent_stage": 4, "max_latents": 16, "min_latents": 4,
+              "prompt_slots": (40, 200), "max_answer_tokens": 11, "imitate.batch_size": 32, "imitate.micro_batches": 1,
+              "imitate.cot_steps": 5 * 7_000 // 32, "imitate.stage_steps": 2 * 7_000 // 32,
+              "imitate.optimizer.learning_rate": 1e-4, "rl.steps": 2 * 7_000 // 32}),
+        ({"steps": [9]}, {"imitate.max_latent_stage": 6, "max_latents": 24}),
+        ({"steps": [0] * 99 + [1]}, {"imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.max_latent_stage": 3}),
+        ({"parameters": 0, "positions": 0}, {"imitate.c_thought": 1, "max_latents": 8, "model.n_layer": 4,
+                                             "model.n_positions": 320, "imitate.cot_steps": 4_000}),
+        ({"parameters": 1_200_000_000}, {"model.remat": True, "imitate.micro_batches": 4,
+                                         "imitate.optimizer.learning_rate": 2e-5}),
+        ({"written": [60, 900]}, {"imitate.max_tokens": 1024 - 16}),
+        ({"latents": 12}, {"stages": ("cold_start", "rl", "evaluate"), "max_latents": 12, "min_latents": 3}),
+        ({"problems": 40}, {"imitate.batch_size": 8, "imitate.cot_steps": 25, "imitate.stage_steps": 20}),
+    ],
+)  # fmt: skip
+def test_choices_go_by_lengths_and_sizes(changes, expected):
+    found = {key: value for each in choices(Measured(**vars(MEASURED) | changes)) for key, value in each.values.items()}
+    assert {key: found[key] for key in expected} == expected
+    assert ("imitate.batch_size" in found) == ("latents" not in changes)
+
+
+def test_buckets_hold_all_and_most():
+    assert buckets([5, 5, 5, 100]) == (8, 104)
+    assert buckets([90, 95, 100]) == (104,)
+    assert buckets([8]) == (8,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["a table", "a logical set"])
+def test_from_a_raw_file_to_the_report(kind, tmp_path):
+    logical = kind == "a logical set"
+    source = _proofs(tmp_path / "set.jsonl", 200) if logical else _table(tmp_path / "my.csv")
+    config, _ = _chosen(source, fields=None if logical else FIELDS)
+    config.model.update(n_layer=1, n_embd=16)
+    config.imitate.update(cot_steps=4, stage_steps=2, final_steps=4)
+    config.imitate.optimizer.warmup_steps = 1
+    config.cold_start.update(steps=2, evaluate_every=2)
+    config.rl.update(steps=2, group=2)
+    config.rl.optimizer.warmup_steps = 0
+    config.evaluate.samples = 2
+    experiment = run_stages(check(config), tmp_path / "work")
+    report = json.loads((tmp_path / "work" / "report.json").read_text())
+    assert {"imitate", "cold_start", "slpo"} <= report["eval"].keys()
+    assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (20 if logical else 4)
+    assert (tmp_path / "work" / "report.md").is_file()
+    assert experiment.reward.on_device is not None
+
+
+def test_keys_that_are_set_come_after_the_config_that_has_them():
+    argv = with_config(["slpo", "--config.rl.steps=5"], Data({"train": "my.csv"}, {}))
+    assert argv[0] == "slpo"
+    assert argv[1].startswith("--config=")
+    assert argv[1].endswith("configs/own.py:")
+    assert argv[2:] == ["--config.rl.steps=5"]
+
+
+# What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.
+FOLLOWS = {
+    "few steps of a stage": ({"rl.steps": 6}, {"rl.optimizer.warmup_steps": 0}),
+    "few steps of a phase": ({"imitate.final_steps": 45}, {"imitate.optimizer.warmup_steps": 4}),
+    "a batch": ({"imitate.batch_size": 4}, {"imitate.cot_steps": 30 * 32 // 4, "imitate.stage_steps": 80}),
+    "a cold start's steps": ({"cold_start.steps": 8}, {"cold_start.evaluate_every": 2}),
+    "latents": ({"max_latents": 1}, {"imitate.max_latent_stage": 1, "min_latents": 1}),
+    "a stage of the curriculum": ({"imitate.max_latent_stage": 3}, {"max_latents": 6}),
+    "a budget": ({"max_answer_tokens": 200}, {"model.n_positions": 256}),
+    "no gate": ({"gate.enabled": False}, {"stages": ("imitate", "rl", "evaluate"), "max_latents": 2}),
+    "no thought": ({"max_latents": 0}, {"gate.enabled": False, "imitate.max_latent_stage": 0}),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWS)
+def test_flags_go_first_and_what_is_chosen_follows(case, tmp_path):
+    given, follows = FOLLOWS[case]
+    config, lines = _chosen(_table(tmp_path / "my.csv"), fields=FIELDS, **given)
+    check(config)
+    found = flatten(config.to_dict())
+    assert {key: found[key] for key in (given | follows)} == given | follows
+    chosen = "\n".join(line for line in lines if line.startswith("chosen"))
+    assert all(f" {key}=" not in chosen for key in given)
+    assert lines[-1] == f"as given, not chosen: {next(iter(given))}"
+    for stage in ("cold_start", "rl"):
+        (line,) = [line for line in lines if f" {stage}.batch_size=" in line] or [""]
+        assert ("epochs" not in line) == (not line or f"{stage}.steps" in given)
+
+
+def _in_words(path: Path) -> str:
+    """Problems in the words of the tokenizer synthetic:20."""
+    rows = [
+        {"question": f"Tom has {n} pens . He buys 2 .", "steps": [f"{n} + 2 = {n + 2}"] * (1 + n % 3),
+         "answer": str(n + 2)}
+        for n in range(18)
+    ]  # fmt: skip
+    return write_jsonl(path, rows)
+
+
+def test_lengths_are_measured_by_the_tokenizer_that_is_given(tmp_path):
+    source = _in_words(tmp_path / "set.jsonl")
+    by_bytes, by_words = (_chosen(source, **given)[0] for given in ({}, {"tokenizer": "synthetic:20"}))
+    assert (by_bytes.tokenizer, by_words.tokenizer) == ("bytes", "synthetic:20")
+    assert by_bytes.prompt_slots == (32,)  # 29 or 30 bytes, a line break and the marker
+    assert by_words.prompt_slots == (16,)  # 9 words, a line break and the marker
+    assert by_words.max_answer_tokens == 3 + 2  # ### 2 <eos>
+
+
+@pytest.mark.parametrize("reasoner", REASONERS)
+def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
+    kind, given = kind_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
+    experiment = build(check(config), tmp_path / "work", list(given))
+    check_stages(experiment)
+    assert config.reasoner == reasoner
+    assert config.gate.enabled == ("cold_start" in config.stages)
+    assert experiment.recipe.name == kind.default_recipe
+    if not kind.has_latents:
+        assert config.max_latents == 0
+        assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
+    elif kind.default_recipe == "colar":
+        assert (config.thinker.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+    else:
+        assert (config.thinker.name, config.max_latents) == ("latent", 2 * 3)
+
+
+def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
+    """Those with their value in the next argument, and None, as well; what is wrong in them is said before any work."""
+    _in_words(tmp_path / "set.jsonl")
+    done = run(
+        "--train=set.jsonl", "--config.tokenizer", "synthetic:20", "--config.imitate.final_steps=12",
+        "--config.imitate.optimizer.clip_norm=None", "--config.imitate.optimizer.warmup_steps=50",
+        "--config.rl.steps=6", "--config.rl.optimizer.warmup_steps=7", folder=tmp_path,
+    )  # fmt: skip
+    assert done.status == 2
+    lines = done.stderr.splitlines()
+    error = lines[-1]
+    assert "chosen: prompt_slots=(16,), max_answer_tokens=5," in done.stderr
+    assert (
+        "as given, not chosen: imitate.final_steps, imitate.optimizer.clip_norm, imitate.optimizer.warmup_steps, "
+        "rl.optimizer.warmup_steps, rl.steps, tokenizer"
+    ) in lines
+    for key, steps in (("imitate.optimizer.warmup_steps", 50), ("rl.optimizer.warmup_steps", 7)):
+        assert f"config.{key}: {steps} is not valid; " in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (
+            ["--test=te.csv", "--config.data.train=te.csv"],
+            "--train=set.jsonl: config.data.train is given too; leave one of the two out",
+        ),
+        (["--valid=va.csv", "--config.data.valid", "b.csv"], "--valid=va.csv: config.data.valid is given too; "),
+        (["--base=gpt2", "--config.init=b"], "--base=gpt2: config.init is given too; "),
+        (["--test=te=a.csv", "--config.data.eval.te=b.csv"], "--test=te=a.csv: config.data.eval.te is given too; "),
+        (["--test=a/te.csv", "--test=b/te.csv"], "--test=b/te.csv: another set is called te too; "),
+        (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
+        (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
+        (["--smoke=3"], "--smoke=3: takes no value; give --smoke, or leave it out; see --help"),
+        (["--processes=x"], "--processes=x: is not valid; give an integer; see --help"),
+    ],
+)
+def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
+    done = run("--train=set.jsonl", *flags, folder=tmp_path)
+    assert done.status == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"error: {error}")
+    assert "site-packages" not in line
+    assert "own.py" not in line
+
+
+def test_smoke_says_what_it_goes_before():
+    config = default_config()
+    config.evaluate.samples, config.rl.steps = 4, 1
+    line = smoke(config, {"evaluate.samples", "rl.steps", "seed"})
+    assert config.evaluate.samples == 2
+    assert line.endswith("; it goes before what was given: config.evaluate.samples=2 and not 4")
+    assert "goes before" not in smoke(default_config(), {"seed"})
+
+
+def test_a_kind_whose_marks_are_words_gets_words(tmp_path):
+    """However few problems there are to a word."""
+    config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2")
+    assert config.tokenizer == "words"
+    template = assemble(check(config)).template
+    assert template.tokenizer.decode([template.start_id]).strip() == "###"
+    ids = template.prompts(["Tom has 3 pens . He buys 2 ."])[0] + template.tokenizer("Answer:5").input_ids
+    assert template.tokenizer.unk_token_id not in ids
+    with pytest.raises(UserError, match=r"'###' is 3 tokens, .* config.tokenizer=words"):
+        _chosen(_in_words(tmp_path / "set.jsonl"), reasoner="colar_gpt2", tokenizer="bytes")
