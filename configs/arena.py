@@ -117,11 +117,11 @@ def get_config(cell: str = "coconut_gpt2"):
     return config
 
 
-def _mixtures(config, thinker: str) -> None:
+def _mixtures(config, latent_policy: str) -> None:
     """Latent-SFT's prompt, and mixtures of tokens as latents."""
     config.max_latents = 4
     config.model.n_positions = 80
     config.prompt.update(format="{question}\n<think>", closing="</think>")
-    config.thinker.name = thinker
-    config.thinker.soft.update(LATENT_SFT_MIXTURE)
+    config.latent_policy.name = latent_policy
+    config.latent_policy.soft.update(LATENT_SFT_MIXTURE)
     config.imitate.latent_sft.ratio = 5

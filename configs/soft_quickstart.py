@@ -25,7 +25,7 @@ from slpo_jax.errors import UserError
 SOFT_TOKENS, WORDS, CHUNKS = 4, 24, 12
 RATES = (3e-5, 1e-4, 3e-4)
 GATES = 20  # times the model's rate, as HRPO trains its gates
-# By name: the thinker and its settings, the noise of dropout, the objective and its settings.
+# By name: the latent policy and its settings, the noise of dropout, the objective and its settings.
 METHODS = {
     "cot": ("soft", {}, 0.0, "", {}),
     "grpo": ("soft", {}, 0.0, "grpo", {"reduction": "sequence_mean"}),
@@ -55,7 +55,7 @@ def get_config(argument: str = "lepo"):
     if method not in METHODS or tune not in ("", "tune"):
         known = ", ".join(METHODS)
         raise UserError(f"configs/soft_quickstart.py:{argument}: no such method; give one of {known}, or METHOD,tune")
-    thinker, of_thinker, dropout, kind, of_objective = METHODS[method]
+    latent_policy, of_latent_policy, dropout, kind, of_objective = METHODS[method]
     config = default_config()
     config.reasoner = "text_llama"
     config.tokenizer = "synthetic:12"
@@ -67,8 +67,8 @@ def get_config(argument: str = "lepo"):
     config.max_answer_tokens = WORDS
     config.cpu_devices = 2
     config.dropout.rate = dropout
-    config.thinker.name = thinker
-    config.thinker[thinker].update(of_thinker)
+    config.latent_policy.name = latent_policy
+    config.latent_policy[latent_policy].update(of_latent_policy)
     config.data.synthetic.update(max_value=12, written_share=0.5)
     config.data.train = "synthetic:train"
     config.data.valid = "synthetic:valid"
@@ -89,7 +89,7 @@ def get_config(argument: str = "lepo"):
         for name, rate in rates.items():
             objective_variant(config, name, kind, learning_rate=rate, **of_objective)
             if method == "hrpo":
-                config.objective[name].thinker_learning_rate = GATES * rate
+                config.objective[name].latent_policy_learning_rate = GATES * rate
         config.rl.objectives = tuple(rates)
     if method in AFTER_LATENT_SFT:
         _latent_sft(config)

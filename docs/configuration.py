@@ -14,7 +14,7 @@ from typing import Any
 
 from slpo_jax.config import Config
 from slpo_jax.config.sections import described
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.training.objectives import OBJECTIVES
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -120,11 +120,11 @@ def render() -> str:
     parts = [_HEAD, f"These change no result, and may differ when a run goes on: {free}.\n"]
     for key, settings in every.items():
         cls = settings if isinstance(settings, type) else type(settings)
-        if key.endswith(".optimizer") or key.startswith("config.thinker.") or not dataclasses.fields(cls):
+        if key.endswith(".optimizer") or key.startswith("config.latent_policy.") or not dataclasses.fields(cls):
             continue
         parts += [f"## {key}\n", "\n".join(rows({key: settings})) + "\n"]
-        if key == "config.thinker":
-            parts += ["## config.thinker.NAME\n", "\n".join(rows(THINKERS)) + "\n"]
+        if key == "config.latent_policy":
+            parts += ["## config.latent_policy.NAME\n", "\n".join(rows(LATENT_POLICIES)) + "\n"]
         if key == "config.rl":
             parts += ["## config.objective.NAME\n", "\n".join(rows(OBJECTIVES)) + "\n"]
     parts += ["## config.STAGE.optimizer\n", "\n".join(rows(optimizers))]

@@ -9,7 +9,7 @@
     e = r.evaluate("my_test.jsonl")         # e.summary, e.records, e.to_pandas(), e.plot(), e.compare(other)
     r.export("exported")                    # for transformers
 
-`register_objective` and its like (reward, recipe, scorer, thinker, tracker) have a config take methods of your own.
+`register_objective` and its like (reward, recipe, scorer, latent policy, tracker) have a config take methods of your own.
 
 An array's name ends with its axes, one letter each, and docstrings give shapes in the same letters:
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:  # of what `__getattr__` finds
     from slpo_jax.api.reasoner import TrainedReasoner, load
     from slpo_jax.api.training import Run, train
     from slpo_jax.config.registry import (
+        register_latent_policy,
         register_objective,
         register_recipe,
         register_reward,
         register_scorer,
-        register_thinker,
         register_tracker,
     )
     from slpo_jax.errors import UserError
@@ -55,7 +55,9 @@ __version__ = "0.2.0"
 # transformers is here for tokenizers and configs alone, and need not advise on installing PyTorch.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-_REGISTER = tuple(f"register_{what}" for what in ("objective", "recipe", "reward", "scorer", "thinker", "tracker"))
+_REGISTER = tuple(
+    f"register_{what}" for what in ("objective", "recipe", "reward", "scorer", "latent_policy", "tracker")
+)
 _PLACES = {
     "api.evaluation": ("Difference", "Evaluation"),
     "api.reading": ("read",),
@@ -69,7 +71,7 @@ _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - as `_PLACES`
     "Difference", "Evaluation", "read", "TrainedReasoner", "load", "Run", "train", "UserError", "register_objective",
-    "register_recipe", "register_reward", "register_scorer", "register_thinker", "register_tracker", "Latent",
+    "register_recipe", "register_reward", "register_scorer", "register_latent_policy", "register_tracker", "Latent",
     "Solution", "Vote",
 ]  # fmt: skip
 

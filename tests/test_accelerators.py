@@ -11,14 +11,14 @@ from slpo_jax.checkpoints.architectures import KINDS
 from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.models import xla_cpu
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run.experiment import assemble
 from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.recipes import RECIPES
 
 DTYPES = ("bfloat16", "float32")
 BACKBONES = ("gpt2", "llama")  # Qwen2 is Llama's program and biases
-UNLIKELY = tuple(name for name, settings in THINKERS.items() if not settings.has_likelihood)
+UNLIKELY = tuple(name for name, settings in LATENT_POLICIES.items() if not settings.has_likelihood)
 OF_LATENTS, IN_WORDS, OF_COLAR = ("latent", "additive"), ("hybrid",), ("colar",)
 RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut",
              "colar": "colar", "regular": "colar", "latent_sft": "text"}  # fmt: skip
@@ -30,15 +30,15 @@ def _for_accelerators():
         yield
 
 
-def _accepted(kind: str, thinker: str, objective: str) -> bool:
+def _accepted(kind: str, latent_policy: str, objective: str) -> bool:
     """Whether a config may ask for the three together; tests of bad configs hold the others' errors."""
-    if thinker in OF_COLAR:
+    if latent_policy in OF_COLAR:
         return kind == "colar"
     if kind != "text":
-        return thinker not in IN_WORDS and not (objective == "exact" and thinker in UNLIKELY)
-    if thinker in OF_LATENTS or (thinker in IN_WORDS and objective not in ("exact", "grpo")):
+        return latent_policy not in IN_WORDS and not (objective == "exact" and latent_policy in UNLIKELY)
+    if latent_policy in OF_LATENTS or (latent_policy in IN_WORDS and objective not in ("exact", "grpo")):
         return False
-    return not (thinker in UNLIKELY and objective in ("exact", "grpo"))
+    return not (latent_policy in UNLIKELY and objective in ("exact", "grpo"))
 
 
 def _rl_cases():
@@ -48,15 +48,15 @@ def _rl_cases():
     """
     latent_kinds = itertools.cycle(kind for kind in KINDS if kind != "text")
     turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
-    for thinker, objective in itertools.product(THINKERS, OBJECTIVES):
-        for kind in ("colar",) if thinker in OF_COLAR else (next(latent_kinds), "text"):
-            if _accepted(kind, thinker, objective):
+    for latent_policy, objective in itertools.product(LATENT_POLICIES, OBJECTIVES):
+        for kind in ("colar",) if latent_policy in OF_COLAR else (next(latent_kinds), "text"):
+            if _accepted(kind, latent_policy, objective):
                 dtype, backbone = next(turns)
-                new = {thinker, objective, f"{kind}_{backbone}"} - seen
+                new = {latent_policy, objective, f"{kind}_{backbone}"} - seen
                 seen |= new
-                quick = (thinker, objective) in (("latent", "slpo"), ("colar", "exact"))
+                quick = (latent_policy, objective) in (("latent", "slpo"), ("colar", "exact"))
                 marks = () if quick else pytest.mark.slow if new else pytest.mark.nightly
-                yield pytest.param(f"{kind}_{backbone}", thinker, objective, dtype, marks=marks)
+                yield pytest.param(f"{kind}_{backbone}", latent_policy, objective, dtype, marks=marks)
 
 
 def _other_cases():
@@ -66,28 +66,28 @@ def _other_cases():
     """
     turns = itertools.cycle(itertools.product(BACKBONES, DTYPES))
 
-    def case(stage: str, kind: str, backbone: str, thinker: str, recipe: str, dtype: str):
+    def case(stage: str, kind: str, backbone: str, latent_policy: str, recipe: str, dtype: str):
         quick = (stage, kind, recipe) in (("cold_start", "codi", ""), ("imitate", "codi", "distil"))
-        quick = (quick or thinker == "hybrid") and (backbone, kind) != ("gpt2", "codi")
-        once = thinker not in ("latent", "soft") or backbone == ("llama", "gpt2")[len(kind) % 2]
+        quick = (quick or latent_policy == "hybrid") and (backbone, kind) != ("gpt2", "codi")
+        once = latent_policy not in ("latent", "soft") or backbone == ("llama", "gpt2")[len(kind) % 2]
         marks = () if quick else pytest.mark.slow if once else pytest.mark.nightly
-        return pytest.param(stage, f"{kind}_{backbone}", thinker, recipe, dtype, marks=marks)
+        return pytest.param(stage, f"{kind}_{backbone}", latent_policy, recipe, dtype, marks=marks)
 
     for kind in KINDS:
         stages = ["evaluate"] if kind == "text" else ["cold_start", "evaluate"]
         for stage, backbone in itertools.product(stages, BACKBONES):
             yield case(stage, kind, backbone, "soft" if kind == "text" else "latent", "", next(turns)[1])
-    for thinker in THINKERS:
+    for latent_policy in LATENT_POLICIES:
         backbone, dtype = next(turns)
-        kind = "colar" if thinker in OF_COLAR else "coconut" if thinker in OF_LATENTS else "text"
-        yield case("evaluate", kind, backbone, thinker, "", dtype)
+        kind = "colar" if latent_policy in OF_COLAR else "coconut" if latent_policy in OF_LATENTS else "text"
+        yield case("evaluate", kind, backbone, latent_policy, "", dtype)
     for recipe, backbone in itertools.product(RECIPES, BACKBONES):
         yield case("imitate", RECIPE_OF[recipe], backbone, "soft", recipe, next(turns)[1])
 
 
-def _config(reasoner: str, thinker: str, dtype: str):
+def _config(reasoner: str, latent_policy: str, dtype: str):
     config = default_config()
-    config.reasoner, config.tokenizer, config.thinker.name = reasoner, "synthetic:20", thinker
+    config.reasoner, config.tokenizer, config.latent_policy.name = reasoner, "synthetic:20", latent_policy
     config.model.update(n_layer=1, n_head=2, n_embd=16, n_positions=64, projector=8, dtype=dtype)
     config.update(max_latents=3, min_latents=1, prompt_slots=(20,), max_answer_tokens=5)
     config.gate.enabled = not reasoner.startswith("text")
@@ -130,17 +130,17 @@ def _is_plain(text: str) -> bool:
     return not re.search(r"\bcpu_\w+|callback", text)
 
 
-@pytest.mark.parametrize(("reasoner", "thinker", "objective", "dtype"), [*_rl_cases()])
-def test_an_rl_step_is_lowered_in_its_plain_form(reasoner, thinker, objective, dtype):
-    config = _config(reasoner, thinker, dtype)
+@pytest.mark.parametrize(("reasoner", "latent_policy", "objective", "dtype"), [*_rl_cases()])
+def test_an_rl_step_is_lowered_in_its_plain_form(reasoner, latent_policy, objective, dtype):
+    config = _config(reasoner, latent_policy, dtype)
     config.rl.objectives = (objective,)
     config.dropout.rate = 0.0 if objective in ("exact", "grpo") else 0.1
     assert all(map(_is_plain, _lowered(config, "rl")))
 
 
-@pytest.mark.parametrize(("stage", "reasoner", "thinker", "recipe", "dtype"), [*_other_cases()])
-def test_the_other_stages_are_lowered_in_their_plain_form(stage, reasoner, thinker, recipe, dtype):
-    config = _config(reasoner, thinker, dtype)
+@pytest.mark.parametrize(("stage", "reasoner", "latent_policy", "recipe", "dtype"), [*_other_cases()])
+def test_the_other_stages_are_lowered_in_their_plain_form(stage, reasoner, latent_policy, recipe, dtype):
+    config = _config(reasoner, latent_policy, dtype)
     config.imitate.update(recipe=recipe, c_thought=int(recipe != "icot"))
     config.imitate.distil.last_step = True
     if recipe == "icot":

@@ -31,7 +31,7 @@ from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.advantage import ADVANTAGES
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run.experiment import build
@@ -215,7 +215,7 @@ def test_other_commands_have_their_files_and_flags(page):
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*THINKERS, *OBJECTIVES, *ADVANTAGES, *RECIPES, *KINDS, *presets.SOFT_METHODS} - said
+    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *KINDS, *presets.SOFT_METHODS} - said
 
 
 def test_reference_is_current(monkeypatch):
@@ -249,7 +249,7 @@ def test_what_training_logs_is_defined_on_the_page():
     assert set(told) - {"step", "stage"} == set(SCALARS)
 
 
-REGISTRIES = (OBJECTIVES, THINKERS, RECIPES, SCORERS, REWARDS, TRACKERS)
+REGISTRIES = (OBJECTIVES, LATENT_POLICIES, RECIPES, SCORERS, REWARDS, TRACKERS)
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def _mean_stop(policy) -> float:
     key, batch = jax.random.key(1), prompted_batch((ALWAYS,) * 4)
     roll_out = compiled(lambda params: rl.roll_out(policy, params, batch, rigged_reward, GROUP, key))
     trajectories, _ = roll_out(small_params())
-    logits = policy.thinker.stop_logits(small_params(), trajectories.actions)
+    logits = policy.latent_policy.stop_logits(small_params(), trajectories.actions)
     rho = np.asarray(jax.nn.sigmoid(logits), np.float64)
     logs = []
     for row, length in zip(rho, np.asarray(trajectories.lengths), strict=True):
@@ -325,19 +325,19 @@ def _mean_stop(policy) -> float:
 def test_example_of_a_latent_policy(example):
     """Its probabilities sum to one, its draws follow them, and the objective `exact` trains on it."""
     example("tokens")
-    thinker = THINKERS["tokens"](temperature=2.0)(REASONER.in_tree(), GATE.in_tree())
+    latent_policy = LATENT_POLICIES["tokens"](temperature=2.0)(REASONER.in_tree(), GATE.in_tree())
     params, vocabulary = small_params(), 61
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, REASONER.width)), jnp.float32)
     every = jnp.arange(vocabulary)[:, None]
-    log_prob = compiled(thinker.log_prob)(params, jnp.repeat(hidden, vocabulary, axis=0), every)
+    log_prob = compiled(latent_policy.log_prob)(params, jnp.repeat(hidden, vocabulary, axis=0), every)
     assert float(jnp.exp(log_prob).sum()) == pytest.approx(1, abs=1e-5)
     keys = jax.random.split(jax.random.key(0), (1, 4000))
-    drawn = compiled(thinker.draw)(params, jnp.repeat(hidden, 4000, axis=1), keys)
+    drawn = compiled(latent_policy.draw)(params, jnp.repeat(hidden, 4000, axis=1), keys)
     shares = np.bincount(np.asarray(drawn[0]), minlength=vocabulary) / 4000
     np.testing.assert_allclose(shares, np.exp(log_prob[:, 0]), atol=0.03)
-    assert int(thinker.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
+    assert int(latent_policy.draw(params, hidden)[0, 0]) == int(log_prob[:, 0].argmax())
 
-    policy = dataclasses.replace(PLAIN, thinker=thinker).having(dropout_rate=0.0)
+    policy = dataclasses.replace(PLAIN, latent_policy=latent_policy).having(dropout_rate=0.0)
     objective = OBJECTIVES["exact"]()
     objective.check("config.objective.exact", policy, GROUP)
     gradient, metrics = _step(policy, objective)((0, 1, 0, 1))
@@ -365,7 +365,7 @@ def test_examples_of_a_scorer_and_a_reward(example):
     for name in ("sure_stop", "mentioned"):
         example(name)
     logits_NT, lengths_N = np.random.default_rng(0).normal(size=(3, 4)), np.array([1, 4, 2])
-    policy = SimpleNamespace(thinker=SimpleNamespace(stop_logits=lambda params, actions: actions))
+    policy = SimpleNamespace(latent_policy=SimpleNamespace(stop_logits=lambda params, actions: actions))
     trajectories = SimpleNamespace(actions=jnp.asarray(logits_NT), lengths=jnp.asarray(lengths_N))
     expected = [1 / (1 + np.exp(-row[length - 1])) for row, length in zip(logits_NT, lengths_N, strict=True)]
     np.testing.assert_allclose(SCORERS["sure_stop"].score(policy, None, None, trajectories), expected, rtol=1e-5)
@@ -398,7 +398,7 @@ def test_examples_work_together(tmp_path):
         "data.synthetic.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
         "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.recipe": "averaged",
         "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "cold_start.batch_size": 4,
-        "cold_start.evaluate_every": 1, "dropout.rate": 0.0, "thinker.name": "tokens",
+        "cold_start.evaluate_every": 1, "dropout.rate": 0.0, "latent_policy.name": "tokens",
         "rl.objectives": "('exact','right_answers')", "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2,
         "evaluate.seeds": 1, "evaluate.datasets": "('same',)",
     }  # fmt: skip

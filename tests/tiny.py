@@ -20,7 +20,7 @@ from slpo_jax.models.dropout import Dropout
 from slpo_jax.models.gate import stopping_gate
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy import noise
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
@@ -46,10 +46,10 @@ def compiled(function, *bound, static=(), options=FAST):
     return jax.jit(functools.partial(function, *bound), static_argnames=static, compiler_options=options)
 
 
-def policy_of(config: RolloutConfig = ROLLOUT, reasoner=REASONER, thinker="latent", **settings) -> Policy:
+def policy_of(config: RolloutConfig = ROLLOUT, reasoner=REASONER, latent_policy="latent", **settings) -> Policy:
     """A policy of the tiny reasoner, or of another one with latents as wide."""
     reasoner = reasoner.in_tree()
-    return Policy(reasoner, THINKERS[thinker](**settings)(reasoner, GATE.in_tree()), config)
+    return Policy(reasoner, LATENT_POLICIES[latent_policy](**settings)(reasoner, GATE.in_tree()), config)
 
 
 def rollout(params, prompts, keys, config: RolloutConfig = ROLLOUT, stop_rule=None):

@@ -91,7 +91,7 @@ class Witness:
             raise ValueError('the torch reference has greedy answers and dropout_where="thought" only')
         if objective.advantage not in ("rloo", "grpo"):
             raise ValueError("the torch reference has rloo and grpo only")
-        if policy.thinker.log_prob is not None:
+        if policy.latent_policy.log_prob is not None:
             raise ValueError("the torch reference has latents without noise of their own only")
         self.rollout_config, self.objective, self.group = rollout_config, objective, group
         self.device, self.dtype = torch.device(device), dtype

@@ -215,7 +215,7 @@ def load(
     base: str = "",
     tokenizer: str = "",
     lora_alpha: float | None = None,
-    thinker: str = "",
+    latent_policy: str = "",
     instruction: str = "",
     answers: str = "",
     speed: int | None = None,
@@ -233,7 +233,7 @@ def load(
         base: the base model's directory or hub id, for a file without config and tokenizer.
         tokenizer: a directory or hub id; "" is the checkpoint's or the base's.
         lora_alpha: scale of LoRA adapters times their rank.
-        thinker: the law of a thought's steps, such as soft; "" is the run's.
+        latent_policy: the law of a thought's steps, such as soft; "" is the run's.
         instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
         speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
         explain: solutions have each latent in words, by the second model of SIM-CoT, which must have been kept.
@@ -243,7 +243,7 @@ def load(
     set_up_jax()
     solver = load_solver(
         _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
-        tokenizer=tokenizer, lora_alpha=lora_alpha, thinker=thinker, instruction=instruction, answers=answers,
+        tokenizer=tokenizer, lora_alpha=lora_alpha, latent_policy=latent_policy, instruction=instruction, answers=answers,
         speed=speed, explain=explain,
     )  # fmt: skip
     return TrainedReasoner(solver)

@@ -159,9 +159,11 @@ def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
         ]
     if description.kind.has_latents:
         return ["It thinks in slpo_jax alone: with transformers, `generate` is an error."]
-    thinker = description.settings.get("thinker.name", "")
+    latent_policy = description.settings.get("latent_policy.name", "")
     if description.settings.get("max_latents"):
-        return [f"Its thought (`{thinker}`) is slpo_jax's alone: with transformers, `generate` writes without it."]
+        return [
+            f"Its thought (`{latent_policy}`) is slpo_jax's alone: with transformers, `generate` writes without it."
+        ]
     needs = "With transformers, `generate` is all that it needs"
     return [f"{needs}; special tokens that a question spells out are text to slpo_jax alone."]
 

@@ -207,11 +207,11 @@ def _decisive(config: Config) -> dict[str, Any]:
 
 
 def _has_no_use(key: str, now: Mapping[str, Any]) -> bool:
-    """Whether it is of another thinker, or of a gate where there is none."""
+    """Whether it is of another latent policy, or of a gate where there is none."""
     section, _, rest = key.partition(".")
     if key == "evaluate.thresholds":
         return not now["gate.enabled"]
-    return section == "thinker" and rest != "name" and rest.partition(".")[0] != now["thinker.name"]
+    return section == "latent_policy" and rest != "name" and rest.partition(".")[0] != now["latent_policy.name"]
 
 
 def _shown(value: Any) -> str:
@@ -270,6 +270,6 @@ def _read_from(where: str) -> Iterator[None]:
         yield
     except UserError as error:
         said = str(error).removeprefix("config.")
-        registers = said.startswith(("thinker.name:", "imitate.recipe:"))
+        registers = said.startswith(("latent_policy.name:", "imitate.recipe:"))
         remedy = "register it (a command's --register), or mend the file" if registers else "mend the file"
         raise UserError(f"{where}: key {said}; {remedy}") from None

@@ -31,7 +31,7 @@ from slpo_jax.io.checksums import SEAL, is_as_sealed, seal, sealed
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
-from slpo_jax.models.parts import EXPLAINER, GATE, REASONER, THINKER
+from slpo_jax.models.parts import EXPLAINER, GATE, LATENT_POLICY, REASONER
 from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.policy.policy import Stopping
 
@@ -139,8 +139,10 @@ def write_export(
     Raises:
         UserError: no other program knows its latents, or the target is in use.
     """
-    if THINKER in params:
-        raise UserError(f"{source}: has parameters of a thinker's own, which no other program knows; use it as it is")
+    if LATENT_POLICY in params:
+        raise UserError(
+            f"{source}: has parameters of a latent policy's own, which no other program knows; use it as it is"
+        )
     if not has_gate(source):
         origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, gate=None))
     files = thinking_files(config, origin, stopping, rule)

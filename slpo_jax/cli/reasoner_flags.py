@@ -26,7 +26,7 @@ def define_flags(samples: int) -> None:
     flags.DEFINE_integer("max_answer_tokens", None, "Default: the run's, or 16.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the noise of --samples.", lower_bound=0, upper_bound=2**32 - 1)
     flags.DEFINE_string("reasoner", "", "Such as coconut_gpt2; default: what the checkpoint says.")
-    flags.DEFINE_string("thinker", "", "Of a thought's steps, such as soft; default: the run's.")
+    flags.DEFINE_string("latent_policy", "", "Of a thought's steps, such as soft; default: the run's.")
     flags.DEFINE_string("instruction", "", "After the question, to a text reasoner; default: the run's.")
     flags.DEFINE_enum(
         "answers",
@@ -54,7 +54,7 @@ def load_asked(explain: bool = False) -> "TrainedReasoner":
         raise UserError("--checkpoint: not given; give WORKDIR, WORKDIR/checkpoints/STAGE or a Hugging Face directory")
     from slpo_jax.api.reasoner import load  # takes seconds, for which --help need not wait
 
-    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "thinker",
+    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "latent_policy",
              "instruction", "speed")  # fmt: skip
     asked = {name: getattr(values, name) for name in names}
     return load(values.checkpoint, answers=values.answers or "", explain=explain, **asked)

@@ -3,7 +3,7 @@
 Prints the answer, the number of latents, and for each latent the gate's stop probability and the nearest vocabulary
 tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
 COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
-it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the thinker's own, and lets them vote.
+it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the latent policy's own, and lets them vote.
 --explain says each latent in words, with the second model of SIM-CoT where that was kept. "-" for the question reads it
 from standard input. Nothing is written.
 """
@@ -38,7 +38,7 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
         "cut": found.cut,
     }
     facts = {"checkpoint": config.init, "reasoner": config.reasoner, "stopping": solver.stopping, "rule": solver.rule}
-    facts["untrained_thinker"] = solver.drawn_thinker
+    facts["untrained_latent_policy"] = solver.drawn_latent_policy
     shown = ("stop_probability", "nearest", *(["words"] if solver.reads else []))
     latents = [{name: getattr(each, name) for name in shown} for each in solution.latents]
     said = {"question": solution.question, "answer": solution.answer, "text": solution.text, "cut": solution.cut}

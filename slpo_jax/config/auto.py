@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.checkpoints.architectures import PLAIN, Kind
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
 
@@ -50,16 +50,16 @@ class Measured:
         return self.given.get(key, chosen)
 
     @property
-    def thinker(self) -> str:
+    def latent_policy(self) -> str:
         """The law of a thought that is this kind's alone; "" where it has none."""
-        return next((name for name, law in THINKERS.items() if law.of_kind == self.kind.name), "")
+        return next((name for name, law in LATENT_POLICIES.items() if law.of_kind == self.kind.name), "")
 
     @property
     def gated(self) -> bool:
         """Whether a gate is trained: not where thoughts end otherwise, or the host alone can judge answers."""
         asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
         judged = self.or_given("reward", CORRECT) == CORRECT
-        return bool(asked and judged and self.kind.has_gate and not self.thinker)
+        return bool(asked and judged and self.kind.has_gate and not self.latent_policy)
 
 
 class Choice(NamedTuple):
@@ -104,11 +104,13 @@ def _ungated(measured: Measured) -> dict[str, Any]:
     if measured.gated:
         return {}
     found: dict[str, Any] = {"gate.enabled": False}
-    if not measured.thinker and measured.kind.has_latents:
+    if not measured.latent_policy and measured.kind.has_latents:
         return found
     found |= {"dropout.rate": 0.0, "rl.objectives": ("grpo",), "rl.temperature": 1.0}
-    found["objective.grpo.reduction"] = "sum" if measured.thinker else "sequence_mean"
-    return found | ({"thinker.name": measured.thinker} if measured.thinker else {"evaluate.temperature": 1.0})
+    found["objective.grpo.reduction"] = "sum" if measured.latent_policy else "sequence_mean"
+    return found | (
+        {"latent_policy.name": measured.latent_policy} if measured.latent_policy else {"evaluate.temperature": 1.0}
+    )
 
 
 def thought_of(measured: Measured) -> Choice:
@@ -120,7 +122,7 @@ def thought_of(measured: Measured) -> Choice:
     if not measured.kind.has_latents:
         nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
         return Choice({**nothing, "min_latents": 1}, "it thinks in words")
-    if measured.thinker:
+    if measured.latent_policy:
         speed = measured.or_given("prompt.speed", 2)
         usual = _quantile([w - a for w, a in zip(measured.written, measured.answers, strict=False)], 0.9)
         most = max(-(-usual // speed), 1)

@@ -4,7 +4,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
 
     config.model               models/shapes.py          ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
-    config.thinker             policy/thinkers/          ThinkerConfig
+    config.latent_policy             policy/latent_policies/          LatentPolicyConfig
     config.prompt              data/chat.py              PromptConfig
     config.gate                models/gate.py            GateConfig
     config.data                data/problems.py          DataConfig
@@ -41,7 +41,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.settings import EvaluateConfig
 from slpo_jax.models.gate import GateConfig
 from slpo_jax.models.shapes import ModelConfig
-from slpo_jax.policy.latent_policies import ThinkerConfig, thinker_config
+from slpo_jax.policy.latent_policies import LatentPolicyConfig, latent_policy_config
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.stages import USUAL, Section
@@ -74,7 +74,7 @@ class Config:
         prompt_slots: P: buckets, one compiled program each.
         max_answer_tokens: A, the end-of-sequence token included.
         dropout: of rollouts and scoring.
-        thinker: the law of a step of thought.
+        latent_policy: the law of a step of thought.
         data: what to train on, and to evaluate on.
         gate: the stopping gate.
         imitate: the stage imitate.
@@ -108,7 +108,7 @@ class Config:
     prompt_slots: tuple[int, ...] = setting((128, 256), least=1, fewest=1)
     max_answer_tokens: int = setting(16, least=1, affects="rollouts")
     dropout: DropoutConfig = setting(DropoutConfig(), affects="rollouts")
-    thinker: ThinkerConfig = setting(make=thinker_config, affects="rollouts")
+    latent_policy: LatentPolicyConfig = setting(make=latent_policy_config, affects="rollouts")
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
     imitate: ImitateSettings = setting(make=imitate_config)
@@ -175,7 +175,7 @@ def objective_of(config: Config, name: str) -> Objective:
 
 def ends_at(config: Config) -> str:
     """The text that a thought ends where it comes; "" where there is none."""
-    found: str = getattr(config.thinker.chosen, "end_text", "")
+    found: str = getattr(config.latent_policy.chosen, "end_text", "")
     return found or config.prompt.closing
 
 
@@ -192,8 +192,8 @@ def own_latents(config: Config) -> int:
     return min(config.max_latents, max(1, config.imitate.c_thought * config.imitate.max_latent_stage))
 
 
-def make_thinker(config: Config, token: Callable[[str], int], closing_ids: tuple[int, ...] = ()) -> Any:
-    """What `config.thinker` describes: (reasoner, gate) -> `Thinker`.
+def make_latent_policy(config: Config, token: Callable[[str], int], closing_ids: tuple[int, ...] = ()) -> Any:
+    """What `config.latent_policy` describes: (reasoner, gate) -> `LatentPolicy`.
 
     Args:
         token: the id of a text that is one token.
@@ -201,7 +201,7 @@ def make_thinker(config: Config, token: Callable[[str], int], closing_ids: tuple
     Raises:
         UserError: a text that should be one token is not.
     """
-    settings: Any = config.thinker.chosen
+    settings: Any = config.latent_policy.chosen
     if closing_ids and hasattr(settings, "halt_id"):
         return dataclasses.replace(settings, halt_id=closing_ids[0])
     if not getattr(settings, "end_text", ""):
@@ -209,5 +209,5 @@ def make_thinker(config: Config, token: Callable[[str], int], closing_ids: tuple
     try:
         return dataclasses.replace(settings, end_id=token(settings.end_text))
     except UserError as error:
-        key = f"config.thinker.{config.thinker.name}.end_text"
+        key = f"config.latent_policy.{config.latent_policy.name}.end_text"
         raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

@@ -11,7 +11,7 @@ _inside = contextvars.ContextVar("inside", default=False)
 
 # Of `slpo_jax.load` by key of the config.
 _ARGUMENTS = {name: name for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-_ARGUMENTS |= {"init": "checkpoint", "max_latents": "latents", "thinker.name": "thinker"}
+_ARGUMENTS |= {"init": "checkpoint", "max_latents": "latents", "latent_policy.name": "latent_policy"}
 _ARGUMENTS |= {f"prompt.{name}": name for name in ("instruction", "answers", "speed")}
 _ARGUMENTS |= {"evaluate.max_answer_tokens": "max_answer_tokens"}
 # Who uses a reasoner has no key for a field's name.

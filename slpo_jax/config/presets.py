@@ -137,7 +137,7 @@ def colar_thought(config: ConfigDict, latents: int) -> None:
         latents: at most.
     """
     config.gate.enabled = False
-    config.thinker.name = "colar"
+    config.latent_policy.name = "colar"
     config.stages = ("imitate", "rl", "evaluate")
     config.update(max_latents=latents, min_latents=1)
     config.dropout.rate = 0.0
@@ -188,10 +188,10 @@ def smollm2(config: ConfigDict, folder: str) -> None:
 LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "tempered": True, "detach_inputs": True}
 """Latent-GRPO's settings of the objective grpo."""
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
-"""SofT-GRPO's of the thinker gumbel_top_k, whose defaults are Latent-GRPO's."""
+"""SofT-GRPO's of the latent policy gumbel_top_k, whose defaults are Latent-GRPO's."""
 SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "dual_clip": 3.0, "kl_weight": 0.001, "detach_inputs": True}
-# By method: the thinker, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
-# rate published for Llama-3.2-3B. Settings of thinkers are the papers' by default.
+# By method: the latent policy, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
+# rate published for Llama-3.2-3B. Settings of latent policies are the papers' by default.
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
     "cot": ("soft", 0, 0.0, "", {}, 1e-6),
     "latent": ("soft", None, 0.0, "", {}, 1e-6),
@@ -200,7 +200,7 @@ SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float
     "soft_tokens": ("noisy_soft", None, 0.0, "exact", {}, 6e-6),
     "hrpo": (
         "hybrid", 256, 0.0, "grpo",
-        {"thinker_learning_rate": 1e-4, "kl_weight": 0.005, "reduction": "sequence_mean"}, 5e-6,
+        {"latent_policy_learning_rate": 1e-4, "kl_weight": 0.005, "reduction": "sequence_mean"}, 5e-6,
     ),
     "slpo": ("soft", None, 0.1, "slpo", {"passes": 2, "scored_latents": 8, "advantage": "grpo"}, 1e-6),
     "pathwise": ("gumbel", None, 0.0, "pathwise", {"estimator": "reward", "advantage": "grpo"}, 1e-6),
@@ -219,12 +219,12 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     """
     if method not in SOFT_METHODS:
         raise UserError(f"--config: no method {method!r}; give one of {', '.join(SOFT_METHODS)}, as FILE:METHOD")
-    thinker, most, dropout, kind, settings, rate = SOFT_METHODS[method]
+    latent_policy, most, dropout, kind, settings, rate = SOFT_METHODS[method]
     config.reasoner = "text_llama"
     config.gate.enabled = False
     config.min_latents = 1
     config.max_latents = block if most is None else most
-    config.thinker.name = thinker
+    config.latent_policy.name = latent_policy
     config.dropout.rate = dropout
     config.stages = ("rl", "evaluate") if kind else ("evaluate",)
     sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
@@ -232,7 +232,7 @@ def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
     if method == "hrpo":
         config.rl.lora.update(rank=32, alpha=64.0)
     if method == "soft_grpo":
-        config.thinker.gumbel_top_k.update(SOFT_GRPO)
+        config.latent_policy.gumbel_top_k.update(SOFT_GRPO)
         config.rl.top_k = 5
     if kind:
         objective_variant(config, method, kind, learning_rate=rate, **settings)
@@ -259,8 +259,8 @@ def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
     config.reasoner, config.init, config.gate.enabled = "text_llama", model, False
     config.model.update(remat=True, scan_layers=True)
     config.prompt.update(format=_LATENT_SFT_PROMPT, closing="</think>", answers="boxed")
-    config.thinker.name = "soft"
-    config.thinker.soft.update(LATENT_SFT_MIXTURE)
+    config.latent_policy.name = "soft"
+    config.latent_policy.soft.update(LATENT_SFT_MIXTURE)
     config.max_latents, config.min_latents, config.max_answer_tokens = 128, 1, 128
     config.dropout.rate = 0.0
     config.prompt_slots = (128, 256, 512)
@@ -286,7 +286,7 @@ def latent_grpo(config: ConfigDict, model: str, folder: str) -> None:
         folder: see `gsm8k_files`.
     """
     latent_sft(config, model, folder)
-    config.thinker.name = "gumbel_top_k"
+    config.latent_policy.name = "gumbel_top_k"
     config.stages = ("rl", "evaluate")
     objective_variant(config, "latent_grpo", "grpo", learning_rate=1e-6, **LATENT_GRPO)
     config.rl.update(

@@ -29,17 +29,17 @@ def register_objective(name: str, objective: type) -> None:
     _register(OBJECTIVES, "objective", name, objective, Objective)
 
 
-def register_thinker(name: str, settings: type) -> None:
-    """Have `config.thinker.name` take a latent policy under this name, with its section `config.thinker.NAME`.
+def register_latent_policy(name: str, settings: type) -> None:
+    """Have `config.latent_policy.name` take a latent policy under this name, with its section `config.latent_policy.NAME`.
 
     Args:
-        settings: a frozen dataclass that extends `slpo_jax.policy.latent_policies.ThinkerSettings`.
+        settings: a frozen dataclass that extends `slpo_jax.policy.latent_policies.LatentPolicySettings`.
     Raises:
         UserError: the name can't be used, or it is none.
     """
-    from slpo_jax.policy.latent_policies import THINKERS, ThinkerSettings
+    from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicySettings
 
-    _register(THINKERS, "thinker", name, settings, ThinkerSettings)
+    _register(LATENT_POLICIES, "latent_policy", name, settings, LatentPolicySettings)
 
 
 def register_reward(name: str, function: Callable[[str, str, str], float]) -> None:

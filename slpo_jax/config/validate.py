@@ -148,7 +148,7 @@ def _check_model(settings: Config, need: Any) -> None:
 
 
 def _check_imitation(config: Config, need: Any) -> None:
-    imitate, kind, soft = config.imitate, kind_of(config.reasoner), config.thinker.chosen
+    imitate, kind, soft = config.imitate, kind_of(config.reasoner), config.latent_policy.chosen
     name, own = imitate.recipe or kind.default_recipe, imitate.c_thought * imitate.max_latent_stage
     need(
         imitate.c_thought == 0 or kind.has_latents,
@@ -168,7 +168,7 @@ def _check_imitation(config: Config, need: Any) -> None:
         mixed, labels = min(filter(None, (soft.top_k, soft.most)), default=0), getattr(imitate, name).top_k
         need(
             mixed == labels,
-            f"imitate.latent_sft.top_k: {labels}, but config.thinker.{config.thinker.name} mixes {mixed or 'all'} "
+            f"imitate.latent_sft.top_k: {labels}, but config.latent_policy.{config.latent_policy.name} mixes {mixed or 'all'} "
             "tokens (the fewer of its top_k and most); give both the same",
         )
 

@@ -104,12 +104,12 @@ class Evaluator:
             out = sample(policy, params, prompts, keys_N, rule_N, real_N)
             values = {"tokens": out.completions, "latent_steps": out.lengths}
             if keep_latents:
-                values["latents"] = policy.thinker.feed(params, out.actions).astype(jnp.float32)
+                values["latents"] = policy.latent_policy.feed(params, out.actions).astype(jnp.float32)
             if watched:
                 seen = watch(policy, params, prompts, out.actions, out.lengths)
                 values |= dict(zip(("stop", "nearest_probability", "nearest_token"), seen, strict=True))
             if reads:
-                values["words"] = explain(policy, params, policy.thinker.feed(params, out.actions), reads)
+                values["words"] = explain(policy, params, policy.latent_policy.feed(params, out.actions), reads)
             if noisy:
                 values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values

@@ -12,8 +12,8 @@ import jax
 Params = dict[str, Any]
 Init = Callable[[jax.Array], Any]
 
-REASONER, GATE, THINKER, ADAPTER, EXPLAINER = "reasoner", "gate", "thinker", "adapter", "explainer"
-OF_A_REASONER = (REASONER, GATE, THINKER, EXPLAINER)
+REASONER, GATE, LATENT_POLICY, ADAPTER, EXPLAINER = "reasoner", "gate", "latent_policy", "adapter", "explainer"
+OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, EXPLAINER)
 """What a finished stage's checkpoint may have, of which a reward model's has others."""
 CARRIED = (EXPLAINER,)
 """Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""

@@ -44,9 +44,9 @@ def beam_search(
         if policy.config.stopping == "length":
             fires_N = step >= rule_N
         else:
-            fires_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, last)[:, 0]) >= rule_N
-        if policy.thinker.ends is not None:
-            fires_N |= policy.thinker.ends(params, last)[:, 0]
+            fires_N = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, last)[:, 0]) >= rule_N
+        if policy.latent_policy.ends is not None:
+            fires_N |= policy.latent_policy.ends(params, last)[:, 0]
         made = dataclasses.replace(thoughts, actions=thought.actions, lengths=thought.lengths_N)
         return made, ended_N | fires_N | (thought.lengths_N < step)
 

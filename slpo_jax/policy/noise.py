@@ -89,7 +89,7 @@ def latent_dropout(keys_N, steps_T, last_NT, rate: float, where: DropoutWhere) -
 
 
 def draw_keys(keys_N: jax.Array, steps_T: jax.Array) -> jax.Array:
-    """Keys [N, T] of the thinker's own noise in what it draws at steps t in steps_T (counted from 1)."""
+    """Keys [N, T] of the latent policy's own noise in what it draws at steps t in steps_T (counted from 1)."""
     return _position_keys(keys_N, _DRAW + steps_T)
 
 

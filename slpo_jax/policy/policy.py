@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies import Thinker
+from slpo_jax.policy.latent_policies import LatentPolicy
 from slpo_jax.policy.noise import DropoutWhere
 from slpo_jax.rewards.ending import StopStrings
 
@@ -24,7 +24,7 @@ class RolloutConfig:
         pad_id: of what follows the end.
         dropout_rate: p; 0 is without dropout.
         dropout_where: see `noise.DropoutConfig`.
-        thinker_noise: whether the thinker draws with its own noise, where it has any.
+        latent_policy_noise: whether the latent policy draws with its own noise, where it has any.
         stopping: "sample" (Bernoulli(rho_t), the law of training), "threshold" (first rho_t >= threshold, Alg. 1) or
             "length" (a given number of latents a row).
         temperature: of the answer tokens; 0 is greedy.
@@ -40,7 +40,7 @@ class RolloutConfig:
     pad_id: int
     dropout_rate: float = 0.1
     dropout_where: DropoutWhere = "thought"
-    thinker_noise: bool = True
+    latent_policy_noise: bool = True
     stopping: Stopping = "sample"
     temperature: float = 0.0
     top_k: int = 0
@@ -65,7 +65,7 @@ class Policy:
 
     Attributes:
         reasoner: the model.
-        thinker: the law of a step of thought.
+        latent_policy: the law of a step of thought.
         config: of rollouts, which scoring mirrors.
         capacities: (share of a prompt's G*T latent slots, share of its G*A answer slots) that a scoring pass has room
             for, ascending to (1, 1). Each pair is a program of its own; no result depends on them.
@@ -74,7 +74,7 @@ class Policy:
     """
 
     reasoner: Reasoner
-    thinker: Thinker
+    latent_policy: LatentPolicy
     config: RolloutConfig
     capacities: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     layout: Literal["packed", "rows"] = "packed"
@@ -93,5 +93,5 @@ class Policy:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def without_noise(self) -> "Policy":
-        """The deterministic policy: no dropout, no noise of the thinker's, and greedy answers."""
-        return self.having(dropout_rate=0.0, thinker_noise=False, temperature=0.0)
+        """The deterministic policy: no dropout, no noise of the latent policy's, and greedy answers."""
+        return self.having(dropout_rate=0.0, latent_policy_noise=False, temperature=0.0)

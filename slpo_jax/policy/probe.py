@@ -29,11 +29,11 @@ def watch(
         rho_t [N, T], and the probabilities and ids [N, T, K] of the most probable tokens; from tau on they mean
         nothing.
     """
-    reasoner, latents_NTD = policy.reasoner, policy.thinker.feed(params, actions)
+    reasoner, latents_NTD = policy.reasoner, policy.latent_policy.feed(params, actions)
     steps = latents_NTD.shape[1]
     inputs_NLD = jnp.concatenate([reasoner.embed(params, prompts.tokens), latents_NTD], axis=1)
     valid_NL = jnp.concatenate([prompts.valid, jnp.arange(steps)[None] < lengths_N[:, None]], axis=1)
     hidden_NLD, _ = reasoner.forward(params, inputs_NLD, jnp.cumsum(valid_NL, axis=1) - 1, valid_NL)
     logits_NTV = reasoner.logits(params, hidden_NLD[:, -steps - 1 : -1])
     probability_NTK, token_NTK = jax.lax.top_k(jax.nn.softmax(logits_NTV), NEAREST)
-    return jax.nn.sigmoid(policy.thinker.stop_logits(params, actions)), probability_NTK, token_NTK
+    return jax.nn.sigmoid(policy.latent_policy.stop_logits(params, actions)), probability_NTK, token_NTK

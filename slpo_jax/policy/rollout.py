@@ -4,7 +4,7 @@
 slot t, the end marker's M tokens at the first slots after that, the last of which says the first answer token; there
 are A + M - 1. Without an end marker (`RolloutConfig.closing_ids` ()) that comes out of the last latent, or of the
 prompt, and is fed at the first answer slot.
-All loops end when every row has ended. Where a thought is written down (`Thinker.says`), so that it is a part of the
+All loops end when every row has ended. Where a thought is written down (`LatentPolicy.says`), so that it is a part of the
 completion, one that says eos ends its row: there is no answer.
 """
 
@@ -153,10 +153,10 @@ def repeat_to(x_B: jax.Array, rollouts: int) -> jax.Array:
 
 def _draw(policy: Policy, params, hidden_ND, keys_N, step, before_N1: Action | None = None) -> Action:
     """The action of one step, leaves [N, ..], that comes after another, leaves [N, 1, ..]."""
-    keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.thinker_noise else None
-    action_N1 = policy.thinker.draw(params, hidden_ND[:, None], keys_N1)
-    if before_N1 is not None and policy.thinker.after is not None:
-        action_N1 = policy.thinker.after(params, action_N1, before_N1)
+    keys_N1 = noise.draw_keys(keys_N, step[None]) if policy.config.latent_policy_noise else None
+    action_N1 = policy.latent_policy.draw(params, hidden_ND[:, None], keys_N1)
+    if before_N1 is not None and policy.latent_policy.after is not None:
+        action_N1 = policy.latent_policy.after(params, action_N1, before_N1)
     return jax.tree.map(lambda x: x[:, 0], action_N1)
 
 
@@ -175,18 +175,18 @@ def _given(given: Trajectories | None, step, drawn_N: Action) -> Action:
 
 def _is_last(policy: Policy, params, action_N1) -> jax.Array:
     """bool [N]: whether a thought ends with this action, leaves [N, 1, ..], whatever the stopping rule says."""
-    thinker, found = policy.thinker, [jnp.bool_(False)]
-    if thinker.ends is not None:
-        found.append(thinker.ends(params, action_N1)[:, 0])
-    if thinker.says is not None:
-        found.append(is_end(thinker.says(params, action_N1)[:, 0], policy.config.eos_ids))
+    latent_policy, found = policy.latent_policy, [jnp.bool_(False)]
+    if latent_policy.ends is not None:
+        found.append(latent_policy.ends(params, action_N1)[:, 0])
+    if latent_policy.says is not None:
+        found.append(is_end(latent_policy.says(params, action_N1)[:, 0], policy.config.eos_ids))
     return functools.reduce(jnp.logical_or, found)
 
 
 def _halts(policy: Policy, params, action: Action) -> jax.Array:
     """bool [N]: whether this action, leaves [N, ..], is not fed, as its thought has ended before it."""
-    assert policy.thinker.halts is not None
-    return policy.thinker.halts(params, jax.tree.map(lambda x: x[:, None], action))[:, 0]
+    assert policy.latent_policy.halts is not None
+    return policy.latent_policy.halts(params, jax.tree.map(lambda x: x[:, None], action))[:, 0]
 
 
 def _latent_step(
@@ -195,7 +195,7 @@ def _latent_step(
     """Decide whether step t is the last, feed its action (without noise if it is), and draw or look up the next."""
     config, t = policy.config, thought.t
     action_N1 = jax.tree.map(lambda x: x[:, None], thought.action)
-    rho_N = jax.nn.sigmoid(policy.thinker.stop_logits(params, action_N1)[:, 0])
+    rho_N = jax.nn.sigmoid(policy.latent_policy.stop_logits(params, action_N1)[:, 0])
     if config.stopping == "sample":
         fires_N = noise.stop_uniforms(keys_N, t) < rho_N
     elif config.stopping == "threshold":
@@ -207,11 +207,11 @@ def _latent_step(
         fires_N &= t >= given.lengths
     stops_N = thought.active_N & (fires_N | (t == config.max_latents))
     goes_on_N = thought.active_N & ~stops_N
-    last_N1 = policy.thinker.known_last(~goes_on_N[:, None])
+    last_N1 = policy.latent_policy.known_last(~goes_on_N[:, None])
     dropout = noise.latent_dropout(keys_N, t[None], last_N1, config.dropout_rate, config.dropout_where)
     hidden_N1D, cache = policy.reasoner.forward(
         params,
-        policy.thinker.feed(params, action_N1),
+        policy.latent_policy.feed(params, action_N1),
         (before_N + t - 1)[:, None],
         thought.active_N[:, None],
         prefix=prefix,
@@ -226,8 +226,8 @@ def _latent_step(
         return jax.lax.dynamic_update_slice_in_dim(actions, kept[:, None], t - 1, axis=1)
 
     action = _given(given, t + 1, _draw(policy, params, hidden_N1D[:, 0], keys_N, t + 1, action_N1))
-    if policy.thinker.halts is not None:
-        goes_on_N &= ~(_halts(policy, params, action) & (t >= policy.thinker.least))
+    if policy.latent_policy.halts is not None:
+        goes_on_N &= ~(_halts(policy, params, action) & (t >= policy.latent_policy.least))
         stops_N = thought.active_N & ~goes_on_N
     return _Thought(
         t=t + 1,
@@ -263,9 +263,9 @@ def think(
     before_N = repeat_to(prompts.lengths, rows)
     first = _given(given, jnp.int32(1), _draw(policy, params, hidden_ND, keys_N, jnp.int32(1)))
     active_N = jnp.full(rows, config.max_latents > 0) if real_N is None else real_N & (config.max_latents > 0)
-    if config.stopping == "length" and (not config.closing_ids or policy.thinker.halts is not None):
+    if config.stopping == "length" and (not config.closing_ids or policy.latent_policy.halts is not None):
         active_N &= rule > 0  # words alone are a thought too
-    if policy.thinker.halts is not None and not policy.thinker.least:
+    if policy.latent_policy.halts is not None and not policy.latent_policy.least:
         active_N &= ~_halts(policy, params, first)
     slots = config.suffix_slots if differentiable else cache_sizes(config.suffix_slots)[0]
     thought = _Thought(
@@ -306,7 +306,7 @@ def sample(
         prompts: B prompts; without noise a row's result does not depend on the other rows or on the padding.
         keys_N: one key a rollout, N/B of them for each prompt, in a row; see `noise.row_keys`.
         rule: the threshold (stopping "threshold"), int [N] numbers of latents ("length"; also 0 where no end marker
-            follows or `Thinker.halts` is there), unused for "sample".
+            follows or `LatentPolicy.halts` is there), unused for "sample".
         real_N: bool, False for rows that only fill a batch up: they end before they begin, so that no loop waits for
             them. None: all are real.
         prefix: N rows, of whose actions the first `lengths` are taken as they are, under this rollout's own noise; it
@@ -317,8 +317,8 @@ def sample(
     params = policy.reasoner.cast(params)
     thought, encoded = think(policy, params, prompts, keys_N, rule, real_N=real_N, given=prefix)
     before_N, said_NT = repeat_to(prompts.lengths, keys_N.shape[0]) + thought.lengths_N, None
-    if policy.thinker.says is not None:
-        said_NT = policy.thinker.says(params, thought.actions)
+    if policy.latent_policy.says is not None:
+        said_NT = policy.latent_policy.says(params, thought.actions)
         goes_on_N = ~said_eos(said_NT, thought.lengths_N, policy.config.eos_ids)
         real_N = goes_on_N if real_N is None else real_N & goes_on_N
     tokens_NA = decode_answers(
@@ -337,8 +337,8 @@ def replay(policy: Policy, params, prompts: Prompts, trajectories: Trajectories)
         `Replay`; its actions equal those of the trajectories.
     """
     keys_N, lengths_N = jax.random.clone(trajectories.keys), trajectories.lengths  # used again on purpose
-    thinker = dataclasses.replace(policy.thinker.not_halting(), ends=None, says=None)
-    by_length = dataclasses.replace(policy.having(stopping="length"), thinker=thinker)
+    latent_policy = dataclasses.replace(policy.latent_policy.not_halting(), ends=None, says=None)
+    by_length = dataclasses.replace(policy.having(stopping="length"), latent_policy=latent_policy)
     thought, prefix = think(by_length, params, prompts, keys_N, lengths_N, differentiable=True)
     before_N = repeat_to(prompts.lengths, keys_N.shape[0]) + lengths_N
     return Replay(thought.actions, prefix, thought.cache, before_N, thought.hidden_ND)

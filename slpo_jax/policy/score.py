@@ -1,4 +1,4 @@
-"""Teacher-forced passes over realised trajectories: what a thinker would have drawn, and the answer's likelihood."""
+"""Teacher-forced passes over realised trajectories: what a latent policy would have drawn, and the answer's likelihood."""
 
 import dataclasses
 import functools
@@ -25,13 +25,13 @@ class Scores:
     """What one pass says of N trajectories.
 
     Attributes:
-        actions: z_1 .. z_T, leaves [N, T, ..]: what the thinker draws here; z_t comes from the prefix of steps < t.
-        action_log_probs: float32 [N, T], of the trajectories' own actions; None where the thinker has no density
+        actions: z_1 .. z_T, leaves [N, T, ..]: what the latent policy draws here; z_t comes from the prefix of steps < t.
+        action_log_probs: float32 [N, T], of the trajectories' own actions; None where the latent policy has no density
             or T is 0.
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
         hidden: [N, A, D], of the positions that these tokens come out of.
-        halting_log_prob: float32 [N], of `Thinker.halting_token` after a thought's last step; None where there is none.
+        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None where there is none.
     """
 
     actions: Action
@@ -146,7 +146,7 @@ def score(
             without any noise.
         capacity: None has a slot for everything; what doesn't fit is lost.
         actions: what is fed; None is the trajectories' own, as constants. Replayed actions keep their gradient.
-        advantages_NT: of the steps, constants, for `Thinker.signed_log_prob`; None: `log_prob` it is.
+        advantages_NT: of the steps, constants, for `LatentPolicy.signed_log_prob`; None: `log_prob` it is.
         temperature: that the answers' tokens have their likelihood at.
     Returns:
         `Scores` of N rows.
@@ -178,8 +178,8 @@ def score(
         answered = over_passes(answers.unpacked)(packed)[..., closing:]
         said = over_passes(answers.unpacked)(before)[..., closing:, :]
     halting = None
-    if last is not None and policy.thinker.halting_token is not None:
-        token_N1 = jnp.full((trajectories.keys.size, 1), policy.thinker.halting_token)
+    if last is not None and policy.latent_policy.halting_token is not None:
+        token_N1 = jnp.full((trajectories.keys.size, 1), policy.latent_policy.halting_token)
         halting = policy.reasoner.log_probs(params, last[..., None, :], token_N1)[0][..., 0]
     return Scores(drawn, log_probs, answered, jnp.sum(answered, axis=-1, where=spoken_NA), said, halting)
 
@@ -193,7 +193,7 @@ def _pass(
         the third, of the answers, as these are packed, or [N, A, D] where no marker stands before them; the last, of
         the token that halts, [N, D], or None.
     """
-    reasoner, thinker = policy.reasoner, policy.thinker
+    reasoner, latent_policy = policy.reasoner, policy.latent_policy
     config, steps_T = policy.config, jnp.arange(1, policy.config.max_latents + 1)
     noisy = noise.prompt_dropout(keys.prompts, prompts.valid, config.dropout_rate, config.dropout_where)
     first_BD, prefix = encode_prompts(reasoner, params, prompts, noisy)
@@ -204,18 +204,18 @@ def _pass(
     of_step = functools.partial(_of_step, thoughts, first_ND[:, None], hidden_BSD)
     drawn, log_probs = trajectories.actions, None
     if config.max_latents:
-        draws = functools.partial(noise.draw_keys, keys.trajectories) if config.thinker_noise else lambda _: None
-        drawn = of_step(functools.partial(thinker.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
-    if thinker.log_prob is not None and config.max_latents:
-        log_prob: Callable[..., jax.Array] = thinker.log_prob
+        draws = functools.partial(noise.draw_keys, keys.trajectories) if config.latent_policy_noise else lambda _: None
+        drawn = of_step(functools.partial(latent_policy.draw, params), draws(steps_T[:1]), draws(steps_T + 1))
+    if latent_policy.log_prob is not None and config.max_latents:
+        log_prob: Callable[..., jax.Array] = latent_policy.log_prob
         given: tuple[Any, ...] = (trajectories.actions,)
-        if thinker.signed_log_prob is not None and advantages_NT is not None:
-            log_prob, given = thinker.signed_log_prob, (trajectories.actions, advantages_NT)
+        if latent_policy.signed_log_prob is not None and advantages_NT is not None:
+            log_prob, given = latent_policy.signed_log_prob, (trajectories.actions, advantages_NT)
         taken = _first_and_later(jax.lax.stop_gradient(given))
         log_probs = of_step(lambda hidden, of: log_prob(params, hidden, *of), *taken)
-        if (goes_on := thinker.log_goes_on) is not None:
+        if (goes_on := latent_policy.log_goes_on) is not None:
             going_NT = of_step(lambda hidden, _: goes_on(params, hidden), None, None)
-            log_probs += jnp.where(steps_T[None] > thinker.least, going_NT, 0.0)
+            log_probs += jnp.where(steps_T[None] > latent_policy.least, going_NT, 0.0)
     before, last_ND = hidden_BSD[:, thoughts.capacity :], None
     if can_halt(policy) or not config.closing_ids:
         last_ND = _last(first_ND, thoughts.unpacked(hidden_BSD[:, : thoughts.capacity]), trajectories.lengths)
@@ -225,7 +225,7 @@ def _pass(
 
 def can_halt(policy: Policy) -> bool:
     """Whether thoughts that end before step T are chosen to by a token, which has a likelihood."""
-    return policy.thinker.halting_token is not None and policy.config.max_latents > 0
+    return policy.latent_policy.halting_token is not None and policy.config.max_latents > 0
 
 
 def _last(first_ND: jax.Array, hidden_NTD: jax.Array, lengths_N: jax.Array) -> jax.Array:
@@ -264,12 +264,12 @@ def _side_by_side(
     before_N1, lengths_N1 = jnp.repeat(prompts.lengths, group)[:, None], trajectories.lengths[:, None]
     steps_T, slots_S = jnp.arange(1, config.max_latents + 1), jnp.arange(config.suffix_slots)
 
-    last_NT = policy.thinker.known_last(steps_T[None] >= lengths_N1)
+    last_NT = policy.latent_policy.known_last(steps_T[None] >= lengths_N1)
 
     def laid_out(x_NT, x_NS):
         return jnp.concatenate([thoughts.packed(x_NT), answers.packed(x_NS)], axis=1)
 
-    latents_NTD = policy.thinker.feed(params, actions)
+    latents_NTD = policy.latent_policy.feed(params, actions)
     inputs_NSD = policy.reasoner.embed(params, fed_tokens(trajectories.tokens, config.closing_ids))
     return {
         "inputs_BLD": laid_out(latents_NTD, inputs_NSD),

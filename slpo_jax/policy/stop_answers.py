@@ -45,16 +45,16 @@ def decode_candidates(policy: Policy, params, prompts: Prompts, keys_N, min_late
         actions, leaves [N, T, ..], and answer tokens int32 [N, C, A].
     """
     full, config = policy.having(stopping="length", answer_slots=0), policy.config
-    full = dataclasses.replace(full, thinker=policy.thinker.not_halting())
+    full = dataclasses.replace(full, latent_policy=policy.latent_policy.not_halting())
     params, steps = policy.reasoner.cast(params), config.max_latents
     thought, prompt_cache = think(full, params, prompts, keys_N, jnp.int32(steps))
     rows = keys_N.shape[0]
     lengths_C = jnp.arange(min_latents, steps + 1)
     candidates = lengths_C.shape[0]
     shared = _seen_before(prompt_cache, thought.cache, lengths_C)
-    inputs_NCD = policy.thinker.feed(params, thought.actions)[:, min_latents - 1 :]
+    inputs_NCD = policy.latent_policy.feed(params, thought.actions)[:, min_latents - 1 :]
     before = (repeat_to(prompts.lengths, rows)[:, None] + lengths_C[None]).reshape(-1)
-    last_NC = policy.thinker.known_last(jnp.ones((rows, candidates), bool))
+    last_NC = policy.latent_policy.known_last(jnp.ones((rows, candidates), bool))
     dropout = noise.latent_dropout(keys_N, lengths_C, last_NC, config.dropout_rate, config.dropout_where)
     _, cache = policy.reasoner.forward(
         params,

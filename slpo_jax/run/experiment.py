@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from slpo_jax.checkpoints.checkpoint import Origin, open_origin
 from slpo_jax.checkpoints.decode_settings import go_with
 from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
-from slpo_jax.config.config import Config, make_thinker
+from slpo_jax.config.config import Config, make_latent_policy
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import EncodedProblems, encode_problems
 from slpo_jax.data.problem import Problem
@@ -31,17 +31,17 @@ from slpo_jax.io.orbax import load_params, stored_params
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models import parts, xla_cpu
 from slpo_jax.models.gate import Gate, stopping_gate
-from slpo_jax.models.parts import GATE, REASONER, THINKER, Part
+from slpo_jax.models.parts import GATE, LATENT_POLICY, REASONER, Part
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies import Thinker
+from slpo_jax.policy.latent_policies import LatentPolicy
 from slpo_jax.policy.policy import Policy, RolloutConfig
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.rewards.verifier import reference_width
 from slpo_jax.run.sources import load_set, only_errors
 from slpo_jax.run.validate import (
     check_answers,
+    check_latent_policy,
     check_prompts,
-    check_thinker,
     check_usable,
     earnable,
     fitting_slots,
@@ -63,7 +63,7 @@ class Setup:
         origin: what the run starts from.
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         parts: of the parameters.
-        policy: reasoner, thinker, and slots, ids and noise of rollouts.
+        policy: reasoner, latent policy, and slots, ids and noise of rollouts.
         train, valid, tests: encoded problems; `tests` by name, loaded on first use through `test_set`.
         reward: what reads and judges completions.
     """
@@ -173,29 +173,29 @@ class Setup:
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
 
-    def stored_params(self, draws_thinker: bool = False) -> dict[str, Any]:
+    def stored_params(self, draws_latent_policy: bool = False) -> dict[str, Any]:
         """Shapes and types of what a checkpoint of this project as `config.init` holds; of others {}.
 
         Args:
-            draws_thinker: it may lack parameters of the thinker's own, whatever the stages are.
+            draws_latent_policy: it may lack parameters of the latent policy's own, whatever the stages are.
         Raises:
-            UserError: it is damaged, or can't be gone on from with this thinker.
+            UserError: it is damaged, or can't be gone on from with this latent policy.
         """
         orbax = self.origin.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
         if orbax is not None or self.origin.read is not None:
-            check_thinker(self.config, stored, self.abstract_params(), draws_thinker)
+            check_latent_policy(self.config, stored, self.abstract_params(), draws_latent_policy)
         return stored
 
-    def initial_params(self, draws_thinker: bool = False, explain: bool = False) -> dict[str, Any]:
+    def initial_params(self, draws_latent_policy: bool = False, explain: bool = False) -> dict[str, Any]:
         """The parameters that `config.init` names, and random ones, the same for the same seed, for what it lacks.
 
         Args:
-            draws_thinker: parameters of the thinker's own that it lacks need not be trained afterwards.
+            draws_latent_policy: parameters of the latent policy's own that it lacks need not be trained afterwards.
             explain: also SIM-CoT's second model of a foreign checkpoint, if there is one; ours always have theirs.
         """
         found: dict[str, Any] = {}
-        stored = self.stored_params(draws_thinker)
+        stored = self.stored_params(draws_latent_policy)
         if self.origin.orbax is not None:
             shapes = self.abstract_params(stored)
             found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
@@ -296,7 +296,7 @@ def assemble(
         jax.config.update("jax_default_matmul_precision", "highest")
     reasoner = origin.kind.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
-    thinker = make_thinker(config, template.token, template.closing_ids if config.prompt.closing else ())(
+    latent_policy = make_latent_policy(config, template.token, template.closing_ids if config.prompt.closing else ())(
         reasoner.in_tree(), gate.in_tree()
     )
     prompt_slots = fitting_slots(config, model.n_positions - max(len(template.closing_ids) - 1, 0))
@@ -321,8 +321,10 @@ def assemble(
         key=key,
         origin=origin,
         prompt_slots=prompt_slots,
-        parts=_parts(config, key, reasoner, gate, thinker),
-        policy=Policy(reasoner.in_tree(), thinker, rollouts, layout="rows" if template.start_id is None else "packed"),
+        parts=_parts(config, key, reasoner, gate, latent_policy),
+        policy=Policy(
+            reasoner.in_tree(), latent_policy, rollouts, layout="rows" if template.start_id is None else "packed"
+        ),
         reward=reward,
     )
 
@@ -339,14 +341,16 @@ def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) 
     return open_origin(config, identity, problems)
 
 
-def _parts(config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, thinker: Thinker) -> tuple[Part, ...]:
+def _parts(
+    config: Config, key: jax.Array, reasoner: Reasoner, gate: Gate, latent_policy: LatentPolicy
+) -> tuple[Part, ...]:
     """The parts of the parameters, and the stages that train each."""
     reasoner_key, gate_key = jax.random.split(jax.random.fold_in(key, 1 << 30))
     with_backbone = {COLD_START} if config.cold_start.train_backbone else set()
     return (
         Part(REASONER, reasoner_key, reasoner.init, frozenset({IMITATE, RL} | with_backbone)),
         Part(GATE, gate_key, gate.init, frozenset({COLD_START, RL} if config.gate.enabled else {COLD_START})),
-        Part(THINKER, jax.random.fold_in(key, 1 << 28), thinker.init, frozenset({RL})),
+        Part(LATENT_POLICY, jax.random.fold_in(key, 1 << 28), latent_policy.init, frozenset({RL})),
     )
 
 

@@ -208,7 +208,7 @@ class _Maker:
 
         def think(params, batch):
             drawn = draw_thoughts(policy, params, batch, rule, key, settings.thoughts)
-            latents = policy.thinker.feed(params, drawn.actions).astype(jnp.float32)
+            latents = policy.latent_policy.feed(params, drawn.actions).astype(jnp.float32)
             return {"actions": drawn.actions, "lengths": drawn.lengths, "said": drawn.completions, "latents": latents}
 
         def go_on(params, given):

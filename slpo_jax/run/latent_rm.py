@@ -31,7 +31,7 @@ def check(experiment: Experiment, stage: str) -> None:
             f"config.latent_rm.latents: {config.latent_rm.latents} are more than config.max_latents "
             f"({config.max_latents}); lower it or raise that"
         )
-    if policy.config.dropout_rate == 0.0 and policy.thinker.log_prob is None:
+    if policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
         raise UserError(
             "config.latent_rm.dropout: without noise all thoughts of a problem are the same; set it, or "
             "config.dropout.rate, above 0"

@@ -35,15 +35,15 @@ _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """A stage's part of the config, as it comes back from JSON.
 
-    Without the thinker where it neither thinks nor has parameters in the checkpoint, and without recipes that are not
+    Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are not
     used. An objective has the shared settings of the stage rl with its own in their place.
     """
     every, section = values(config, _TRAINED), stage_of(config, stage).section
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
     kind = kind_of(config.reasoner)
     thinks = config.max_latents and not (section == IMITATE and not kind.has_latents)
-    if not thinks and not config.thinker.chosen.has_parameters:
-        del facts["thinker"]
+    if not thinks and not config.latent_policy.chosen.has_parameters:
+        del facts["latent_policy"]
     facts["stage"] = section
     if section == RL:
         objective = config.objective[stage]
@@ -123,11 +123,11 @@ def check_models(experiment: Experiment, stages: Iterable[str]) -> None:
         UserError: the key in which one is of another model than the config's.
     """
     now = flatten(as_json(values(experiment.config, ("model",))))
-    name = experiment.config.thinker.name
+    name = experiment.config.latent_policy.name
     for stage in stages:
         then = flatten(read_json(experiment.workdir.stage(stage).facts, default={}))
-        if has_parameters(name) or has_parameters(then.get("thinker.name", name)):
-            now["thinker.name"] = name
+        if has_parameters(name) or has_parameters(then.get("latent_policy.name", name)):
+            now["latent_policy.name"] = name
         for key, value in now.items():
             if then and then.get(key, "none") != value:
                 raise UserError(

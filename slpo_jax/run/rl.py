@@ -11,7 +11,7 @@ from absl import logging
 from slpo_jax.config.config import objective_of
 from slpo_jax.errors import UserError
 from slpo_jax.models.lora import merging
-from slpo_jax.models.parts import ADAPTER, THINKER
+from slpo_jax.models.parts import ADAPTER, LATENT_POLICY
 from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run import adapters
@@ -107,8 +107,8 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
     stopping: Stopping = config.stopping if gated else "length"
     temperature = config.temperature if objective.temperature is None else objective.temperature
     # Where thoughts don't end by themselves all latents are used; capacities that differ in those alone are one.
-    thinker = experiment.policy.thinker
-    by_itself = gated or any(end is not None for end in (thinker.ends, thinker.halts, thinker.says))
+    latent_policy = experiment.policy.latent_policy
+    by_itself = gated or any(end is not None for end in (latent_policy.ends, latent_policy.halts, latent_policy.says))
     shares = config.capacities if by_itself else dict.fromkeys((1.0, answers) for _, answers in config.capacities)
     policy = experiment.policy.having(
         stopping=stopping, temperature=temperature, top_k=config.top_k, top_p=config.top_p
@@ -118,18 +118,18 @@ def training_policy(experiment: Setup, objective: Objective) -> Policy:
 
 
 def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any]) -> optax.GradientTransformation:
-    """The objective's optimizer, in which the thinker's own parameters have rates of their own.
+    """The objective's optimizer, in which the latent policy's own parameters have rates of their own.
 
     Args:
         trained: the parameters that it changes, by their top-level names.
     """
-    config, rates = optimizer_config(experiment, objective), dict(experiment.policy.thinker.rates)
-    optimizer, rate = make_optimizer(config), objective.thinker_learning_rate
-    if THINKER not in trained or (rate is None and not rates):
+    config, rates = optimizer_config(experiment, objective), dict(experiment.policy.latent_policy.rates)
+    optimizer, rate = make_optimizer(config), objective.latent_policy_learning_rate
+    if LATENT_POLICY not in trained or (rate is None and not rates):
         return optimizer
     own = 1.0 if rate is None else rate / config.learning_rate
     factors: dict[str, Any] = dict.fromkeys(trained, 1.0)
-    factors[THINKER] = {name: own * rates.get(name, 1.0) for name in trained[THINKER]}
+    factors[LATENT_POLICY] = {name: own * rates.get(name, 1.0) for name in trained[LATENT_POLICY]}
     return scaled(optimizer, factors)
 
 

@@ -17,8 +17,8 @@ def describe(solver: Solver, solution: Solution) -> str:
     if solution.cut:
         most = solver.setup.evaluator.policy.config.answer_slots
         lines.insert(4, f"cut       at {most} tokens, before it ended; --max_answer_tokens={2 * most} lets it go on")
-    if solver.drawn_thinker:
-        name = solver.setup.config.thinker.name
+    if solver.drawn_latent_policy:
+        name = solver.setup.config.latent_policy.name
         lines.append(f"untrained {name}'s own parameters are those that training would begin with")
     if not solution.latents:
         return "\n".join(lines)
@@ -51,13 +51,13 @@ def _missing(solver: Solver, solution: Solution) -> str:
 
 
 def _ending(solver: Solver, solution: Solution) -> str:
-    steps, thinker = len(solution.latents), solver.setup.policy.thinker
+    steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
     if not steps:
         return "in words alone" if not solver.setup.origin.kind.has_latents else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)
-        ends = [repr(end)] * bool(end) + ["an end token"] * (thinker.says is not None)
+        ends = [repr(end)] * bool(end) + ["an end token"] * (latent_policy.says is not None)
         return f"{thought} of at most {solver.rule}, until {' or '.join(ends)} came"
     if solver.stopping == "length":
         return f"{thought}, a fixed number"
@@ -80,8 +80,8 @@ def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
     """A vote for a terminal."""
     total = sum(count for _, count in found.counts)
     noise = f"dropout {solver.setup.policy.config.dropout_rate}"
-    if (name := solver.setup.config.thinker.name) != "latent":
-        noise += f" and the thinker {name}"
+    if (name := solver.setup.config.latent_policy.name) != "latent":
+        noise += f" and the latent policy {name}"
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in found.counts:
         mark = "  <- majority" if answer is not None and answer == found.majority else ""

@@ -20,7 +20,7 @@ from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import in_words
 from slpo_jax.evaluation.rows import RULES, is_rule
-from slpo_jax.models.parts import THINKER
+from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.explain import explain as explained
@@ -36,7 +36,7 @@ ROWS = 64  # rollouts at a time
 _MOST_LOGITS = 2**28  # 1 GiB
 # By flag, the key of the config that it sets.
 _KEYS = {
-    "max_answer_tokens": "evaluate.max_answer_tokens", "thinker": "thinker.name", "instruction": "prompt.instruction",
+    "max_answer_tokens": "evaluate.max_answer_tokens", "latent_policy": "latent_policy.name", "instruction": "prompt.instruction",
     "answers": "prompt.answers", "speed": "prompt.speed",
 }  # fmt: skip
 
@@ -50,7 +50,7 @@ class Solver:
         params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
-        drawn_thinker: the checkpoint lacks the thinker's own parameters; they are what training would begin with.
+        drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin with.
         reads: how its second model says thoughts in words; None where that is not asked for.
     """
 
@@ -58,7 +58,7 @@ class Solver:
     params: Any
     stopping: Stopping
     rule: float | int
-    drawn_thinker: bool = False
+    drawn_latent_policy: bool = False
     reads: Reads | None = None
 
 
@@ -129,7 +129,7 @@ def load_solver(
     base: str = "",
     tokenizer: str = "",
     lora_alpha: float | None = None,
-    thinker: str = "",
+    latent_policy: str = "",
     instruction: str = "",
     answers: str = "",
     speed: int | None = None,
@@ -151,7 +151,7 @@ def load_solver(
         "latents": (latents, rule if stopping == "length" else f"the threshold {rule}"),
         "threshold": (threshold, rule),
         "max_answer_tokens": (max_answer_tokens, config.evaluate.max_answer_tokens or config.max_answer_tokens),
-        "thinker": (thinker, config.thinker.name),
+        "latent_policy": (latent_policy, config.latent_policy.name),
         "instruction": (instruction, config.prompt.instruction),
         "answers": (answers, config.prompt.answers),
         "speed": (speed, config.prompt.speed),
@@ -166,12 +166,12 @@ def load_solver(
         if stopping != "threshold":
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
         rule = threshold
-    if thinker and not config.max_latents:
-        raise UserError(f"--latents: 0 leaves --thinker={thinker} nothing to think; give e.g. --latents=4")
+    if latent_policy and not config.max_latents:
+        raise UserError(f"--latents: 0 leaves --latent_policy={latent_policy} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
-    params = setup.initial_params(draws_thinker=bool(thinker), explain=explain)
+    params = setup.initial_params(draws_latent_policy=bool(latent_policy), explain=explain)
     _say_others(identity, asked)
-    lacking = THINKER in params and THINKER not in setup.stored_params(draws_thinker=True)
+    lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
     reads = reads_of(with_second(params, explain, checkpoint))
     return Solver(setup, params, stopping, rule, lacking, reads)
 
@@ -301,6 +301,6 @@ def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _watch(policy: Policy, reads: Reads | None, params, prompts: Prompts, actions, lengths_B):
     """What `watch` sees of a batch, its latents, float32 [B, T, D], and what they say, if that was asked for."""
-    fed_BTD = policy.thinker.feed(params, actions)
+    fed_BTD = policy.latent_policy.feed(params, actions)
     said = [explained(policy, params, fed_BTD, reads)] if reads else []
     return *watch(policy, params, prompts, actions, lengths_B), fed_BTD.astype(jnp.float32), *said

@@ -46,7 +46,7 @@ def open_stage(
     every = (config.log_every, config.checkpoint_every, config.max_skipped_steps)
     sums = extra.pop(SUMS, None)
     # Thoughts that are written down are among the answer's tokens.
-    tokens = ("latent_steps", "answer_tokens") if experiment.policy.thinker.says is None else ("answer_tokens",)
+    tokens = ("latent_steps", "answer_tokens") if experiment.policy.latent_policy.says is None else ("answer_tokens",)
     measured = functools.partial(say_hours, experiment, stage)
     run = StageRun(stage, total, int(state.step), experiment.log, checkpoints, *every, sums, tokens, measured)
     return run, state, extra

@@ -18,8 +18,8 @@ from slpo_jax.data.templates import listed
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.models.parts import THINKER
-from slpo_jax.policy.latent_policies import THINKERS, Thinker
+from slpo_jax.models.parts import LATENT_POLICY
+from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 
@@ -55,43 +55,43 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
 
 
 def _check_thought(config: Config, kind: Kind) -> None:
-    """The thinker must be one for this kind of reasoner, and have something to do."""
-    name, thinker = config.thinker.name, config.thinker.chosen
-    if not kind.has_latents and config.max_latents and thinker.of_latents:
-        others = ", ".join(each for each, settings in THINKERS.items() if not settings.of_latents)
+    """The latent policy must be one for this kind of reasoner, and have something to do."""
+    name, latent_policy = config.latent_policy.name, config.latent_policy.chosen
+    if not kind.has_latents and config.max_latents and latent_policy.of_latents:
+        others = ", ".join(each for each, settings in LATENT_POLICIES.items() if not settings.of_latents)
         raise UserError(
-            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.thinker.name="
+            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.latent_policy.name="
             f"{name}; set it to 0, or use one of {others}"
         )
-    if thinker.of_kind not in ("", kind.name):
+    if latent_policy.of_kind not in ("", kind.name):
         raise UserError(
-            f"config.thinker.name: {name} is for a {thinker.of_kind} reasoner, not {config.reasoner}; use another"
+            f"config.latent_policy.name: {name} is for a {latent_policy.of_kind} reasoner, not {config.reasoner}; use another"
         )
-    end: str = "" if thinker.of_latents else getattr(thinker, "end_text", "")
-    if kind.has_latents and (thinker.writes or end):
+    end: str = "" if latent_policy.of_latents else getattr(latent_policy, "end_text", "")
+    if kind.has_latents and (latent_policy.writes or end):
         raise UserError(
-            f"config.thinker.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
-            f"latents; use {IN_WORDS}, or another thinker"
+            f"config.latent_policy.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
+            f"latents; use {IN_WORDS}, or another latent policy"
         )
-    if config.prompt.closing and (thinker.writes or end):
+    if config.prompt.closing and (latent_policy.writes or end):
         raise UserError(
-            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and config.thinker.{name} "
+            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and config.latent_policy.{name} "
             "writes them, or has an end_text of its own; leave one of them out"
         )
-    if thinker.writes and not config.max_latents:
+    if latent_policy.writes and not config.max_latents:
         raise UserError(
-            f"config.max_latents: 0, but config.thinker.name={name} writes in its thought alone; give at least 1, or "
-            "another thinker"
+            f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at least 1, or "
+            "another latent policy"
         )
-    if thinker.writes and config.prompt.stop:
+    if latent_policy.writes and config.prompt.stop:
         raise UserError(
-            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.thinker.name="
+            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.latent_policy.name="
             f"{name} writes in its thought too; leave it out"
         )
-    steps = getattr(thinker, "cold_steps", 0) if getattr(thinker, "cold_entropy", 0) else 0
+    steps = getattr(latent_policy, "cold_steps", 0) if getattr(latent_policy, "cold_entropy", 0) else 0
     if config.max_latents and steps > config.max_latents:
         raise UserError(
-            f"config.thinker.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
+            f"config.latent_policy.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
             f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
         )
 
@@ -106,34 +106,34 @@ def _check_recipe(config: Config, kind: Kind) -> None:
         )
 
 
-def check_sizes(config: Config, thinker: Thinker, vocabulary: int) -> None:
+def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) -> None:
     """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
-    name, most = f"config.thinker.{config.thinker.name}", config.max_latents
-    for field in config.thinker.chosen.counts_tokens if most else ():
-        if (count := getattr(config.thinker.chosen, field)) > vocabulary:
+    name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
+    for field in config.latent_policy.chosen.counts_tokens if most else ():
+        if (count := getattr(config.latent_policy.chosen, field)) > vocabulary:
             raise UserError(
                 f"{name}.{field}: {count} tokens are more than the {vocabulary} of the vocabulary; lower it"
             )
-    if 0 < most < thinker.least:
+    if 0 < most < latent_policy.least:
         raise UserError(
-            f"{name}.least: {thinker.least} steps before a thought may end are more than config.max_latents ({most}); "
+            f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents ({most}); "
             "lower it or raise that"
         )
 
 
-def check_thinker(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
-    """Parameters of the thinker's own must be of this thinker, and be there, be trained, or be known to be lacking."""
-    name = config.thinker.name
-    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(THINKER)) for tree in (shapes, stored))
+def check_latent_policy(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
+    """Parameters of the latent policy's own must be of this latent policy, and be there, be trained, or be known to be lacking."""
+    name = config.latent_policy.name
+    ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(
-            f"config.thinker.name: {config.init} has parameters of another thinker than {name}, or of another width; "
-            "set config.thinker as it was trained with"
+            f"config.latent_policy.name: {config.init} has parameters of another latent policy than {name}, or of another width; "
+            "set config.latent_policy as it was trained with"
         )
     if ours is not None and theirs is None and RL not in config.stages and not may_lack:
         raise UserError(
-            f"config.thinker.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
-            "or use another thinker"
+            f"config.latent_policy.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
+            "or use another latent policy"
         )
 
 

@@ -73,7 +73,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
             full = Trajectories(actions, lengths_N, tokens_NCA[:, -1], keys_N)
             actions = replay(policy, params, prompts, full).actions
         gate_noise = noise.gate_dropout(keys_N, steps_T, config.gate_dropout)
-        logits_NT = policy.thinker.stop_logits(params, actions, gate_noise)
+        logits_NT = policy.latent_policy.stop_logits(params, actions, gate_noise)
         loss_N = jax.vmap(stop_set_loss)(logits_NT, in_set_NT)
         valid_N = in_set_NT.any(axis=1)
         surviving_NT = jnp.cumprod(1 - jax.nn.sigmoid(logits_NT[:, :-1]), axis=1)

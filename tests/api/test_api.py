@@ -195,7 +195,10 @@ def test_questions_longer_than_the_run_s_are_evaluated(reasoner, caplog):
     [
         ({"threshold": 5}, "^threshold: 5 is not valid"),
         ({"threshold": 0.5, "latents": 2}, "^threshold: has no use beside latents; give"),
-        ({"latents": 0, "thinker": "soft"}, "^latents: 0 leaves thinker=soft nothing to think; give e.g. latents=4$"),
+        (
+            {"latents": 0, "latent_policy": "soft"},
+            "^latents: 0 leaves latent_policy=soft nothing to think; give e.g. latents=4$",
+        ),
         ({"max_answer_tokens": -5}, "^max_answer_tokens: -5 is not valid"),
         ({"explain": True}, "^explain: .* with config.imitate.recipe=simcot"),
         ({"answers": "boxed"}, "^answers: coconut_gpt2 asks and answers in its own way"),

@@ -76,20 +76,25 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
 
 
 def test_adapters_alone_are_counted_with_moments_and_what_is_trained_whole_with_a_reference():
-    """HRPO's, of rank 32: beside the parameters two moments of each adapter and of the thinker's, nothing compiled."""
-    tiny = TINY | {"model.n_kv_head": 1, "model.n_inner": 64, "max_answer_tokens": 8, "thinker.hybrid.end_text": ""}
+    """HRPO's, of rank 32: beside the parameters two moments of each adapter and of the latent policy's, nothing compiled."""
+    tiny = TINY | {
+        "model.n_kv_head": 1,
+        "model.n_inner": 64,
+        "max_answer_tokens": 8,
+        "latent_policy.hybrid.end_text": "",
+    }
     _, shapes = memory.MODELS["soft_llama1b:hrpo"]
     point = memory.Point("soft_llama1b:hrpo", changes=tuple((shapes | tiny | LARGEST).items()))
     setup = memory.setup_of(point, jax.devices("cpu")[:1])
     rollout, improvement = programs(setup, "rl")
     state, _, reference = rollout.arguments
-    assert reference.keys() == {"thinker"}
-    assert state.params.keys() == {"reasoner", "gate", "thinker", "adapter"}
+    assert reference.keys() == {"latent_policy"}
+    assert state.params.keys() == {"reasoner", "gate", "latent_policy", "adapter"}
     sizes = {name: sum(x.size for x in jax.tree.leaves(tree)) for name, tree in state.params.items()}
     widths = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # in + out: q, o; k, v; the MLP's three
     assert sizes["adapter"] == 32 * widths
     moments = sum(x.size for x in jax.tree.leaves(improvement.arguments[0].opt_state) if x.ndim)
-    assert moments == 2 * (sizes["adapter"] + sizes["thinker"])
+    assert moments == 2 * (sizes["adapter"] + sizes["latent_policy"])
 
 
 def test_a_run_s_own_config_can_be_asked_about(tmp_path):

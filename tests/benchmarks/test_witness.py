@@ -294,7 +294,7 @@ def test_no_compiler_is_one_clear_error(monkeypatch):
         {"config": dataclasses.replace(CLEAN, temperature=1.0)},
         {"config": dataclasses.replace(CLEAN, dropout_where="all")},
         {"objective": dataclasses.replace(OBJECTIVE, advantage="pkpo")},
-        {"policy": policy_of(CLEAN, thinker="additive", sigma=0.1)},
+        {"policy": policy_of(CLEAN, latent_policy="additive", sigma=0.1)},
     ],
     ids=lambda lacking: next(iter(lacking)),
 )

@@ -76,10 +76,10 @@ def test_t_and_threshold_go_with_a_checkpoint(work, tmp_path, stage, stopping):
         assert f"{how if stage == 'cold_start' else '2 latents'} and answers of at most {ANSWER} tokens" in card
 
 
-def test_thinker_and_prompt_go_with_a_checkpoint(tmp_path):
+def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config = run_config("text_gpt2")
     config.gate.enabled = False
-    config.thinker.name, config.thinker.noisy_soft.temperature = "noisy_soft", 0.7
+    config.latent_policy.name, config.latent_policy.noisy_soft.temperature = "noisy_soft", 0.7
     config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
     experiment = build(read_config(config), tmp_path / "work")
@@ -91,7 +91,7 @@ def test_thinker_and_prompt_go_with_a_checkpoint(tmp_path):
     for place in list(_passed_on(checkpoint, tmp_path))[1:]:
         identity = identify(str(place))
         found = config_of(identity)
-        assert (found.thinker.name, found.thinker.noisy_soft.temperature) == ("noisy_soft", 0.7)
+        assert (found.latent_policy.name, found.latent_policy.noisy_soft.temperature) == ("noisy_soft", 0.7)
         assert stopping_of(found, identity) == ("length", T)
         assert found.prompt == PromptConfig(instruction="Count .", answers="last_number", stop=("pens",))
         assert (found.evaluate.max_answer_tokens, found.evaluate.temperature) == (5, 0.6)

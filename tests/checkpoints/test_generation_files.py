@@ -34,7 +34,7 @@ from slpo_jax.data.tokenizer import arithmetic_tokenizer, byte_tokenizer
 from slpo_jax.io.files import write_text
 from slpo_jax.io.orbax import save_params
 from slpo_jax.policy import noise
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import sample
@@ -76,7 +76,7 @@ def _open(folder):
 
 def _ours(policy: Policy, params, prompts: Prompts, rule_B):
     out = sample(policy, params, prompts, noise.row_keys(jax.random.key(0), jnp.zeros(len(rule_B), int)), rule_B)
-    return out, jax.nn.sigmoid(policy.thinker.stop_logits(params, out.actions))
+    return out, jax.nn.sigmoid(policy.latent_policy.stop_logits(params, out.actions))
 
 
 @pytest.mark.parametrize("stage", ["cold_start", "imitate"])
@@ -359,16 +359,16 @@ def _export(config, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("reasoner", "thinker", "latents", "words"),
+    ("reasoner", "latent_policy", "latents", "words"),
     [
         ("coconut_gpt2", "soft", 4, "thinks in slpo_jax alone"),
         ("text_gpt2", "soft", 4, "Its thought (`soft`) is slpo_jax's alone"),
         ("text_gpt2", "latent", 0, "`generate` is all that it needs"),
     ],
 )
-def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, thinker, latents, words):
+def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, latent_policy, latents, words):
     config = run_config(reasoner)
-    config.thinker.name, config.max_latents, config.gate.enabled = thinker, latents, False
+    config.latent_policy.name, config.max_latents, config.gate.enabled = latent_policy, latents, False
     exported = _export(config, tmp_path)
     card = (exported / "README.md").read_text()
     assert words in card
@@ -383,15 +383,15 @@ def test_an_export_that_cannot_think_says_so(tmp_path, reasoner, thinker, latent
 
 def test_a_registered_policy_that_ends_itself_is_exported(tmp_path, monkeypatch):
     @dataclasses.dataclass(frozen=True)
-    class Closing(THINKERS["colar"]):
+    class Closing(LATENT_POLICIES["colar"]):
         """Another name, and another end."""
 
         end_text: str = "?"
         least: int = 2
 
-    monkeypatch.setitem(THINKERS, "closing", Closing)
+    monkeypatch.setitem(LATENT_POLICIES, "closing", Closing)
     config = run_config("colar_gpt2")
-    config.thinker.name, config.gate.enabled = "closing", False
+    config.latent_policy.name, config.gate.enabled = "closing", False
     exported = _export(config, tmp_path)
     settings = json.loads((exported / "generation_config.json").read_text())
     assert (exported / "custom_generate" / "generate.py").exists()

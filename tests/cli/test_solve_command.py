@@ -104,8 +104,8 @@ ERRORS = {
         "--max_answer_tokens: 99",
         "lower it",
     ),
-    "a thinker without a thought": (
-        ["--checkpoint=WORK", "--latents=0", "--thinker=soft", QUESTION],
+    "a latent policy without a thought": (
+        ["--checkpoint=WORK", "--latents=0", "--latent_policy=soft", QUESTION],
         "--latents: 0",
         "--latents=4",
     ),

@@ -95,7 +95,7 @@ def test_every_key_has_a_range(key):
         ("config.objective.slpo.epsilon", 0.0, "above 0"),
         ("config.objective.slpo.advantage", "ppo", "rloo, grpo, pkpo"),
         ("config.objective.pathwise.mixture_weight", 1.5, "from 0 to 1"),
-        ("config.thinker.name", "free", "latent, additive"),
+        ("config.latent_policy.name", "free", "latent, additive"),
         ("config.rl.group", 1, "2 or more"),
         ("config.rl.capacities", ((0.5, 0.5),), "ascend to (1, 1)"),
         ("config.rl.capacities", ((0.7, 0.5), (0.6, 0.6), (1.0, 1.0)), "ascend to (1, 1)"),

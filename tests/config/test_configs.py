@@ -175,7 +175,7 @@ def test_colar_s_published_training(recipe, batch, epochs, speed):
     assert (config.rl.batch_size, config.rl.group, config.objective.grpo.minibatches) == (512, 8, 512)
     assert (config.rl.optimizer.learning_rate, config.objective.grpo.reduction) == (1e-6, "sum")
     assert config.rl.optimizer.clip_norm == 32.0  # 1, of a loss divided by 32
-    grpo, colar = config.objective.grpo, config.thinker.colar
+    grpo, colar = config.objective.grpo, config.latent_policy.colar
     assert (grpo.advantage, grpo.clip, colar.reduction, colar.going_on) == ("grpo", 0.2, "mean", False)
     assert (config.max_latents, colar.least, config.max_answer_tokens) == (64, 1, 16)
     assert config.evaluate.samples == 5
@@ -359,18 +359,27 @@ def test_latent_sft_s_published_settings():
     assert (imitate.stage_steps, imitate.final_steps) == (10 * epoch, 70 * epoch)
     assert (imitate.optimizer.learning_rate, imitate.latent_sft.final_learning_rate) == (1e-4, 3e-4)
     assert (config.evaluate.temperature, config.evaluate.top_p, config.max_latents) == (0.6, 0.95, 128)
-    assert (config.thinker.soft.temperature, config.thinker.soft.top_k, config.thinker.soft.top_p) == (1.0, 10, 1.0)
+    assert (
+        config.latent_policy.soft.temperature,
+        config.latent_policy.soft.top_k,
+        config.latent_policy.soft.top_p,
+    ) == (1.0, 10, 1.0)
 
 
 def test_latent_grpo_s_published_settings():
     config = _load(next(path for path in FILES if path.stem == "soft_llama1b"), "latent_grpo")
     check(config)
     rl, grpo = config.rl, config.objective.latent_grpo
-    assert (config.thinker.name, rl.objectives, rl.batch_size, rl.group) == ("gumbel_top_k", ("latent_grpo",), 64, 8)
+    assert (config.latent_policy.name, rl.objectives, rl.batch_size, rl.group) == (
+        "gumbel_top_k",
+        ("latent_grpo",),
+        64,
+        8,
+    )
     assert (rl.temperature, rl.top_p, rl.top_k, rl.dynamic_batches) == (0.6, 0.95, 30, 50)
     assert (grpo.updates, grpo.minibatches, grpo.clip, grpo.dual_clip, grpo.kl_weight) == (1, 4, 0.2, 3.0, 0.0)
     assert (grpo.learning_rate, grpo.reduction, grpo.first_choice, grpo.tempered) == (1e-6, "token_mean", "best", True)
-    noise = config.thinker.gumbel_top_k
+    noise = config.latent_policy.gumbel_top_k
     assert (noise.top_k, noise.top_p, noise.least, noise.most, noise.tau) == (0, 0.95, 10, 10, 1.0)
     assert (noise.down, noise.up, noise.shift, noise.likelihood) == (1.5, 3.0, 1.5, "signed")
     assert rl.steps == 10 * GSM8K_AUG // 64

@@ -138,7 +138,7 @@ def _prefix(model) -> str:
 def test_adapter_of_a_reasoner_has_its_projector_whole():
     reasoner = Codi(9).on(LLAMA)
     params = random_tree(reasoner)
-    tree = {REASONER: params, "thinker": {"decay": 0}}
+    tree = {REASONER: params, "latent_policy": {"decay": 0}}
     adapter = lora.adapter(jax.random.key(0), tree, 2)
     assert set(adapter) == {"lora", "projector"}
     assert set(_flat(adapter["lora"])) == {
@@ -150,7 +150,7 @@ def test_adapter_of_a_reasoner_has_its_projector_whole():
     changed = jax.tree.map(lambda x: x + 1.0, adapter)
     left = lora.without_adapter({**tree, ADAPTER: changed}, 0.5)
     merged = left[REASONER]
-    assert left.keys() == {REASONER, "thinker"}, "the other parts stay"
+    assert left.keys() == {REASONER, "latent_policy"}, "the other parts stay"
     np.testing.assert_array_equal(merged["projector"]["fc_in"]["bias"], params["projector"]["fc_in"]["bias"] + 1)
     np.testing.assert_array_equal(merged["backbone"]["embed_tokens"], params["backbone"]["embed_tokens"])
     kernel, pair = (tree["layers_1"]["mlp"]["up_proj"] for tree in (params["backbone"], changed["lora"]))

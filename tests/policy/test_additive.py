@@ -1,4 +1,4 @@
-"""The thinker of additive noise: its draws, its density, and the deterministic run without it."""
+"""The latent policy of additive noise: its draws, its density, and the deterministic run without it."""
 
 import dataclasses
 
@@ -107,9 +107,9 @@ def test_a_noiseless_pass_draws_the_means(rolled, means):
 
 @pytest.mark.slow
 def test_without_noise_it_is_the_reasoner_s_own_run(params):
-    """What is evaluated greedily: the additive thinker without its noise is the latent one."""
+    """What is evaluated greedily: the additive latent policy without its noise is the latent one."""
     prompts, keys = take_rows(PROMPTS, range(3)), keys_of(3)
-    quiet, latent = POLICY.without_noise(), policy_of(dataclasses.replace(CLEAN, thinker_noise=False))
+    quiet, latent = POLICY.without_noise(), policy_of(dataclasses.replace(CLEAN, latent_policy_noise=False))
     ours, theirs = (compiled(sample, policy)(params, prompts, keys, LENGTHS[:3]) for policy in (quiet, latent))
     np.testing.assert_array_equal(ours.tokens, theirs.tokens)
     np.testing.assert_allclose(ours.actions, theirs.actions, rtol=0, atol=1e-6)

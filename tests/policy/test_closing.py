@@ -41,18 +41,18 @@ def _policy(marker, least=0, **changes):
     """COCONUT's latents, of which one whose hidden state `_halts` says to is dropped."""
     changes = {"stopping": "length", "dropout_rate": 0.2} | changes
     policy = policy_of(dataclasses.replace(ROLLOUT, closing_ids=marker, **changes))
-    thinker, reasoner = policy.thinker, policy.reasoner
+    latent_policy, reasoner = policy.latent_policy, policy.reasoner
 
     def draw(params, hidden_BLD, keys_BL=None):
         over_BL = _halts(reasoner.logits(params, hidden_BLD))
-        return {"of": thinker.draw(params, hidden_BLD, keys_BL), "over": over_BL}
+        return {"of": latent_policy.draw(params, hidden_BLD, keys_BL), "over": over_BL}
 
     halting = dataclasses.replace(
-        thinker, draw=draw, feed=lambda params, action: action["of"], least=least,
-        stop_logits=lambda params, action, dropout=None: thinker.stop_logits(params, action["of"], dropout),
+        latent_policy, draw=draw, feed=lambda params, action: action["of"], least=least,
+        stop_logits=lambda params, action, dropout=None: latent_policy.stop_logits(params, action["of"], dropout),
         halts=lambda params, action: action["over"],
     )  # fmt: skip
-    return dataclasses.replace(policy, thinker=halting)
+    return dataclasses.replace(policy, latent_policy=halting)
 
 
 def _slow(row: int, marker, least: int, config):

@@ -196,7 +196,7 @@ def test_without_noise_it_is_the_mean_until_the_mark_is_the_likeliest(params):
 
 
 def test_no_deviation_gives_the_thoughts_of_the_mean(params):
-    """sd -> 0, a head without it, and the thinker `latent` with the head's mean are one."""
+    """sd -> 0, a head without it, and the latent policy `latent` with the head's mean are one."""
     head = params["reasoner"]["head"]
     still = head | {"log_std": {"kernel": 0 * head["log_std"]["kernel"], "bias": head["log_std"]["bias"] - 60}}
     bare = {name: part for name, part in head.items() if name != "log_std"}

@@ -22,13 +22,13 @@ from tiny import (
 )
 
 from slpo_jax.errors import UserError
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.prompted import PromptedBatch, repeat_rows
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
 from slpo_jax.training.objectives import OBJECTIVES
 
-TopK = THINKERS["gumbel_top_k"]
+TopK = LATENT_POLICIES["gumbel_top_k"]
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
 NOT_CUT = {"top_p": 1.0, "down": None, "up": None, "shift": 0.0, "likelihood": "exact"}
 
@@ -36,10 +36,10 @@ NOT_CUT = {"top_p": 1.0, "down": None, "up": None, "shift": 0.0, "likelihood": "
 def _drawer(**settings):
     """(logits [N, V], keys [N] or None) -> the action after them, leaves [N, ..]: hidden states that are the logits."""
     reasoner = dataclasses.replace(REASONER, logits=lambda params, hidden: hidden)
-    thinker = TopK(**settings)(reasoner, None)
+    latent_policy = TopK(**settings)(reasoner, None)
 
     def draw(logits_NV, keys_N=None):
-        action = thinker.draw({}, logits_NV[:, None], None if keys_N is None else keys_N[:, None])
+        action = latent_policy.draw({}, logits_NV[:, None], None if keys_N is None else keys_N[:, None])
         return jax.tree.map(lambda x: x[:, 0], action)
 
     return compiled(draw)
@@ -89,11 +89,11 @@ def test_scores_are_a_loop_s(settings, soft):
 def test_without_cuts_the_likelihood_is_the_scores_joint_density():
     """Of all three tokens: scipy's, whose sum over a grid is 1; and as often as that says, scores come."""
     log_p = np.log([0.5, 0.3, 0.2])
-    thinker = TopK(least=3, most=3, **NOT_CUT)
+    latent_policy = TopK(least=3, most=3, **NOT_CUT)
     axis = np.linspace(-5, 12, 120)
     grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
     where = jnp.broadcast_to(jnp.asarray(log_p, jnp.float32), grid.shape)
-    found = np.asarray(thinker.log_prob(jnp.asarray(grid, jnp.float32), where))
+    found = np.asarray(latent_policy.log_prob(jnp.asarray(grid, jnp.float32), where))
     np.testing.assert_allclose(found, stats.gumbel_r(loc=log_p).logpdf(grid).sum(axis=-1), rtol=1e-4, atol=1e-3)
     assert np.exp(found.astype(np.float64)).sum() * (axis[1] - axis[0]) ** 3 == pytest.approx(1, abs=2e-3)
     logits = np.broadcast_to(log_p.astype(np.float32), (4000, 3))
@@ -246,7 +246,7 @@ def test_an_update_is_of_steps_their_end_and_tokens():
 
         return made.lengths, jax.grad(loss)(params), jax.grad(by_hand)(params)
 
-    lengths, found, expected = run({**params, "thinker": {}})
+    lengths, found, expected = run({**params, "latent_policy": {}})
     assert {0, T} <= set(np.asarray(lengths).tolist())
     largest = max(float(abs(leaf).max()) for leaf in jax.tree.leaves(expected))
     assert largest > 1e-3

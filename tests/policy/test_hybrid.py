@@ -54,14 +54,14 @@ def _params():
     rng = np.random.default_rng(1)
     own = {name: {"kernel": rng.normal(size=(D, D)), "bias": rng.normal(size=D)} for name in ("recurrence", "input")}
     own["decay"] = rng.uniform(-1, 4, size=D)
-    return both_params() | {"thinker": jax.tree.map(np.float32, own)}
+    return both_params() | {"latent_policy": jax.tree.map(np.float32, own)}
 
 
 def _off(params):
     """a = 1 and i = 0, so that the token alone is fed."""
-    own = params["thinker"]
+    own = params["latent_policy"]
     shut = {**own["input"], "bias": np.full(D, -1e4)}
-    return params | {"thinker": {**own, "input": shut, "decay": np.full(D, 1e4)}}
+    return params | {"latent_policy": {**own, "input": shut, "decay": np.full(D, 1e4)}}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def made():
         few = take_rows(PROMPTS, range(6))
         plain = policy_of(_config(0, T + A), REASONER, "soft")
         greedy = [
-            sample(dataclasses.replace(each, config=dataclasses.replace(each.config, thinker_noise=False)),
+            sample(dataclasses.replace(each, config=dataclasses.replace(each.config, latent_policy_noise=False)),
                    off, few, keys_of(6), each.config.max_latents)
             for each in (_policy(), plain)
         ]  # fmt: skip
@@ -141,7 +141,7 @@ def _walk(slow, own, drawn, row, mixtures=None):
 def test_rollouts_are_the_slow_loop_s(made):
     """Ends, completions, likelihoods; some end at the mark, some at eos in the thought, some at T."""
     drawn, (_, scores), (completions, *_), _ = made
-    slow, own, ends = SlowReasoner(both_params()["reasoner"]), _params()["thinker"], set()
+    slow, own, ends = SlowReasoner(both_params()["reasoner"]), _params()["latent_policy"], set()
     for row in range(SHOWN):
         said, spoken, laws, _, thought, answer = _walk(slow, own, drawn, row)
         assert not {MARK, EOS} & set(said[:-1])
@@ -164,7 +164,7 @@ def test_rollouts_are_the_slow_loop_s(made):
 def test_it_is_compared_with_plain_words(made):
     """The reference of `grpo`: what was said, in thought and answer, by the model that is fed the tokens alone."""
     drawn, *_, start_NC = made
-    slow, own, mixed_in = SlowReasoner(both_params()["reasoner"]), _params()["thinker"], []
+    slow, own, mixed_in = SlowReasoner(both_params()["reasoner"]), _params()["latent_policy"], []
     for row in range(SHOWN):
         said, spoken, *_, thought, answer = _walk(slow, own, drawn, row)
         inputs = np.concatenate([slow.embed(real_tokens(PROMPTS, row)), slow.embed(said + spoken)])
@@ -189,7 +189,7 @@ def test_the_gradient_goes_through_the_gates_and_not_through_the_mixture(made):
     """Along one direction of all gates and embeddings, by differences of the slow loop with s held."""
     drawn, (gradient, _), *_ = made
     params, rng = jax.tree.map(lambda x: np.asarray(x, np.float64), _params()), np.random.default_rng(2)
-    own, backbone = params["thinker"], params["reasoner"]["backbone"]
+    own, backbone = params["latent_policy"], params["reasoner"]["backbone"]
     slow = SlowReasoner(params["reasoner"])
     held = [_walk(slow, own, drawn, row)[3] for row in range(SHOWN)]
     gates = jax.tree.map(lambda x: rng.normal(size=x.shape), own)
@@ -203,7 +203,7 @@ def test_the_gradient_goes_through_the_gates_and_not_through_the_mixture(made):
     still = jax.tree.map(np.zeros_like, gates)
     for along in ((gates, 0 * table), (still, table)):
         expected = (total(1e-5, *along) - total(-1e-5, *along)) / 2e-5
-        parts = (gradient["thinker"], gradient["reasoner"]["backbone"]["wte"])
+        parts = (gradient["latent_policy"], gradient["reasoner"]["backbone"]["wte"])
         found = sum(float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (parts, along)), strict=True))
         assert found == pytest.approx(expected, rel=2e-3)
         assert abs(expected) > 0.5
@@ -226,7 +226,7 @@ def _ended(tokens):
 
 
 def test_the_mixture_at_its_limits():
-    rng, params = np.random.default_rng(0), _params()["thinker"]
+    rng, params = np.random.default_rng(0), _params()["latent_policy"]
     e, s = rng.normal(size=(2, 1, 9, D)).astype(np.float32)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     r, i = _sigmoid_gates(params, np.asarray(e, np.float64))
@@ -285,17 +285,17 @@ def test_slots_after_a_thought_that_said_eos_are_free():
 
 
 def test_detached_inputs_leave_the_gates_their_gradient():
-    """Of what is fed: none for the embeddings, the whole one for the thinker's own parameters."""
+    """Of what is fed: none for the embeddings, the whole one for the latent policy's own parameters."""
     policy, rng = _policy(), np.random.default_rng(2)
     action = {"token": jnp.array([[3, 5]]), "ids": jnp.array([[[3, 4], [5, 6]]])}
     action["weights"] = jnp.array([[[0.6, 0.4], [0.9, 0.1]]])
     ahead_BLD = jnp.asarray(rng.normal(size=(1, 2, D)), jnp.float32)
 
     def slopes(policy):
-        return jax.grad(lambda params: jnp.sum(ahead_BLD * policy.thinker.feed(params, action)))(_params())
+        return jax.grad(lambda params: jnp.sum(ahead_BLD * policy.latent_policy.feed(params, action)))(_params())
 
     whole, detached = slopes(policy), slopes(with_detached_inputs(policy))
-    jax.tree.map(np.testing.assert_array_equal, detached["thinker"], whole["thinker"])
-    assert np.any(whole["thinker"]["input"]["kernel"])
+    jax.tree.map(np.testing.assert_array_equal, detached["latent_policy"], whole["latent_policy"])
+    assert np.any(whole["latent_policy"]["input"]["kernel"])
     assert np.any(whole["reasoner"]["backbone"]["wte"])
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(detached["reasoner"]))

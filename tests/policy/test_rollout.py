@@ -246,7 +246,7 @@ def test_sampled_answers(params, prompts, slow):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["rollout", "all"])
 def test_replay_is_the_rollout_s(params, prompts, where):
-    """With the default's noise, and with the thinker's own, in test_objectives.py."""
+    """With the default's noise, and with the latent policy's own, in test_objectives.py."""
     config = dataclasses.replace(BY_LENGTH, dropout_where=where)
     keys = keys_of(ROWS, seed=3)
     result = usual_rollout(params, prompts, keys, config=config, stop_rule=THOUGHTS)

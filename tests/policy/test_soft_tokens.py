@@ -26,7 +26,7 @@ from tiny import (
 
 from slpo_jax.checkpoints.architectures import colar
 from slpo_jax.errors import UserError
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.latent_policies.gumbel import concrete_log_prob
 from slpo_jax.policy.rollout import replay, sample
 from slpo_jax.policy.sampling import draw_tokens
@@ -87,21 +87,21 @@ def test_soft_thoughts_are_the_slow_loop_s(cuts):
     jax.tree.map(np.testing.assert_array_equal, run(params).actions, found.actions)
 
 
-@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("name", LATENT_POLICIES)
 def test_a_policy_says_whether_its_thought_has_a_likelihood(name):
     reasoner = REASONER if name != "colar" else colar.Colar(4, gaussian=True).on(CONFIG)
-    assert (THINKERS[name]()(reasoner, GATE).log_prob is not None) == THINKERS[name].has_likelihood
+    assert (LATENT_POLICIES[name]()(reasoner, GATE).log_prob is not None) == LATENT_POLICIES[name].has_likelihood
 
 
 @pytest.mark.parametrize(
-    ("objective", "thinkers"),
+    ("objective", "latent_policies"),
     [
         ("exact", "additive, colar, noisy_soft, gumbel, gumbel_top_k, hybrid"),
         ("pathwise", "additive, colar, noisy_soft, gumbel, gumbel_top_k"),
     ],
 )
-def test_a_thought_without_noise_is_told_those_that_have_some(objective, thinkers):
-    with pytest.raises(UserError, match=rf"[ (]{thinkers}[,)]"):
+def test_a_thought_without_noise_is_told_those_that_have_some(objective, latent_policies):
+    with pytest.raises(UserError, match=rf"[ (]{latent_policies}[,)]"):
         OBJECTIVES[objective]().check("key", policy_of(_config(), REASONER, "soft"), 4)
 
 
@@ -123,7 +123,7 @@ def test_a_block_of_the_likeliest_tokens_is_plain_decoding():
 def test_kept_tokens_are_drawn_as_tokens_are():
     """What a mixture is made of is what sampling with these cuts can draw."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 12)) * 2, jnp.float32)
-    kept, ids = THINKERS["soft"](temperature=0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
+    kept, ids = LATENT_POLICIES["soft"](temperature=0.7, top_k=6, top_p=0.8, min_p=0.0, most=0).of(logits)
     drawn = draw_tokens(keys_of(2000), logits, 0.7, 6, 0.8)
     assert jnp.any((ids == drawn[:, None]) & jnp.isfinite(kept), axis=1).all()
 
@@ -162,31 +162,31 @@ def test_noisy_mixtures_have_their_density(noisy):
             assert float(scores.action_log_probs[row, step]) == pytest.approx(expected, rel=1e-4)
 
 
-def _thinker(name, **settings):
+def _latent_policy(name, **settings):
     """With parameters of which the embeddings' mean is far from 0, and some hidden states [1, 4, D]."""
     params = both_params()
     backbone = params["reasoner"]["backbone"]
     params["reasoner"] = {"backbone": backbone | {"wte": backbone["wte"] + 0.5}}
     hidden = np.random.default_rng(0).normal(size=(1, 4, CONFIG.n_embd)).astype(np.float32)
-    return policy_of(_config(), REASONER, name, **settings).thinker, params, hidden
+    return policy_of(_config(), REASONER, name, **settings).latent_policy, params, hidden
 
 
 def test_noise_is_a_share_of_the_embeddings_root_mean_square_and_a_constant():
     """At the mean the density has no gradient but that of sigma, and what is added to it has none but sigma's."""
-    thinker, params, hidden = _thinker("noisy_soft", scale=0.5)
+    latent_policy, params, hidden = _latent_policy("noisy_soft", scale=0.5)
     keys = keys_of(4)[None]
 
     @compiled
     def at_the_mean(params):
-        mean = jax.lax.stop_gradient(thinker.draw(params, hidden))
+        mean = jax.lax.stop_gradient(latent_policy.draw(params, hidden))
 
         def added(params):
-            return jnp.sum(thinker.draw(params, hidden, keys) - thinker.draw(params, hidden))
+            return jnp.sum(latent_policy.draw(params, hidden, keys) - latent_policy.draw(params, hidden))
 
         def density(params):
-            return thinker.log_prob(params, hidden, mean).sum()
+            return latent_policy.log_prob(params, hidden, mean).sum()
 
-        return thinker.log_prob(params, hidden, mean), jax.grad(added)(params), jax.grad(density)(params)
+        return latent_policy.log_prob(params, hidden, mean), jax.grad(added)(params), jax.grad(density)(params)
 
     log_prob, *gradients = at_the_mean(params)
     sigma = 0.5 * np.sqrt(np.square(np.asarray(params["reasoner"]["backbone"]["wte"], np.float64)).mean())
@@ -201,14 +201,14 @@ def test_gumbel_likelihoods_and_temperatures(likelihood):
     Without noise a weight is the softmax at tau of the law's logarithm.
     """
     temperature, tau = 2.0, 0.6
-    thinker, params, hidden = _thinker(
+    latent_policy, params, hidden = _latent_policy(
         "gumbel", temperature=temperature, top_k=3, top_p=1.0, tau=tau, likelihood=likelihood
     )
 
     @compiled
     def run(params):
-        drawn = thinker.draw(params, hidden, keys_of(4)[None])
-        return thinker.draw(params, hidden), drawn, thinker.log_prob(params, hidden, drawn)
+        drawn = latent_policy.draw(params, hidden, keys_of(4)[None])
+        return latent_policy.draw(params, hidden), drawn, latent_policy.log_prob(params, hidden, drawn)
 
     quiet, drawn, found = jax.tree.map(np.asarray, run(params))
     for step in range(4):
@@ -294,7 +294,7 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
     def run(params):
         made = sample(policy, params, prompts, keys_of(rows), steps)
         again = replay(policy, params, prompts, made)
-        fed = policy.thinker.feed(params, made.actions)
+        fed = policy.latent_policy.feed(params, made.actions)
         return made.replace(keys=None), score(policy, params, prompts, made, None), fed, again.actions, again.before
 
     made, scores, fed, again, before = jax.tree.map(np.asarray, run(params))
@@ -329,7 +329,7 @@ def test_a_thought_ends_where_its_likeliest_token_is_the_end(cold):
         assert before[row] == len(real_tokens(prompts, row)) + length
     assert len(set(made.lengths)) > 2
     assert (forced > 0, resets > 0) == (bool(cold), bool(cold))
-    ended = {name: kind(end_id=3) for name, kind in THINKERS.items() if "end_id" in kind.__dataclass_fields__}
+    ended = {name: kind(end_id=3) for name, kind in LATENT_POLICIES.items() if "end_id" in kind.__dataclass_fields__}
     of = (REASONER.in_tree(), GATE.in_tree())
     assert {name for name, law in ended.items() if law(*of).ends} == {"soft", "noisy_soft", "gumbel", "hybrid"}
 
@@ -340,7 +340,7 @@ def test_cold_stop_turns_the_last_certain_step_into_the_end(steps):
     params, end = both_params(), 3
     policy = policy_of(_config(5), REASONER, "soft", end_id=end, cold_entropy=50.0, cold_steps=steps)
     made, fed = compiled(lambda params: (
-        out := sample(policy, params, PROMPTS, keys_of(3), 5), policy.thinker.feed(params, out.actions)
+        out := sample(policy, params, PROMPTS, keys_of(3), 5), policy.latent_policy.feed(params, out.actions)
     ))(params)  # fmt: skip
     assert made.lengths.tolist() == [steps] * 3
     e_end = np.asarray(params["reasoner"]["backbone"]["wte"][end])
@@ -360,15 +360,15 @@ def test_passes_can_t_tell_where_a_cold_stop_was():
 def test_the_exact_objective_takes_those_with_a_likelihood(name):
     policy = policy_of(_config(), REASONER, name)
     objective = OBJECTIVES["exact"]()
-    if THINKERS[name]()(REASONER.in_tree(), GATE.in_tree()).log_prob is None:
+    if LATENT_POLICIES[name]()(REASONER.in_tree(), GATE.in_tree()).log_prob is None:
         with pytest.raises(Exception, match=r"config\.objective\.exact: needs a thought with a likelihood"):
             objective.check("config.objective.exact", policy, 4)
     else:
         objective.check("config.objective.exact", policy, 4)
 
 
-@pytest.mark.parametrize("thinker", ["soft", "gumbel"])
-def test_a_thought_that_halts_is_greedy_decoding(thinker):
+@pytest.mark.parametrize("latent_policy", ["soft", "gumbel"])
+def test_a_thought_that_halts_is_greedy_decoding(latent_policy):
     """Of one token a mixture, up to the first of the closing text, which is then fed whole, as it is at the limit."""
     slow, steps = SlowReasoner(both_params()["reasoner"]), 6
 
@@ -385,7 +385,7 @@ def test_a_thought_that_halts_is_greedy_decoding(thinker):
     prompts = [real_tokens(PROMPTS, row).tolist() for row in range(3)]
     closing = (greedy(prompts[0], 3)[0][-1], 4, 9)
     config = _config(steps, closing_ids=closing, temperature=0.0)
-    policy = policy_of(config, REASONER, thinker, halt_id=closing[0], **HARD)
+    policy = policy_of(config, REASONER, latent_policy, halt_id=closing[0], **HARD)
     made = compiled(sample, policy)(both_params(), PROMPTS, keys_of(3), jnp.full(3, steps))
     lengths = []
     for row, prompt in enumerate(prompts):

@@ -303,9 +303,9 @@ def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
         assert config.max_latents == 0
         assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
     elif kind.default_recipe == "colar":
-        assert (config.thinker.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
+        assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
     else:
-        assert (config.thinker.name, config.max_latents) == ("latent", 2 * 3)
+        assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)
 
 
 def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):

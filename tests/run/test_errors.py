@@ -17,7 +17,7 @@ from slpo_jax.run.validate import check_prompts
 ONE_STAGE = "--config.stages=('imitate',)"
 SOFT = [
     ONE_STAGE, "--config.reasoner=text_gpt2", "--config.gate.enabled=False", "--config.imitate.c_thought=0",
-    "--config.thinker.name=soft", "--config.imitate.control=False",
+    "--config.latent_policy.name=soft", "--config.imitate.control=False",
 ]  # fmt: skip
 FEW_STEPS = [
     "--config.imitate.cot_steps=2", "--config.imitate.final_steps=2", "--config.imitate.control=False",
@@ -119,7 +119,7 @@ FLAGS = {
         [
             "--config.reasoner=text_gpt2",
             "--config.gate.enabled=False",
-            "--config.thinker.name=soft",
+            "--config.latent_policy.name=soft",
             "--config.imitate.max_latent_stage=0",
             "--config.imitate.c_thought=1",
         ],
@@ -128,7 +128,7 @@ FLAGS = {
     ),
     "text with latents": (
         ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0"],
-        "config.max_latents: 3, but text_gpt2 has no latents for config.thinker.name=latent",
+        "config.max_latents: 3, but text_gpt2 has no latents for config.latent_policy.name=latent",
         "soft, noisy_soft, gumbel, gumbel_top_k, hybrid",
     ),
     "a prompt for a reasoner that has its own": (
@@ -143,7 +143,7 @@ FLAGS = {
         "put system and instruction into it",
     ),
     "two ends of a thought": (
-        [*SOFT, "--config.thinker.soft.end_text=now", "--config.prompt.closing=</think>"],
+        [*SOFT, "--config.latent_policy.soft.end_text=now", "--config.prompt.closing=</think>"],
         "config.prompt.closing: '</think>'",
         "leave one of them out",
     ),
@@ -169,7 +169,7 @@ FLAGS = {
     ),
     "answers in no known way": (["--config.prompt.answers=math"], "config.prompt.answers: 'math'", "boxed"),
     "text with a gate": (
-        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.thinker.name=soft"],
+        ["--config.reasoner=text_gpt2", "--config.imitate.c_thought=0", "--config.latent_policy.name=soft"],
         "config.gate.enabled: True",
         "set it to False",
     ),
@@ -229,8 +229,8 @@ FLAGS = {
         "1 steps",
     ),
     "an objective": (["--config.rl.objectives=('ppo',)"], "config.rl.objectives: 'ppo'", "slpo"),
-    "a thinker": (["--config.thinker.name=free"], "config.thinker.name: 'free'", "latent, additive"),
-    "its noise": (["--config.thinker.additive.sigma=0.0"], "config.thinker.additive.sigma: 0.0", "above 0"),
+    "a latent policy": (["--config.latent_policy.name=free"], "config.latent_policy.name: 'free'", "latent, additive"),
+    "its noise": (["--config.latent_policy.additive.sigma=0.0"], "config.latent_policy.additive.sigma: 0.0", "above 0"),
     "a thought without a likelihood": (["--config.rl.objectives=('exact',)"], "config.objective.exact", "additive"),
     "k of pkpo": (
         ["--config.objective.slpo.advantage=pkpo", "--config.objective.slpo.pass_k=5"],

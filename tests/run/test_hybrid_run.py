@@ -1,4 +1,4 @@
-"""Thinkers that write, and have parameters of their own, in a run: rates, checkpoints, completions, what is refused."""
+"""LatentPolicies that write, and have parameters of their own, in a run: rates, checkpoints, completions, what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ TEXT = {
     "reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0,
     "data.train": "synthetic:train", "data.eval.made": "synthetic:test", "evaluate.batch_size": 8,
 }  # fmt: skip
-HYBRID = TEXT | {"thinker.name": "hybrid", "objective.exact.thinker_learning_rate": 4e-3,
+HYBRID = TEXT | {"latent_policy.name": "hybrid", "objective.exact.latent_policy_learning_rate": 4e-3,
                  "rl.optimizer.name": "adamw", "rl.capacities": ((0.5, 0.5), (0.8, 0.5), (1.0, 1.0))}  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def _refused(folder, changes) -> str:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
-    """A run's setup, its parameters, and where they are saved, all of them and without the thinker's."""
+    """A run's setup, its parameters, and where they are saved, all of them and without the latent policy's."""
     folder = tmp_path_factory.mktemp("hybrid")
     experiment = _built(folder / "work", HYBRID)
     params = experiment.initial_params()
@@ -66,14 +66,14 @@ def hybrid(tmp_path_factory):
     return experiment, params, folder
 
 
-def test_the_thinker_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid, tmp_path):
+def test_the_latent_policy_s_parameters_have_rates_of_their_own_and_are_resumed(hybrid, tmp_path):
     """Adam's first step is the rate, whatever the gradient; the state comes back as it was."""
     experiment, params, _ = hybrid
     objective = objective_of(experiment.config, "exact")
     policy = training_policy(experiment, objective)
     objective.check("config.objective.exact", policy, 4)
     assert len(policy.capacities) == 3  # thoughts differ in length
-    trained = {name: params[name] for name in ("reasoner", "thinker")}
+    trained = {name: params[name] for name in ("reasoner", "latent_policy")}
     optimizer = optimizer_of(experiment, objective, trained)
     state = init_state(params, tuple(trained), optimizer, experiment.key, experiment.layout)
     gradient = jax.tree.map(jnp.ones_like, trained)
@@ -201,46 +201,46 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
     assert "text      nothing" in describe(asked, solver.solve(asked, "How many now ?"))
 
 
-def test_an_untrained_thinker_can_be_asked(hybrid):
+def test_an_untrained_latent_policy_can_be_asked(hybrid):
     """It says so, and thinks with what training would begin with."""
     _, params, folder = hybrid
-    asked = solver.load_solver(str(folder / "bare"), latents=2, thinker="hybrid", tokenizer="synthetic:20")
-    np.testing.assert_array_equal(asked.params["thinker"]["decay"], params["thinker"]["decay"])
+    asked = solver.load_solver(str(folder / "bare"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
+    np.testing.assert_array_equal(asked.params["latent_policy"]["decay"], params["latent_policy"]["decay"])
     shown = describe(asked, solver.solve(asked, "Tom has 5 apples . How many now ?"))
     assert "\nuntrained hybrid's own parameters are" in shown
-    trained = solver.load_solver(str(folder / "saved"), latents=2, thinker="hybrid", tokenizer="synthetic:20")
-    assert (asked.drawn_thinker, trained.drawn_thinker) == (True, False)
+    trained = solver.load_solver(str(folder / "saved"), latents=2, latent_policy="hybrid", tokenizer="synthetic:20")
+    assert (asked.drawn_latent_policy, trained.drawn_latent_policy) == (True, False)
 
 
-def test_parameters_of_another_thinker_are_one_line(hybrid, tmp_path):
+def test_parameters_of_another_latent_policy_are_one_line(hybrid, tmp_path):
     _, params, folder = hybrid
     stored = {"init": str(folder / "saved"), "tokenizer": "synthetic:20"}
-    other = _refused(tmp_path / "a", TEXT | stored | {"thinker.name": "soft"})
-    assert other.startswith("config.thinker.name: ")
-    assert "parameters of another thinker than soft" in other
+    other = _refused(tmp_path / "a", TEXT | stored | {"latent_policy.name": "soft"})
+    assert other.startswith("config.latent_policy.name: ")
+    assert "parameters of another latent policy than soft" in other
     lacking = HYBRID | stored | {"init": str(folder / "bare")}
     assert "comes without the parameters of hybrid" in _refused(tmp_path / "b", lacking | {"stages": ("evaluate",)})
     found = _built(tmp_path / "c", lacking | {"stages": ("rl", "evaluate")}).initial_params()
-    np.testing.assert_array_equal(found["thinker"]["decay"], params["thinker"]["decay"])
-    with pytest.raises(UserError, match=r"saved: has parameters of a thinker's own"):
+    np.testing.assert_array_equal(found["latent_policy"]["decay"], params["latent_policy"]["decay"])
+    with pytest.raises(UserError, match=r"saved: has parameters of a latent policy's own"):
         export_checkpoint(folder / "saved", tmp_path / "exported")
 
 
 @pytest.mark.parametrize(
     ("changes", "begins", "says"),
     [
-        (TEXT | {"thinker.name": "soft", "thinker.soft.end_text": "how many"},
-         "config.thinker.soft.end_text: 'how many' is 2 tokens", "('<unk>', 'many'); give a text that is one"),
-        (TEXT | {"thinker.name": "gumbel", "thinker.gumbel.end_text": "zebra"},
-         "config.thinker.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
-        (TEXT | {"thinker.name": "soft", "thinker.soft.cold_entropy": 0.01, "thinker.soft.cold_steps": 1},
-         "config.thinker.soft.cold_entropy: 0.01", "feeds end_text; give that token, or set it to 0"),
-        (TEXT | {"thinker.name": "soft", "thinker.soft.cold_entropy": 0.01, "thinker.soft.end_text": "has",
-                 "thinker.soft.cold_steps": T + 1},
-         "config.thinker.soft.cold_steps: 4 steps in a row are more than config.max_latents (3)", "lower it"),
-        ({"thinker.name": "hybrid"}, "config.thinker.hybrid: ", "coconut_gpt2 thinks in latents; use text_gpt2"),
-        (TEXT | {"thinker.name": "hybrid", "max_latents": 0}, "config.max_latents: 0, but", "give at least 1"),
-        ({"thinker.name": "soft", "thinker.soft.end_text": "has"}, "config.thinker.soft: ", "end_text"),
+        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.end_text": "how many"},
+         "config.latent_policy.soft.end_text: 'how many' is 2 tokens", "('<unk>', 'many'); give a text that is one"),
+        (TEXT | {"latent_policy.name": "gumbel", "latent_policy.gumbel.end_text": "zebra"},
+         "config.latent_policy.gumbel.end_text: 'zebra' is no token of this tokenizer", "give a text that is one"),
+        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.cold_entropy": 0.01, "latent_policy.soft.cold_steps": 1},
+         "config.latent_policy.soft.cold_entropy: 0.01", "feeds end_text; give that token, or set it to 0"),
+        (TEXT | {"latent_policy.name": "soft", "latent_policy.soft.cold_entropy": 0.01, "latent_policy.soft.end_text": "has",
+                 "latent_policy.soft.cold_steps": T + 1},
+         "config.latent_policy.soft.cold_steps: 4 steps in a row are more than config.max_latents (3)", "lower it"),
+        ({"latent_policy.name": "hybrid"}, "config.latent_policy.hybrid: ", "coconut_gpt2 thinks in latents; use text_gpt2"),
+        (TEXT | {"latent_policy.name": "hybrid", "max_latents": 0}, "config.max_latents: 0, but", "give at least 1"),
+        ({"latent_policy.name": "soft", "latent_policy.soft.end_text": "has"}, "config.latent_policy.soft: ", "end_text"),
     ],
 )  # fmt: skip
 def test_what_can_t_be_is_one_line(changes, begins, says, tmp_path):

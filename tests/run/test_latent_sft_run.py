@@ -20,7 +20,7 @@ class Crash(Exception):
 def _run(workdir, rank: int):
     config = load_config()
     config.reasoner, config.gate.enabled, config.stages = "text_gpt2", False, ("imitate",)
-    config.thinker.name, config.max_answer_tokens, config.checkpoint_every = "soft", 6, 3
+    config.latent_policy.name, config.max_answer_tokens, config.checkpoint_every = "soft", 6, 3
     config.prompt.update(format="{question}\n<think>", closing="</ think>")
     config.imitate.update(recipe="latent_sft", c_thought=0, cot_steps=2, stage_steps=2, final_steps=3, control=False)
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)

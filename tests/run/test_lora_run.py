@@ -22,10 +22,10 @@ from slpo_jax.stages import wanted
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEPS, RANK = 4, 2
-# A thinker with parameters of its own, several updates a step, and the start as a reference.
+# A latent policy with parameters of its own, several updates a step, and the start as a reference.
 CHANGES = {
-    "reasoner": "text_gpt2", "gate.enabled": False, "thinker.name": "hybrid", "dropout.rate": 0.0, "stages": ("rl",),
-    "thinker.hybrid.end_text": "", "tokenizer": "", "rl.objectives": ("grpo",), "rl.steps": STEPS, "rl.batch_size": 8,
+    "reasoner": "text_gpt2", "gate.enabled": False, "latent_policy.name": "hybrid", "dropout.rate": 0.0, "stages": ("rl",),
+    "latent_policy.hybrid.end_text": "", "tokenizer": "", "rl.objectives": ("grpo",), "rl.steps": STEPS, "rl.batch_size": 8,
     "checkpoint_every": 1, "rl.capacities": ((1.0, 1.0),), "objective.grpo.kl_weight": 0.5,
     "objective.grpo.minibatches": 2, "rl.optimizer.name": "adamw", "rl.optimizer.learning_rate": 3e-2,
     "rl.lora.rank": RANK, "rl.lora.alpha": 5.0, "sharding.fsdp": 2,
@@ -93,7 +93,7 @@ def test_what_is_left_is_the_base_but_for_a_low_rank_and_what_is_trained_whole(r
     before = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path({"params": start})}
     assert {path for path in left if "params" in path} == before.keys()
     for path, old in before.items():
-        if "thinker" in path:
+        if "latent_policy" in path:
             assert (left[path] != old).any(), path
         elif "kernel" in path and "reasoner" in path:
             found = np.linalg.svd(left[path] - np.asarray(old), compute_uv=False)
@@ -151,7 +151,7 @@ def test_it_is_opened_merged_and_exported_apart(run, tmp_path, warnings):
         slpo_jax.load(workdir / "checkpoints/grpo/3")
     target = reasoner.export(tmp_path / "apart", adapters=True)
     assert [line for line in warnings if "adapters alone" in line] == [
-        f"{target}: holds adapters alone, without the thinker"
+        f"{target}: holds adapters alone, without the latent policy"
     ]
     with pytest.raises(UserError, match=r"^adapters: \S+ has none apart; train them with config\.rl\.lora\.rank"):
         slpo_jax.load(base).export(tmp_path / "none", adapters=True)

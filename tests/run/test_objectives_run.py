@@ -166,7 +166,7 @@ def test_a_text_reasoner_thinks_in_words_and_in_soft_tokens(tmp_path):
         "--config.imitate.cot_steps=100",
         "--config.imitate.final_steps=0", "--config.imitate.control=False", "--config.max_answer_tokens=12",
         "--config.rl.objectives=('exact','pathwise')", "--config.objective.pathwise.estimator=reward",
-        "--config.thinker.name=gumbel", "--config.dropout.rate=0.0", "--config.evaluate.temperature=2.0",
+        "--config.latent_policy.name=gumbel", "--config.dropout.rate=0.0", "--config.evaluate.temperature=2.0",
         "--config.prompt.answers=boxed", folder=folder,
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]

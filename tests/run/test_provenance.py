@@ -15,7 +15,7 @@ from slpo_jax.config.sections import changed, values
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.io.orbax import save_params
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.provenance import check_starts, claim, evaluated_settings, settings_of, starting_stage
@@ -166,12 +166,12 @@ def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, sai
 
 def _text(name="gumbel", **settings):
     changes = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0}
-    settings = {f"thinker.{name}.{key}": value for key, value in settings.items()}
-    return changes | {"imitate.control": False, "rl.objectives": ("exact",), "thinker.name": name} | settings
+    settings = {f"latent_policy.{name}.{key}": value for key, value in settings.items()}
+    return changes | {"imitate.control": False, "rl.objectives": ("exact",), "latent_policy.name": name} | settings
 
 
-def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
-    """A text's has no latents, so any thinker may follow, but for one whose parameters are saved with the others."""
+def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
+    """A text's has no latents, so any latent policy may follow, but for one whose parameters are saved with the others."""
     for stage in ORDER:
         run.delete(stage)
     imitation, both = {"stages": ("imitate",)}, {"stages": ("imitate", "rl")}
@@ -180,11 +180,11 @@ def test_imitation_is_bound_to_no_thinker_that_it_doesn_t_use(run):
     check_stages(run.experiment(**_text(tau=0.5), **both))
     check_stages(run.experiment(**_text(tau=0.7), **imitation))
     check_stages(run.experiment(**_text("noisy_soft"), **imitation))
-    assert "stage exact was run with" in run.error(r"config\.thinker\.gumbel\.tau", **_text(tau=0.7), **both)
-    run.error(r"config\.thinker\.name", **_text("hybrid"), **imitation)
+    assert "stage exact was run with" in run.error(r"config\.latent_policy\.gumbel\.tau", **_text(tau=0.7), **both)
+    run.error(r"config\.latent_policy\.name", **_text("hybrid"), **imitation)
     run.train("imitate", **_text("hybrid"), **imitation)
-    run.error(r"config\.thinker\.hybrid\.r_min", **_text("hybrid", r_min=0.9), **imitation)
-    run.error(r"config\.thinker\.name", **_text(), **imitation)
+    run.error(r"config\.latent_policy\.hybrid\.r_min", **_text("hybrid", r_min=0.9), **imitation)
+    run.error(r"config\.latent_policy\.name", **_text(), **imitation)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,13 @@ def test_a_refused_command_leaves_the_config_of_the_one_before(run):
     refused("model.n_positions", **{"data.train": str(run.folder / "wordy.jsonl")})
     run.train("imitate", **_text(), stages=("imitate",))
     for stages in (("rl",), ("evaluate",)):
-        refused("thinker.name", **_text("hybrid"), stages=stages)
+        refused("latent_policy.name", **_text("hybrid"), stages=stages)
     refused("model.n_layer", **_text(), **{"model.n_layer": 2}, stages=("rl",))
     init = str(run.folder / "init" / "imitate")
     shutil.copytree(workdir.stage("imitate").path, init)
     shutil.copytree(workdir.reasoner, run.folder / "init" / "reasoner")
     run.delete("imitate")
-    refused("thinker.name", **_text("hybrid"), init=init, stages=("evaluate",))
+    refused("latent_policy.name", **_text("hybrid"), init=init, stages=("evaluate",))
 
 
 def test_a_file_that_is_no_step_is_none(run):
@@ -313,7 +313,7 @@ def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
     found = set(evaluated_settings(config))
     for stage in ("imitate", "cold_start", "latent_rm", *config.objective):
         found |= flatten(settings_of(config, stage)).keys()
-    others = [f"thinker.{name}" for name in THINKERS if name != config.thinker.name]
+    others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
     others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
     every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
     assert every - found == FREE

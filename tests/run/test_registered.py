@@ -14,7 +14,7 @@ from small_run import CONFIG, new_folder, run
 import slpo_jax
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.errors import UserError
-from slpo_jax.policy.latent_policies import THINKERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.training.objectives import OBJECTIVES
@@ -29,8 +29,8 @@ import jax.numpy as jnp
 
 import slpo_jax
 from slpo_jax.config.bounds import setting
-from slpo_jax.models.parts import THINKER
-from slpo_jax.policy.latent_policies import THINKERS, Thinker, ThinkerSettings
+from slpo_jax.models.parts import LATENT_POLICY
+from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
 from slpo_jax.training.objectives import OBJECTIVES
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scaled(OBJECTIVES["answer_only"]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifted(ThinkerSettings):
+class Shifted(LatentPolicySettings):
     """The reasoner's latents and a vector of its own."""
 
     of_latents = True
@@ -54,11 +54,11 @@ class Shifted(ThinkerSettings):
     start: float = setting(0.5, least=0)
 
     def __call__(self, reasoner, gate):
-        latent = THINKERS["latent"]()(reasoner, gate)
+        latent = LATENT_POLICIES["latent"]()(reasoner, gate)
         return dataclasses.replace(
             latent,
             init=lambda key: {"shift": jnp.full(reasoner.width, self.start)},
-            feed=lambda params, latents_BLD: latents_BLD + params[THINKER]["shift"][None, None],
+            feed=lambda params, latents_BLD: latents_BLD + params[LATENT_POLICY]["shift"][None, None],
         )
 
 
@@ -94,7 +94,7 @@ def brevity(policy, params, prompts, trajectories):
 slpo_jax.register_recipe("louder", Louder)
 slpo_jax.register_scorer("brevity", brevity)
 slpo_jax.register_objective("scaled", Scaled)
-slpo_jax.register_thinker("shifted", Shifted)
+slpo_jax.register_latent_policy("shifted", Shifted)
 slpo_jax.register_reward("digits", digits)
 
 
@@ -102,8 +102,8 @@ def get_config():
     config = small()
     config.stages = ("imitate", "rl", "evaluate")
     config.gate.enabled = False
-    config.thinker.name = "shifted"
-    config.thinker.shifted.start = 0.25
+    config.latent_policy.name = "shifted"
+    config.latent_policy.shifted.start = 0.25
     config.reward = "digits"
     config.imitate.update(recipe="louder", control=False, cot_steps=0, final_steps=24)
     config.imitate.louder.by = 1.5
@@ -144,7 +144,7 @@ def test_they_train_and_go_on(folder):
         np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
     facts = json.loads((folder / "work" / "checkpoints" / "scaled" / "config.json").read_text())
     assert (facts["reward"], facts["objective"]["scaled"]["factor"]) == ("digits", 3.0)
-    assert facts["thinker"] == {"name": "shifted", "shifted": {"start": 0.25}}
+    assert facts["latent_policy"] == {"name": "shifted", "shifted": {"start": 0.25}}
     own = [row["own"] for row in rows_of(folder / "work") if row["stage"] == "imitate"]
     assert own == sorted(own, reverse=True)
     assert own[0] > own[-1]
@@ -186,7 +186,7 @@ def test_they_are_asked(folder):
     done = solve()
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "key thinker.name: 'shifted' is not valid; give one of latent, additive" in line
+    assert "key latent_policy.name: 'shifted' is not valid; give one of latent, additive" in line
     assert line.endswith("register it (a command's --register), or mend the file")
 
 
@@ -201,7 +201,7 @@ def test_another_config_takes_them_by_name(folder):
 @pytest.fixture
 def registries():
     """Those of this process, put back afterwards."""
-    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, THINKERS, REWARDS, RECIPES, SCORERS)]
+    kept = [(registry, dict(registry)) for registry in (OBJECTIVES, LATENT_POLICIES, REWARDS, RECIPES, SCORERS)]
     yield
     for registry, members in kept:
         registry.clear()
@@ -213,7 +213,10 @@ def registries():
     [
         (("objective", "slpo", OBJECTIVES["exact"]), "'slpo' is one of ours; use another name than answer_only, "),
         (("objective", "my own", OBJECTIVES["exact"]), "'my own' is to be the key of a config"),
-        (("thinker", "mine", OBJECTIVES["exact"]), "mine: .*Exact'> is no dataclass that extends ThinkerSettings"),
+        (
+            ("latent_policy", "mine", OBJECTIVES["exact"]),
+            "mine: .*Exact'> is no dataclass that extends LatentPolicySettings",
+        ),
         (("reward", "mine", 1.0), "mine: 1.0 is no function"),
         (("recipe", "icot", OBJECTIVES["exact"]), "'icot' is one of ours"),
         (("scorer", "mine", "likelihood"), "mine: 'likelihood' is no function"),

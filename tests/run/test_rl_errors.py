@@ -1,4 +1,4 @@
-"""Objectives, advantages and thinkers that can't be used are refused in one line, before any work."""
+"""Objectives, advantages and latent policies that can't be used are refused in one line, before any work."""
 
 from types import SimpleNamespace
 
@@ -18,16 +18,16 @@ from slpo_jax.stages import SECTIONS
 
 _TEXT = {
     "reasoner": "text_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.c_thought": 0,
-    "imitate.control": False, "thinker.name": "soft",
+    "imitate.control": False, "latent_policy.name": "soft",
 }  # fmt: skip
 _LATENT_SFT = _TEXT | {
     "imitate.recipe": "latent_sft", "prompt.format": "{question} <think>", "prompt.closing": "</think>",
 }  # fmt: skip
 _COLAR = {
     "reasoner": "colar_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.control": False,
-    "thinker.name": "colar",
+    "latent_policy.name": "colar",
 }  # fmt: skip
-_TOP_K = _TEXT | {"thinker.name": "gumbel_top_k"}
+_TOP_K = _TEXT | {"latent_policy.name": "gumbel_top_k"}
 
 # case -> (changes, what the line begins with, what it says)
 CASES = {
@@ -63,41 +63,49 @@ CASES = {
         "config.rl.lora.kernels: 'q_proj' is no kernel of this model",
         "it has c_attn, c_fc, c_proj",
     ),
-    "an unknown thinker": ({"thinker.name": "noise"}, "config.thinker.name: 'noise'", "latent, additive"),
-    "additive noise of nothing": ({"thinker.additive.sigma": 0.0}, "config.thinker.additive.sigma: 0.0", "above 0"),
+    "an unknown latent policy": (
+        {"latent_policy.name": "noise"},
+        "config.latent_policy.name: 'noise'",
+        "latent, additive",
+    ),
+    "additive noise of nothing": (
+        {"latent_policy.additive.sigma": 0.0},
+        "config.latent_policy.additive.sigma: 0.0",
+        "above 0",
+    ),
     "exact without a likelihood": (
         {"rl.objectives": ("exact",)},
         "config.objective.exact: needs a thought with a likelihood",
         "use one of additive, colar",
     ),
     "exact under dropout": (
-        {"rl.objectives": ("exact",), "thinker.name": "additive"},
+        {"rl.objectives": ("exact",), "latent_policy.name": "additive"},
         "config.dropout.rate: 0.3",
         "config.objective.exact needs; set it to 0",
     ),
     "labels of another number of tokens": (
         _LATENT_SFT | {"imitate.latent_sft.top_k": 5},
-        "config.imitate.latent_sft.top_k: 5, but config.thinker.soft mixes 10 tokens",
+        "config.imitate.latent_sft.top_k: 5, but config.latent_policy.soft mixes 10 tokens",
         "give both the same",
     ),
     "labels of more tokens than there are": (
-        _LATENT_SFT | {"thinker.name": "gumbel_top_k", "imitate.latent_sft.top_k": 9999},
+        _LATENT_SFT | {"latent_policy.name": "gumbel_top_k", "imitate.latent_sft.top_k": 9999},
         "config.imitate.latent_sft.top_k: 9999 tokens, but the tokenizer has",
         "lower it",
     ),
     "mixtures of more tokens than there are": (
-        _TEXT | {"thinker.soft.top_k": 9999},
-        "config.thinker.soft.top_k: 9999 tokens are more than the",
+        _TEXT | {"latent_policy.soft.top_k": 9999},
+        "config.latent_policy.soft.top_k: 9999 tokens are more than the",
         "of the vocabulary; lower it",
     ),
     "at least more tokens than there are": (
-        _TOP_K | {"thinker.gumbel_top_k.least": 9999},
-        "config.thinker.gumbel_top_k.least: 9999 tokens",
+        _TOP_K | {"latent_policy.gumbel_top_k.least": 9999},
+        "config.latent_policy.gumbel_top_k.least: 9999 tokens",
         "lower it",
     ),
     "a density of clipped noise": (
-        _TOP_K | {"thinker.gumbel_top_k.likelihood": "exact"},
-        "config.thinker.gumbel_top_k.likelihood: 'exact'",
+        _TOP_K | {"latent_policy.gumbel_top_k.likelihood": "exact"},
+        "config.latent_policy.gumbel_top_k.likelihood: 'exact'",
         "set down and up to None and shift to 0",
     ),
     "no latents to be labelled": (
@@ -111,8 +119,8 @@ CASES = {
         "give 1 or more",
     ),
     "thoughts that can't end": (
-        _COLAR | {"thinker.colar.least": 4},
-        "config.thinker.colar.least: 4 steps",
+        _COLAR | {"latent_policy.colar.least": 4},
+        "config.latent_policy.colar.least: 4 steps",
         "config.max_latents (3); lower it or raise that",
     ),
     "steps in latents that CoLaR doesn't have": (
@@ -383,7 +391,7 @@ def test_a_variant_needs_a_kind(tmp_path):
     [
         {"objective.pathwise.estimator": "reward"},
         {"objective.pathwise.estimator": "mixture", "objective.pathwise.mixture_weight": 0.0},
-        {"thinker.name": "additive"},
+        {"latent_policy.name": "additive"},
         {"gate.enabled": True},
     ],
 )

@@ -271,11 +271,13 @@ def test_the_newest_stage_of_a_workdir(work):
             folder.rmdir()
 
 
-def test_a_thinker_that_is_not_known_here_is_one_line(work, tmp_path):
+def test_a_latent_policy_that_is_not_known_here_is_one_line(work, tmp_path):
     shutil.copytree(work, tmp_path / "other")
     for path in (tmp_path / "other").rglob("config.json"):
         facts = json.loads(path.read_text())
-        facts["thinker"] = {"name": "tokens", "tokens": {}}
+        facts["latent_policy"] = {"name": "tokens", "tokens": {}}
         path.write_text(json.dumps(facts))
-    with pytest.raises(UserError, match=r"key thinker\.name: 'tokens' is not valid; give one of latent, additive"):
+    with pytest.raises(
+        UserError, match=r"key latent_policy\.name: 'tokens' is not valid; give one of latent, additive"
+    ):
         load_solver(str(tmp_path / "other"))

@@ -292,8 +292,8 @@ def test_detached_inputs_leave_a_tied_table_the_head_s_gradient():
     """LEPO's loss of soft tokens and words whose inputs are stored: of a slow loop over them, by differences."""
     ends = {"closing_ids": (), "eos_ids": tuple(range(0, 60, 4))}  # often one of them
     config = dataclasses.replace(ROLLOUT, max_latents=2, stopping="length", dropout_rate=0.0, **ends)
-    policy = policy_of(config, thinker="gumbel", top_k=4, top_p=1.0)
-    params, objective = {**small_params(), "thinker": {}}, GRPO(reduction="sequence_mean", detach_inputs=True)
+    policy = policy_of(config, latent_policy="gumbel", top_k=4, top_p=1.0)
+    params, objective = {**small_params(), "latent_policy": {}}, GRPO(reduction="sequence_mean", detach_inputs=True)
 
     @compiled
     def run(params):

@@ -13,9 +13,11 @@ from slpo_jax.training.objectives import OBJECTIVES
 from slpo_jax.training.rl import make_loss
 
 POLICY = dataclasses.replace(POLICY, capacities=((1.0, 1.0),))  # each is traced, and uses the same keys
-ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True), REASONER, "additive")
+ADDITIVE = policy_of(dataclasses.replace(ROLLOUT, latent_policy_noise=True), REASONER, "additive")
 GAUSSIAN = Colar(12, 0.4, gaussian=True).on(CONFIG)
-COLAR = policy_of(dataclasses.replace(ROLLOUT, thinker_noise=True, stopping="length"), GAUSSIAN, "colar", end_id=END)
+COLAR = policy_of(
+    dataclasses.replace(ROLLOUT, latent_policy_noise=True, stopping="length"), GAUSSIAN, "colar", end_id=END
+)
 EVERY = {
     "slpo": (POLICY, OBJECTIVES["slpo"](passes=2)),
     "answer_only": (POLICY, OBJECTIVES["answer_only"]()),

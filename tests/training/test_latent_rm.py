@@ -146,7 +146,9 @@ def test_completions_of_every_beginning_have_noise_of_their_own(monkeypatch):
 
 def test_completions_go_on_from_as_many_latents_as_they_are_labels_of(prompts):
     """Where these are all, what is said is the thought's own answer, which has no noise; before, latents are drawn."""
-    policy = policy_of(dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0), thinker="additive", sigma=2.0)
+    policy = policy_of(
+        dataclasses.replace(ROLLOUT, stopping="length", dropout_rate=0.0), latent_policy="additive", sigma=2.0
+    )
     batch, key, length = PromptedBatch(prompts, jnp.zeros((2, 0), jnp.uint8), jnp.arange(2)), jax.random.key(5), 3
     params = both_params()
     drawn = compiled(lambda: draw_thoughts(policy, params, batch, length, key, 2))()

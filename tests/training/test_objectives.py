@@ -33,7 +33,7 @@ def frozen():
 
 @pytest.fixture(scope="module")
 def additive():
-    """Rollouts whose noise is the thinker's own."""
+    """Rollouts whose noise is the latent policy's own."""
     return Frozen(ADDITIVE)
 
 

@@ -164,7 +164,7 @@ class Colar(Kind):
 
     @classmethod
     def published_settings(cls, unwrapped):
-        return {"thinker.name": "colar", "thinker.colar.least": int(unwrapped.original)}
+        return {"latent_policy.name": "colar", "latent_policy.colar.least": int(unwrapped.original)}
 
     @classmethod
     def found(cls, unwrapped, config, source):

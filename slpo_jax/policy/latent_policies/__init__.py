@@ -1,4 +1,4 @@
-"""The laws of a step of thought. A new one is a file here, a line in `THINKERS`, and `config.thinker.name`."""
+"""The laws of a step of thought. A new one is a file here, a line in `LATENT_POLICIES`, and `config.latent_policy.name`."""
 
 import dataclasses
 
@@ -9,11 +9,11 @@ from slpo_jax.policy.latent_policies.gumbel import Gumbel
 from slpo_jax.policy.latent_policies.gumbel_top_k import GumbelTopK
 from slpo_jax.policy.latent_policies.hybrid import Hybrid
 from slpo_jax.policy.latent_policies.latent import Latent
-from slpo_jax.policy.latent_policies.latent_policy import Action, Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import Action, LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.noisy_soft import NoisySoft
 from slpo_jax.policy.latent_policies.soft import Soft
 
-THINKERS: dict[str, type[ThinkerSettings]] = {
+LATENT_POLICIES: dict[str, type[LatentPolicySettings]] = {
     "latent": Latent,
     "additive": Additive,
     "colar": Colar,
@@ -23,7 +23,7 @@ THINKERS: dict[str, type[ThinkerSettings]] = {
     "gumbel_top_k": GumbelTopK,
     "hybrid": Hybrid,
 }
-"""By name the settings of a thinker (`config.thinker.NAME`), which make it of a reasoner and a gate."""
+"""By name the settings of a latent policy (`config.latent_policy.NAME`), which make it of a reasoner and a gate."""
 
 
 def with_likelihood(in_vectors: bool = False) -> str:
@@ -32,18 +32,18 @@ def with_likelihood(in_vectors: bool = False) -> str:
     Args:
         in_vectors: without those whose thoughts are tokens.
     """
-    each = THINKERS.items()
+    each = LATENT_POLICIES.items()
     return ", ".join(name for name, own in each if own.has_likelihood and not (in_vectors and own.writes))
 
 
 def has_parameters(name: str) -> bool:
-    """Whether a thinker of this name has parameters of its own, as far as can be told of one that is not here."""
-    return name not in THINKERS or THINKERS[name].has_parameters
+    """Whether a latent policy of this name has parameters of its own, as far as can be told of one that is not here."""
+    return name not in LATENT_POLICIES or LATENT_POLICIES[name].has_parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class ThinkerConfig:
-    """The section `config.thinker`: the name of the one that is used, and beside it the settings of each."""
+class LatentPolicyConfig:
+    """The section `config.latent_policy`: the name of the one that is used, and beside it the settings of each."""
 
     name: str = "latent"
 
@@ -51,19 +51,19 @@ class ThinkerConfig:
         check_fields(self)
 
     @property
-    def chosen(self) -> ThinkerSettings:
+    def chosen(self) -> LatentPolicySettings:
         """The settings of the one that is used."""
-        found: ThinkerSettings = getattr(self, self.name)
+        found: LatentPolicySettings = getattr(self, self.name)
         return found
 
 
-def thinker_config() -> ThinkerConfig:
-    """The defaults, with a section for each of `THINKERS`."""
-    section: ThinkerConfig = choice(ThinkerConfig, "name", "latent", THINKERS, chosen_alone=True)
+def latent_policy_config() -> LatentPolicyConfig:
+    """The defaults, with a section for each of `LATENT_POLICIES`."""
+    section: LatentPolicyConfig = choice(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, chosen_alone=True)
     return section
 
 
 __all__ = [
-    "THINKERS", "Action", "Thinker", "ThinkerConfig", "ThinkerSettings", "has_parameters", "thinker_config",
+    "LATENT_POLICIES", "Action", "LatentPolicy", "LatentPolicyConfig", "LatentPolicySettings", "has_parameters", "latent_policy_config",
     "with_likelihood",
 ]  # fmt: skip

@@ -5,12 +5,12 @@ import dataclasses
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
-from slpo_jax.policy.latent_policies.noise import gaussian_thinker
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
+from slpo_jax.policy.latent_policies.noise import gaussian_latent_policy
 
 
 @dataclasses.dataclass(frozen=True)
-class Additive(ThinkerSettings):
+class Additive(LatentPolicySettings):
     """h + sigma n, with n standard normal and h the reasoner's own latent (for CODI after the projector).
 
     Attributes:
@@ -23,8 +23,8 @@ class Additive(ThinkerSettings):
 
     sigma: float = setting(0.6, above=0)
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the noisy latent, which the gate sees too."""
-        return gaussian_thinker(
+        return gaussian_latent_policy(
             lambda params, hidden_BLD: reasoner.transition(params, hidden_BLD), lambda _: self.sigma, gate
         )

@@ -10,12 +10,12 @@ from jax.scipy.stats import norm
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.noise import standard_normal
 
 
 @dataclasses.dataclass(frozen=True)
-class Colar(ThinkerSettings):
+class Colar(LatentPolicySettings):
     """u = s (mu + temperature sigma n), n standard normal; of a head without sigma (LatentTTS's), u = s mu.
 
     The likelihood is that of u / s.
@@ -48,7 +48,7 @@ class Colar(ThinkerSettings):
     def ended_by(self) -> tuple[str, int]:
         return self.end_text, self.least
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"of": the latent, "halts": whether the thought has ended before it}."""
 
         def law(params, hidden_BLD):
@@ -83,7 +83,7 @@ class Colar(ThinkerSettings):
             others_BLV = logits_BLV.at[..., self.end_id].set(-jnp.inf)
             return jax.nn.logsumexp(others_BLV, axis=-1) - jax.nn.logsumexp(logits_BLV, axis=-1)
 
-        return Thinker(
+        return LatentPolicy(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, action: action["of"].astype(reasoner.config.dtype),

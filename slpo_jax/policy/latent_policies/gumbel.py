@@ -10,7 +10,7 @@ from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.ending import ending_at
-from slpo_jax.policy.latent_policies.latent_policy import Thinker
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
 from slpo_jax.policy.latent_policies.mixture import Kept, log_softmax_of_kept, mixture
 
 _LEAST = 1e-30  # a weight's logarithm, and what is divided by it, stay finite
@@ -34,7 +34,7 @@ class Gumbel(Kept):
     tau: float = setting(0.5, above=0)
     likelihood: Literal["cross_entropy", "concrete"] = "cross_entropy"
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"ids", "weights"}, [B, L, M] each."""
 
         def draw(params, hidden_BLD, keys_BL=None):
@@ -61,7 +61,7 @@ class Gumbel(Kept):
         def stop_logits(params, action, dropout=None):
             return gate.logits(params, feed(params, action), dropout)
 
-        return ending_at(Thinker(lambda key: {}, draw, feed, stop_logits, log_prob), self, reasoner)
+        return ending_at(LatentPolicy(lambda key: {}, draw, feed, stop_logits, log_prob), self, reasoner)
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.mixture import mixture
 
 _ADDED = 1e-6  # to probabilities, by SofT-GRPO's program
@@ -17,7 +17,7 @@ _CERTAIN = -3.0  # of its log-probabilities, those whose scores count
 
 
 @dataclasses.dataclass(frozen=True)
-class GumbelTopK(ThinkerSettings):
+class GumbelTopK(LatentPolicySettings):
     """Weights softmax(s / tau) of the highest scores s = log p + g, g clipped and shifted Gumbel noise.
 
     The defaults are Latent-GRPO's (arXiv 2604.27998). Where `config.prompt.closing` is there, its first token ends the
@@ -66,7 +66,7 @@ class GumbelTopK(ThinkerSettings):
                 "and up to None and shift to 0, or use another"
             )  # fmt: skip
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"ids", "scores": [B, L, M], the highest score first}, and {"halts": [B, L]} if it can end."""
 
         def draw(params, hidden_BLD, keys_BL=None):
@@ -89,7 +89,7 @@ class GumbelTopK(ThinkerSettings):
             log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
             return self.log_prob(action["scores"], log_p_BLM, advantages_BL)
 
-        return Thinker(
+        return LatentPolicy(
             init=lambda key: {},
             draw=draw,
             feed=feed,

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
-from slpo_jax.models.parts import THINKER
+from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.sampling import most_likely
 
@@ -20,11 +20,11 @@ _EPSILON = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid(ThinkerSettings):
+class Hybrid(LatentPolicySettings):
     """Token w of q = softmax(logits / temperature), cut to the likeliest, is fed as a e_w + sqrt(1 - a^2) i s.
 
     s = q^T E / |q|_2, and of e_w the gates r = sig(W_r e_w + b_r), i = sig(W_i e_w + b_i) and the decay
-    a = exp(-8 softplus(-L) r), with parameters {"recurrence", "input", "decay"} of the thinker's own.
+    a = exp(-8 softplus(-L) r), with parameters {"recurrence", "input", "decay"} of the latent policy's own.
 
     Attributes:
         temperature: of q, which tokens are drawn from; their likelihood is that at temperature 1, of all tokens.
@@ -46,7 +46,7 @@ class Hybrid(ThinkerSettings):
     decay_rate: float = setting(10.0, above=0)
     end_id: int | None = setting(None, least=0, in_config=False)
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""
         D = reasoner.width
 
@@ -78,7 +78,7 @@ class Hybrid(ThinkerSettings):
             norm_BL1 = jnp.linalg.norm(action["weights"], axis=-1, keepdims=True)
             # Where there is no action, in the slots after a thought's end, there are no weights.
             s_BLD = jax.lax.stop_gradient(s_BLD / jnp.maximum(norm_BL1, _EPSILON))
-            x_BLD = mixed(params[THINKER], e_BLD, s_BLD)
+            x_BLD = mixed(params[LATENT_POLICY], e_BLD, s_BLD)
             if self.end_id is None:
                 return x_BLD
             return jnp.where((action["token"] == self.end_id)[..., None], e_BLD, x_BLD)
@@ -86,7 +86,7 @@ class Hybrid(ThinkerSettings):
         def log_prob(params, hidden_BLD, action):
             return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
 
-        return Thinker(
+        return LatentPolicy(
             init=init,
             draw=draw,
             feed=feed,
@@ -102,7 +102,7 @@ def mixed(params, e_BLD: jax.Array, s_BLD: jax.Array) -> jax.Array:
     """a e + sqrt(1 - a^2 + 1e-8) i s (HRPO, Yue et al., 2025), of the type of e.
 
     Args:
-        params: the thinker's own.
+        params: the latent policy's own.
         e_BLD: the tokens' embeddings.
         s_BLD: the normalised mixtures.
     """

@@ -4,23 +4,23 @@ import dataclasses
 
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import Thinker, ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, LatentPolicySettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Latent(ThinkerSettings):
+class Latent(LatentPolicySettings):
     """Nothing to set."""
 
     of_latents = True
     is_the_reasoners = True
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the latent itself; its density, over dropout's masks, is intractable."""
 
         def draw(params, hidden_BLD, keys_BL=None):
             return reasoner.transition(params, hidden_BLD)
 
-        return Thinker(
+        return LatentPolicy(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, latents_BLD: latents_BLD,

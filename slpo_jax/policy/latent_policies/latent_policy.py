@@ -1,4 +1,4 @@
-"""What a thinker is: the law of one step of thought, as pure functions."""
+"""What a latent policy is: the law of one step of thought, as pure functions."""
 
 import abc
 from collections.abc import Callable
@@ -18,15 +18,15 @@ Action = Any
 
 
 @dataclass(frozen=True)
-class Thinker:
+class LatentPolicy:
     """The law of one step of thought: what is chosen after a hidden state, and what it is fed as.
 
     Every function takes the whole parameter tree first (see `models.parts`), and arrays of B rows of L positions.
 
     Attributes:
-        init: key -> the thinker's own parameters, {} where it has none.
+        init: key -> the latent policy's own parameters, {} where it has none.
         draw: (params, hidden [B, L, D], keys [B, L] or None) -> action. The hidden state is that of the position before
-            the one that the action is fed at. None: without the thinker's noise (its mean, or its likeliest action).
+            the one that the action is fed at. None: without the latent policy's noise (its mean, or its likeliest action).
         feed: (params, action) -> inputs [B, L, D].
         stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
         log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
@@ -47,7 +47,7 @@ class Thinker:
             far as that is no function of its hidden state; None where it is what was drawn. Rollouts and replays ask
             for it from step 2 on, teacher-forced passes don't.
         rates: (name, factor): learning rates of its own parameters, by their top-level names, as multiples of
-            `Objective.thinker_learning_rate`; 1 for what is not there.
+            `Objective.latent_policy_learning_rate`; 1 for what is not there.
     """
 
     init: Callable[[jax.Array], Params]
@@ -82,8 +82,8 @@ class Thinker:
 
 
 @dataclass(frozen=True)
-class ThinkerSettings(abc.ABC):
-    """A thinker's settings, a frozen dataclass that is its own config section; calling it makes the thinker."""
+class LatentPolicySettings(abc.ABC):
+    """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the latent policy."""
 
     of_latents: ClassVar[bool] = False
     """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
@@ -105,9 +105,9 @@ class ThinkerSettings(abc.ABC):
 
     @property
     def ended_by(self) -> tuple[str, int]:
-        """For exports: the text of one token that ends a thought as the likeliest, "" is none, and `Thinker.least`."""
+        """For exports: the text of one token that ends a thought as the likeliest, "" is none, and `LatentPolicy.least`."""
         return "", 0
 
     @abc.abstractmethod
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
-        """The thinker on this reasoner."""
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
+        """The latent policy on this reasoner."""

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from slpo_jax.config.bounds import FieldError, setting
 from slpo_jax.models.reasoner import Reasoner
-from slpo_jax.policy.latent_policies.latent_policy import ThinkerSettings
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicySettings
 from slpo_jax.policy.sampling import most_likely
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(ThinkerSettings):
+class Kept(LatentPolicySettings):
     """Which tokens are mixed, by softmax(logits / temperature).
 
     Attributes:

@@ -1,11 +1,11 @@
-"""Additive Gaussian noise: its draws, and the thinker of any mean."""
+"""Additive Gaussian noise: its draws, and the latent policy of any mean."""
 
 from collections.abc import Callable
 
 import jax
 
 from slpo_jax.models.gate import Gate
-from slpo_jax.policy.latent_policies.latent_policy import Params, Thinker
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy, Params
 from slpo_jax.policy.surrogate import gaussian_log_prob
 
 
@@ -15,9 +15,9 @@ def standard_normal(keys_BL: jax.Array, like_BLD: jax.Array) -> jax.Array:
     return draw(keys_BL)
 
 
-def gaussian_thinker(
+def gaussian_latent_policy(
     mean: Callable[[Params, jax.Array], jax.Array], sigma: Callable[[Params], float | jax.Array], gate: Gate
-) -> Thinker:
+) -> LatentPolicy:
     """mean + sigma n, n standard normal: the action is the noisy input, which the gate sees too.
 
     Args:
@@ -31,7 +31,7 @@ def gaussian_thinker(
             return mean_BLD
         return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(mean_BLD.dtype)
 
-    return Thinker(
+    return LatentPolicy(
         init=lambda key: {},
         draw=draw,
         feed=lambda params, inputs_BLD: inputs_BLD,

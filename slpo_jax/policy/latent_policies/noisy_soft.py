@@ -9,9 +9,9 @@ from slpo_jax.config.bounds import setting
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.ending import ending_at
-from slpo_jax.policy.latent_policies.latent_policy import Thinker
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
 from slpo_jax.policy.latent_policies.mixture import Kept
-from slpo_jax.policy.latent_policies.noise import gaussian_thinker
+from slpo_jax.policy.latent_policies.noise import gaussian_latent_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +31,12 @@ class NoisySoft(Kept):
     most: int = setting(0, least=0, note="0 keeps all")
     scale: float = setting(0.33, above=0)
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the noisy mixture, which the gate sees too."""
 
         def sigma(params):
             table_VD = reasoner.embed(params, jnp.arange(reasoner.config.vocab_size)).astype(jnp.float32)
             return jax.lax.stop_gradient(self.scale * jnp.sqrt(jnp.mean(jnp.square(table_VD))))
 
-        noisy = gaussian_thinker(lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate)
+        noisy = gaussian_latent_policy(lambda params, hidden_BLD: self.mean(reasoner, params, hidden_BLD), sigma, gate)
         return ending_at(noisy, self, reasoner)

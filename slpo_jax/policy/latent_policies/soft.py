@@ -5,7 +5,7 @@ import dataclasses
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.ending import ending_at
-from slpo_jax.policy.latent_policies.latent_policy import Thinker
+from slpo_jax.policy.latent_policies.latent_policy import LatentPolicy
 from slpo_jax.policy.latent_policies.mixture import Kept
 
 
@@ -13,13 +13,13 @@ from slpo_jax.policy.latent_policies.mixture import Kept
 class Soft(Kept):
     """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
 
-    def __call__(self, reasoner: Reasoner, gate: Gate) -> Thinker:
+    def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the mixture, which the gate sees too."""
 
         def draw(params, hidden_BLD, keys_BL=None):
             return self.mean(reasoner, params, hidden_BLD)
 
-        soft = Thinker(
+        soft = LatentPolicy(
             init=lambda key: {},
             draw=draw,
             feed=lambda params, inputs_BLD: inputs_BLD,

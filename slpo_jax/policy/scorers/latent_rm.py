@@ -71,7 +71,7 @@ def thought_scores(policy: Policy, params: Params, prompts: Prompts, thoughts: T
 
     With a number of latents the sum is over those: all thoughts have as many.
     """
-    latents_NTD, lengths_N1 = policy.thinker.feed(params, thoughts.actions), thoughts.lengths[:, None]
+    latents_NTD, lengths_N1 = policy.latent_policy.feed(params, thoughts.actions), thoughts.lengths[:, None]
     scores_NT = latent_scores(policy, params[PART], prompts, latents_NTD, thoughts.lengths)
     steps_1T = jnp.arange(scores_NT.shape[1])[None]
     return jnp.sum(scores_NT, axis=1, where=(steps_1T < until) & (policy.stops_itself | (steps_1T < lengths_N1)))

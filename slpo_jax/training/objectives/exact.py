@@ -27,9 +27,9 @@ class Exact(Objective):
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
-        if policy.thinker.log_prob is None:
+        if policy.latent_policy.log_prob is None:
             raise UserError(
-                f"{key}: needs a thought with a likelihood, and that of config.thinker.name is intractable; use one of "
+                f"{key}: needs a thought with a likelihood, and that of config.latent_policy.name is intractable; use one of "
                 f"{with_likelihood()}, or another objective (slpo, pathwise)"
             )
         if policy.config.dropout_rate:

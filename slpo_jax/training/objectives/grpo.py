@@ -56,19 +56,19 @@ def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, d
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
-    """The policy, in whose passes embeddings that are fed have no gradient; a thinker's own parameters keep theirs."""
-    reasoner, thinker = policy.reasoner, policy.thinker
+    """The policy, in whose passes embeddings that are fed have no gradient; a latent policy's own parameters keep theirs."""
+    reasoner, latent_policy = policy.reasoner, policy.latent_policy
 
     def embed(params, tokens_BL):
         return jax.lax.stop_gradient(reasoner.embed(params, tokens_BL))
 
     def feed(params, action):
-        return thinker.feed(detached(params, REASONER), action)
+        return latent_policy.feed(detached(params, REASONER), action)
 
     return dataclasses.replace(
         policy,
         reasoner=dataclasses.replace(reasoner, embed=embed),
-        thinker=dataclasses.replace(thinker, feed=feed),
+        latent_policy=dataclasses.replace(latent_policy, feed=feed),
     )
 
 
@@ -138,7 +138,7 @@ class Grpo(Objective):
             )
         if self.tempered and policy.config.temperature == 0.0:
             raise UserError(f"{key}.tempered: True, but greedy tokens have no likelihood; give a temperature above 0")
-        silent = policy.config.max_latents == 0 or policy.thinker.log_prob is None
+        silent = policy.config.max_latents == 0 or policy.latent_policy.log_prob is None
         if policy.config.temperature == 0.0 and silent and not policy.stops_itself:
             raise UserError(
                 f"{key}.temperature: 0 makes all rollouts of a prompt the same, as nothing else is drawn; give e.g. 1.0"
@@ -156,13 +156,13 @@ class Grpo(Objective):
 
     def reference(self, policy, params, batch, trajectories):
         """`behaviour` of the model without mixtures, where the thought has tokens."""
-        thinker, reasoner = policy.thinker, policy.reasoner
-        if thinker.says is not None:
+        latent_policy, reasoner = policy.latent_policy, policy.reasoner
+        if latent_policy.says is not None:
 
             def feed(params, action):
-                return reasoner.embed(params, thinker.says(params, action))
+                return reasoner.embed(params, latent_policy.says(params, action))
 
-            policy = dataclasses.replace(policy, thinker=dataclasses.replace(thinker, feed=feed))
+            policy = dataclasses.replace(policy, latent_policy=dataclasses.replace(latent_policy, feed=feed))
         return self.behaviour(policy, params, batch, trajectories)
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
@@ -205,7 +205,7 @@ class Grpo(Objective):
         """(weight, bool [N, ..]) of each kind of choice: those that were made."""
         fed_NT, spoken_NA = used_slots(policy, trajectories)
         stop = [(self.stop_weight, jnp.ones_like(spoken_NA[:, :1]))] if policy.stops_itself and self.stop_weight else []
-        latents = policy.thinker.log_prob is not None and policy.config.max_latents and self.latent_weight
+        latents = policy.latent_policy.log_prob is not None and policy.config.max_latents and self.latent_weight
         halted = [(1.0, (trajectories.lengths < policy.config.max_latents)[:, None])] if can_halt(policy) else []
         return [*([(self.latent_weight, fed_NT)] if latents else []), *halted, (1.0, spoken_NA), *stop]
 

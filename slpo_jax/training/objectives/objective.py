@@ -33,7 +33,7 @@ class Objective(abc.ABC):
         steps: optimizer steps; None is the stage's (`config.rl.steps`).
         learning_rate: None is the stage's (`config.rl.optimizer`).
         schedule: of the rate; "" is the stage's.
-        thinker_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
+        latent_policy_learning_rate: of the latent policy's own parameters; None is `learning_rate`.
         temperature: of the answers in rollouts, 0 is greedy; None is the stage's.
         advantage: how a group's rewards become A_i.
         pass_k: k of "pkpo", from 2 to G, and of "pkpo_sloo", below G.
@@ -50,7 +50,7 @@ class Objective(abc.ABC):
     steps: int | None = setting(None, least=1)
     learning_rate: float | None = setting(None, above=0)
     schedule: Literal["", "constant", "linear", "cosine"] = ""
-    thinker_learning_rate: float | None = setting(None, above=0)
+    latent_policy_learning_rate: float | None = setting(None, above=0)
     temperature: float | None = setting(None, least=0)
     advantage: AdvantageName = "rloo"
     pass_k: int = setting(4, least=1)
@@ -122,10 +122,10 @@ class Objective(abc.ABC):
         Raises:
             UserError: one line with the key and the remedy.
         """
-        if policy.config.max_latents and policy.thinker.says is not None and not self.of_written_thoughts:
+        if policy.config.max_latents and policy.latent_policy.says is not None and not self.of_written_thoughts:
             raise UserError(
-                f"{key}: is for thoughts in vectors, and those of config.thinker.name are sampled tokens; use the "
-                "objective grpo or exact, or another thinker"
+                f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use the "
+                "objective grpo or exact, or another latent policy"
             )
         most = {"pkpo": group, "pkpo_sloo": group - 1}.get(self.advantage)
         if most is not None and self.pass_k > most:
@@ -152,7 +152,7 @@ class Objective(abc.ABC):
         """(weight, log P(tau) float32 [N]); None where no gate decides on the length."""
         if not policy.stops_itself:
             return None
-        logits_NT = policy.thinker.stop_logits(params, trajectories.actions)
+        logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
         return self.stop_weight, jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
 
 

@@ -101,7 +101,7 @@ class Pathwise(Objective):
         if weight and self.k != 1 and not _thoughts_differ(policy):
             raise UserError(
                 f"{key}.estimator: {self.estimator} is of {group} thoughts, which without noise are all one; raise "
-                "config.dropout.rate, use a config.thinker.name with noise of its own "
+                "config.dropout.rate, use a config.latent_policy.name with noise of its own "
                 f"({with_likelihood(in_vectors=True)}), or estimator=reward"
             )
 
@@ -128,5 +128,5 @@ class Pathwise(Objective):
 
 def _thoughts_differ(policy: Policy) -> bool:
     """Whether anything in the rollouts of one prompt is drawn before the answer."""
-    drawn = policy.config.max_latents > 0 and policy.thinker.log_prob is not None
+    drawn = policy.config.max_latents > 0 and policy.latent_policy.log_prob is not None
     return drawn or policy.config.dropout_rate > 0.0 or policy.config.stopping == "sample"

@@ -54,7 +54,7 @@ class Slpo(Objective):
         stop = self.stop_weight if policy.stops_itself else 0.0
         if latent == self.answer_weight == stop == 0.0:
             raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
-        if latent and policy.config.dropout_rate == 0.0 and policy.thinker.log_prob is None:
+        if latent and policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under K passes that config.dropout.rate=0 makes all "
                 "the same; raise the rate, or set the weight to 0"
@@ -69,10 +69,10 @@ class Slpo(Objective):
                 f"{key}.scored_latents: {self.scored_latents} are more than config.max_latents="
                 f"{policy.config.max_latents}; give fewer, or 0 for all"
             )
-        if latent and policy.thinker.after is not None:
+        if latent and policy.latent_policy.after is not None:
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under passes that can't tell where the cold stop of "
-                "config.thinker.name forces an end; set its cold_entropy to 0, or the weight"
+                "config.latent_policy.name forces an end; set its cold_entropy to 0, or the weight"
             )
 
     def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
@@ -99,8 +99,8 @@ class Slpo(Objective):
 
     def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
         """log pi~ of the vectors that were fed, under those that the K passes would have, and sigma^2: [N] each."""
-        h_NTD = policy.thinker.feed(params, trajectories.actions)
-        z_KNTD = jax.vmap(policy.thinker.feed, in_axes=(None, 0))(params, actions_K)
+        h_NTD = policy.latent_policy.feed(params, trajectories.actions)
+        z_KNTD = jax.vmap(policy.latent_policy.feed, in_axes=(None, 0))(params, actions_K)
 
         def of_one(h_TD, z_KTD, length):
             return latent_log_likelihood(h_TD, z_KTD, length, self.epsilon, self.latent_reduction, self.detach_variance)

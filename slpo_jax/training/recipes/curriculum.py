@@ -151,7 +151,7 @@ def after_latents(
         may_lack: rows may have no latents, where there are slots for them.
     """
     slots_A, config = jnp.arange(batch.suffix.tokens.shape[1]), policy.config
-    layout = policy.having(stopping="length", dropout_where="all", thinker_noise=False, answer_slots=len(slots_A))
+    layout = policy.having(stopping="length", dropout_where="all", latent_policy_noise=False, answer_slots=len(slots_A))
     real_B = batch.latents > 0 if may_lack else None
     thought, prefix = think(layout, params, batch.prompts, keys_B, batch.latents, differentiable=True, real_N=real_B)
     before_B = batch.prompts.lengths + thought.lengths_N
@@ -178,7 +178,7 @@ def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = Fa
     """Cross-entropy of the suffix after a number of latents, with the gradient through the latents.
 
     Args:
-        policy: as in `Recipe.loss`; the thinker's own noise is nowhere.
+        policy: as in `Recipe.loss`; the latent policy's own noise is nowhere.
         may_lack: see `after_latents`.
     """
     params = policy.reasoner.in_loop(params)

@@ -24,7 +24,7 @@ def told_apart(source: str) -> list[str]:
             asked = node.args if re.search("startswith|endswith|prefix|suffix|partition|get", node.func.attr) else []
         elif isinstance(node, ast.Dict):
             keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
-            # A record's text is no kind, nor are a recipe and a thinker.
+            # A record's text is no kind, nor are a recipe and a latent policy.
             asked = node.keys if keys <= NAMES or keys & NAMES not in ({"text"}, {"colar"}) else []
         elif isinstance(node, ast.MatchValue):
             asked = [node.value]

@@ -148,7 +148,7 @@ def test_its_export_thinks_the_same_in_pytorch(tmp_path, monkeypatch, least):
     published(tmp_path / "colar", CONFIG | {"tie_word_embeddings": False}, **{"lm_head.weight": head})
     load(tmp_path / "colar", latents=5, max_answer_tokens=4, speed=3).export(tmp_path / "first")
     facts = json.loads((tmp_path / "first" / "reasoner.json").read_text())
-    facts["settings"]["thinker.colar.least"] = least
+    facts["settings"]["latent_policy.colar.least"] = least
     (tmp_path / "first" / "reasoner.json").write_text(json.dumps(facts))
     reasoner = load(tmp_path / "first")
     reasoner.export(tmp_path / "exported")
@@ -190,8 +190,8 @@ def test_there_and_back(tmp_path, gaussian):
     assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
         config, made = config_of(identify(place)), made_with(identify(place))
-        assert (config.thinker.name, config.thinker.colar.least, config.max_latents) == ("colar", 0, 64)
-        assert (made["thinker.name"], made["thinker.colar.least"], made["max_latents"]) == ("colar", 0, 64)
+        assert (config.latent_policy.name, config.latent_policy.colar.least, config.max_latents) == ("colar", 0, 64)
+        assert (made["latent_policy.name"], made["latent_policy.colar.least"], made["max_latents"]) == ("colar", 0, 64)
     facts = json.loads((tmp_path / "exported" / "reasoner.json").read_text())
     del facts["gaussian"]  # as older exports are
     (tmp_path / "exported" / "reasoner.json").write_text(json.dumps(facts))
@@ -280,7 +280,7 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     import_checkpoint(identity, tmp_path / "ours", config_of(identity))
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least
     for config in map(config_of, (identity, *map(identify, (str(tmp_path / "ours"), str(tmp_path / "exported"))))):
-        assert (config.thinker.name, config.thinker.colar.least) == ("colar", 1)
+        assert (config.latent_policy.name, config.latent_policy.colar.least) == ("colar", 1)
     tree = origin.read()["reasoner"]
     place = "model.layers.1.self_attn.v_proj"
     a, b = (tensors[f"llm.base_model.model.{place}.lora_{x}.default.weight"] for x in "AB")
@@ -325,7 +325,11 @@ def test_its_own_program_s_file_that_doesn_t_fit(tmp_path, changes, more, words)
             {"prompt.speed": 3},
             "config.prompt.speed: coconut_gpt2 asks and answers in its own way; leave",
         ),
-        ("coconut_gpt2", {"thinker.name": "colar"}, "config.thinker.name: colar is for a colar reasoner, not coconut"),
+        (
+            "coconut_gpt2",
+            {"latent_policy.name": "colar"},
+            "config.latent_policy.name: colar is for a colar reasoner, not coconut",
+        ),
     ],
 )
 def test_settings_that_are_not_its(reasoner, changes, words):
