@@ -23,7 +23,7 @@ _SIMCOT = {"recipe": "simcot"}
 _COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
 _LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the kind, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of five
+# By name: the architecture, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of five
 # tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 3),
@@ -55,9 +55,9 @@ def get_config(cell: str = "coconut_gpt2"):
     if name not in REASONERS or backbone not in ("gpt2", "llama") or tune not in ("", "tune"):
         known = ", ".join(REASONERS)
         raise UserError(f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]")
-    kind, imitate, answer_tokens = REASONERS[name]
+    architecture, imitate, answer_tokens = REASONERS[name]
     config = default_config()
-    config.reasoner = f"{kind}_{backbone}"
+    config.reasoner = f"{architecture}_{backbone}"
     config.tokenizer = "synthetic:30"
     config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
     config.gate.enabled = False
@@ -74,7 +74,7 @@ def get_config(cell: str = "coconut_gpt2"):
         config.data.eval.large = "synthetic:large"
         config.data.eval.template = "synthetic:template"
 
-    stages = 3 if kind == "text" else imitate["max_latent_stage"]
+    stages = 3 if architecture == "text" else imitate["max_latent_stage"]
     before = imitate["cot_steps"] + stages * imitate.get("stage_steps", 0)
     config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
@@ -85,13 +85,13 @@ def get_config(cell: str = "coconut_gpt2"):
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    if kind == "colar":
+    if architecture == "colar":
         colar_thought(config, config.max_latents)
         config.model.update(n_positions=80, scale=0.2)  # as the quick start's
         config.update(prompt_slots=(40,))
         config.prompt.speed = 5 if name == "colar" else 1
         config.rl.temperature = 0.0  # of all objectives but GRPO
-    if kind == "text":
+    if architecture == "text":
         _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
     config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, watched=0)
     config.log_every = 20
@@ -100,7 +100,7 @@ def get_config(cell: str = "coconut_gpt2"):
     objectives: tuple[str, ...] = ("reference", "slpo", "pathwise")
     if name == "latent_grpo":
         objectives = ("reference", "latent_grpo")
-    elif kind == "colar":
+    elif architecture == "colar":
         objectives = ("reference", "exact", "pathwise", "grpo")  # the likelihood that SLPO estimates is known
     elif not config.max_latents:
         objectives = ("grpo",)

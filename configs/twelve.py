@@ -7,7 +7,7 @@ them at every rate of `RATES` instead and evaluates on the validation problems a
 other at learning rates that fall to 0, in about as many seconds as SLPO's 600 steps take.
 """
 
-from slpo_jax.checkpoints.architectures import kind_of
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.config import default_config
 from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
@@ -86,7 +86,7 @@ def get_config(cell: str = "coconut_gpt2"):
         final_latents="random", dropout=0.1, control=not tune,
     )  # fmt: skip
     config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.02)
-    if kind_of(reasoner).default_recipe == "distil":
+    if architecture_of(reasoner).default_recipe == "distil":
         config.max_answer_tokens = 7
         # Not "published": with 4 latents for all it had 48 % at 4 and 8 % at 6, and the gate chooses among them.
         config.imitate.distil.distil_factor = 1.0

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks.measure.programs import programs
-from slpo_jax.checkpoints.architectures import KINDS
+from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.config import default_config, read_config
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.models import xla_cpu
@@ -30,11 +30,11 @@ def _for_accelerators():
         yield
 
 
-def _accepted(kind: str, latent_policy: str, objective: str) -> bool:
+def _accepted(architecture: str, latent_policy: str, objective: str) -> bool:
     """Whether a config may ask for the three together; tests of bad configs hold the others' errors."""
     if latent_policy in OF_COLAR:
-        return kind == "colar"
-    if kind != "text":
+        return architecture == "colar"
+    if architecture != "text":
         return latent_policy not in IN_WORDS and not (objective == "exact" and latent_policy in UNLIKELY)
     if latent_policy in OF_LATENTS or (latent_policy in IN_WORDS and objective not in ("exact", "grpo")):
         return False
@@ -46,17 +46,17 @@ def _rl_cases():
 
     Quick are two; the others that have something once are slow, and the rest nightly.
     """
-    latent_kinds = itertools.cycle(kind for kind in KINDS if kind != "text")
+    latent_architectures = itertools.cycle(architecture for architecture in ARCHITECTURES if architecture != "text")
     turns, seen = itertools.cycle(itertools.product(DTYPES, BACKBONES)), set[str]()
     for latent_policy, objective in itertools.product(LATENT_POLICIES, OBJECTIVES):
-        for kind in ("colar",) if latent_policy in OF_COLAR else (next(latent_kinds), "text"):
-            if _accepted(kind, latent_policy, objective):
+        for architecture in ("colar",) if latent_policy in OF_COLAR else (next(latent_architectures), "text"):
+            if _accepted(architecture, latent_policy, objective):
                 dtype, backbone = next(turns)
-                new = {latent_policy, objective, f"{kind}_{backbone}"} - seen
+                new = {latent_policy, objective, f"{architecture}_{backbone}"} - seen
                 seen |= new
                 quick = (latent_policy, objective) in (("latent", "slpo"), ("colar", "exact"))
                 marks = () if quick else pytest.mark.slow if new else pytest.mark.nightly
-                yield pytest.param(f"{kind}_{backbone}", latent_policy, objective, dtype, marks=marks)
+                yield pytest.param(f"{architecture}_{backbone}", latent_policy, objective, dtype, marks=marks)
 
 
 def _other_cases():
@@ -66,21 +66,23 @@ def _other_cases():
     """
     turns = itertools.cycle(itertools.product(BACKBONES, DTYPES))
 
-    def case(stage: str, kind: str, backbone: str, latent_policy: str, recipe: str, dtype: str):
-        quick = (stage, kind, recipe) in (("cold_start", "codi", ""), ("imitate", "codi", "distil"))
-        quick = (quick or latent_policy == "hybrid") and (backbone, kind) != ("gpt2", "codi")
-        once = latent_policy not in ("latent", "soft") or backbone == ("llama", "gpt2")[len(kind) % 2]
+    def case(stage: str, architecture: str, backbone: str, latent_policy: str, recipe: str, dtype: str):
+        quick = (stage, architecture, recipe) in (("cold_start", "codi", ""), ("imitate", "codi", "distil"))
+        quick = (quick or latent_policy == "hybrid") and (backbone, architecture) != ("gpt2", "codi")
+        once = latent_policy not in ("latent", "soft") or backbone == ("llama", "gpt2")[len(architecture) % 2]
         marks = () if quick else pytest.mark.slow if once else pytest.mark.nightly
-        return pytest.param(stage, f"{kind}_{backbone}", latent_policy, recipe, dtype, marks=marks)
+        return pytest.param(stage, f"{architecture}_{backbone}", latent_policy, recipe, dtype, marks=marks)
 
-    for kind in KINDS:
-        stages = ["evaluate"] if kind == "text" else ["cold_start", "evaluate"]
+    for architecture in ARCHITECTURES:
+        stages = ["evaluate"] if architecture == "text" else ["cold_start", "evaluate"]
         for stage, backbone in itertools.product(stages, BACKBONES):
-            yield case(stage, kind, backbone, "soft" if kind == "text" else "latent", "", next(turns)[1])
+            yield case(
+                stage, architecture, backbone, "soft" if architecture == "text" else "latent", "", next(turns)[1]
+            )
     for latent_policy in LATENT_POLICIES:
         backbone, dtype = next(turns)
-        kind = "colar" if latent_policy in OF_COLAR else "coconut" if latent_policy in OF_LATENTS else "text"
-        yield case("evaluate", kind, backbone, latent_policy, "", dtype)
+        architecture = "colar" if latent_policy in OF_COLAR else "coconut" if latent_policy in OF_LATENTS else "text"
+        yield case("evaluate", architecture, backbone, latent_policy, "", dtype)
     for recipe, backbone in itertools.product(RECIPES, BACKBONES):
         yield case("imitate", RECIPE_OF[recipe], backbone, "soft", recipe, next(turns)[1])
 

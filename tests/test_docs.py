@@ -21,7 +21,7 @@ from ml_collections import ConfigDict, config_flags
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
-from slpo_jax.checkpoints.architectures import KINDS
+from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.cli.commands import as_module
 from slpo_jax.cli.options import Data, with_config
 from slpo_jax.config import default_config, presets, validate
@@ -215,7 +215,7 @@ def test_other_commands_have_their_files_and_flags(page):
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *KINDS, *presets.SOFT_METHODS} - said
+    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *presets.SOFT_METHODS} - said
 
 
 def test_reference_is_current(monkeypatch):

@@ -33,12 +33,12 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
-    kind = description.kind
+    architecture = description.architecture
     parts = [
-        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {kind.name}, slpo]\n---",
+        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {architecture.name}, slpo]\n---",
         f"# {name}",
         (
-            f"A latent reasoner: {kind.title} on {description.model.title} ({description.model.n_layer} layers, width "
+            f"A latent reasoner: {architecture.title} on {description.model.title} ({description.model.n_layer} layers, width "
             f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",
@@ -157,7 +157,7 @@ def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
                 "answers after the same thought."
             ),
         ]
-    if description.kind.has_latents:
+    if description.architecture.has_latents:
         return ["It thinks in slpo_jax alone: with transformers, `generate` is an error."]
     latent_policy = description.settings.get("latent_policy.name", "")
     if description.settings.get("max_latents"):
@@ -184,10 +184,10 @@ def _files(description: Description, thinks: bool, explains: bool) -> str:
             "`transformers.AutoModelForCausalLM.from_pretrained`."
         ),
     ]
-    if description.kind.has_latents:
+    if description.architecture.has_latents:
         lines[0] += " `latent_start_id` and `latent_end_id` in config.json enclose the latents, which are not tokens."
-    if description.kind.about_head:
-        lines.append(f"- `reasoner.safetensors`, {description.kind.about_head}.")
+    if description.architecture.about_head:
+        lines.append(f"- `reasoner.safetensors`, {description.architecture.about_head}.")
     if description.gate is not None:
         state = "trained" if description.gate_trained else "random"
         lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
@@ -197,7 +197,7 @@ def _files(description: Description, thinks: bool, explains: bool) -> str:
         lines.append(
             "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
         )
-    lines.append("- `reasoner.json`: kind of reasoner and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
+    lines.append("- `reasoner.json`: architecture and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
     lines.append("- `digests.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked.")
     lines.append("\n`save_pretrained` writes the first line's files alone: copy the others beside them.")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slpo_jax.checkpoints.architectures import REASONERS, Kind, kind_of
+from slpo_jax.checkpoints.architectures import REASONERS, Architecture, architecture_of
 from slpo_jax.checkpoints.decoder import read_second
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.detect import Identity, identify
@@ -44,7 +44,7 @@ class Origin:
     """What a run starts from.
 
     Attributes:
-        description: its kind and shapes, as they are written beside checkpoints.
+        description: its architecture and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
         read: gives the imported parts of the parameters, with True SIM-CoT's second model too if there is one; None
             where they are random.
@@ -59,9 +59,9 @@ class Origin:
     lacks: str = ""
 
     @property
-    def kind(self) -> Kind:
+    def architecture(self) -> Architecture:
         """The description's."""
-        return self.description.kind
+        return self.description.architecture
 
     @property
     def is_base(self) -> bool:
@@ -93,11 +93,11 @@ def open_origin(
     Raises:
         UserError: one line that names the key, file or tensor at fault, and the remedy.
     """
-    kind = kind_of(config.reasoner)
+    architecture = architecture_of(config.reasoner)
     if not config.init:
-        return _random(config, kind, problems)
+        return _random(config, architecture, problems)
     identity = identity or identify(config.init, config.base, config.lora_alpha)
-    found = identity.reasoner or f"{kind.name}_{identity.backbone}"
+    found = identity.reasoner or f"{architecture.name}_{identity.backbone}"
     if found != config.reasoner:
         raise UserError(
             f"config.reasoner: is {config.reasoner}, but {identity.source} is a {found} checkpoint; set it to that or "
@@ -105,13 +105,13 @@ def open_origin(
         )
     if identity.opened is None:
         return _ours(config, identity)
-    return _imported(config, kind, identity.opened)
+    return _imported(config, architecture, identity.opened)
 
 
-def _random(config: Config, kind: type[Kind], problems: Callable[[], Iterable[Problem]]) -> Origin:
+def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Origin:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
-    made = kind.drawn(config.model.n_embd, config.model)
+    made = architecture.drawn(config.model.n_embd, config.model)
     words = config.tokenizer == WORDS
     tokenizer = _of_words(made, config.prompt, problems()) if words else load_tokenizer(config.tokenizer)
     template = made.template(tokenizer, prompt=config.prompt)
@@ -126,8 +126,8 @@ def _random(config: Config, kind: type[Kind], problems: Callable[[], Iterable[Pr
     return Origin(Description(made, _at_run_time(config, model)), template)
 
 
-def _of_words(made: Kind, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
-    """A tokenizer of the words of problems, and of what a kind of reasoner writes around them."""
+def _of_words(made: Architecture, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
+    """A tokenizer of the words of problems, and of what an architecture writes around them."""
     own = (ANSWER_MARK, "\n", prompt.closing)
     around = made.template(words_tokenizer(words_of(own)), prompt=prompt)
     return words_tokenizer(words_of((*own, *written_texts(around, problems))))
@@ -149,7 +149,7 @@ def _ours(config: Config, identity: Identity) -> Origin:
     assert description is not None
     assert load is not None
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else load()
-    template = description.kind.template(tokenizer, prompt=config.prompt)
+    template = description.architecture.template(tokenizer, prompt=config.prompt)
     if len(tokenizer) > description.model.vocab_size:
         answers = config.prompt.answers
         asked = "" if answers == "auto" else f" and those of config.prompt.answers={answers}"
@@ -163,7 +163,7 @@ def _ours(config: Config, identity: Identity) -> Origin:
     return Origin(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
 
 
-def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
+def _imported(config: Config, architecture: type[Architecture], opened: Opened) -> Origin:
     layout, source = opened.layout, opened.source
     with fitting(opened.model_base):
         stored = opened.shapes()
@@ -172,15 +172,15 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else opened.tokenizer()  # type: ignore[misc]
     spare = 0
     if not opened.has_own_model:
-        spare = _check_vocabulary(kind, opened, stored.vocab_size, tokenizer)
+        spare = _check_vocabulary(architecture, opened, stored.vocab_size, tokenizer)
         stored = dataclasses.replace(stored, vocab_size=opened.embedding.shape[0])
     with fitting("" if config.tokenizer else opened.tokenizer_base):
-        lacks = _lacks(kind, opened, stored.n_embd, tokenizer)
-    made = _made(kind, opened, dataclasses.replace(config.model, n_embd=stored.n_embd), bool(lacks))
+        lacks = _lacks(architecture, opened, stored.n_embd, tokenizer)
+    made = _made(architecture, opened, dataclasses.replace(config.model, n_embd=stored.n_embd), bool(lacks))
     with fitting("" if config.tokenizer else opened.tokenizer_base):
-        first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(kind.tokens))
-        template = made.template(tokenizer, first_id if kind.after_vocabulary else None, config.prompt)
-    if not kind.has_latents and not config.tokenizer:
+        first_id = opened.embedding.shape[0] - spare - (0 if lacks else len(architecture.tokens))
+        template = made.template(tokenizer, first_id if architecture.after_vocabulary else None, config.prompt)
+    if not architecture.has_latents and not config.tokenizer:
         ends = end_tokens(source, opened.generation, opened.model)
         template = _ended(template, ends, stored.vocab_size, source)
     weights = backbone_weights(stored)
@@ -194,7 +194,7 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     model = _at_run_time(config, dataclasses.replace(stored, vocab_size=rows))
     plain = Description(made, model, gate=opened.gate_hidden, gate_trained=opened.gate_hidden is not None)
     description = dataclasses.replace(opened.description or plain, model=model, settings={})
-    if not kind.has_latents:
+    if not architecture.has_latents:
         description = dataclasses.replace(description, eos_ids=template.eos_ids)
 
     def read(explain: bool = False) -> dict[str, Any]:
@@ -207,13 +207,13 @@ def _imported(config: Config, kind: type[Kind], opened: Opened) -> Origin:
     return Origin(description, template, read, lacks=lacks)
 
 
-def _made(kind: type[Kind], opened: Opened, asked: ModelConfig, is_base: bool) -> Kind:
-    """The kind with what is to be known of the checkpoint."""
+def _made(architecture: type[Architecture], opened: Opened, asked: ModelConfig, is_base: bool) -> Architecture:
+    """The architecture with what is to be known of the checkpoint."""
     if opened.description:
-        return opened.description.kind
+        return opened.description.architecture
     if is_base:
-        return kind.drawn(asked.n_embd, asked)
-    return kind.found(opened.layout.tensors, opened.model, opened.source)
+        return architecture.drawn(asked.n_embd, asked)
+    return architecture.found(opened.layout.tensors, opened.model, opened.source)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
@@ -228,11 +228,13 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
     return dataclasses.replace(template, more_eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i != template.eos_id)))
 
 
-def _check_vocabulary(kind: type[Kind], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast") -> int:
-    """A file without a config has the base's rows, or those of the kind's tokens too; how many come after these."""
-    embedding, more = opened.embedding, len(kind.tokens)
-    rows, sizes = embedding.shape[0], {base} if kind.after_vocabulary else {base, len(tokenizer)}
-    spare = _SPARE if kind.after_vocabulary and rows == base + more + _SPARE else 0
+def _check_vocabulary(
+    architecture: type[Architecture], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast"
+) -> int:
+    """A file without a config has the base's rows, or those of the architecture's tokens too; how many come after these."""
+    embedding, more = opened.embedding, len(architecture.tokens)
+    rows, sizes = embedding.shape[0], {base} if architecture.after_vocabulary else {base, len(tokenizer)}
+    spare = _SPARE if architecture.after_vocabulary and rows == base + more + _SPARE else 0
     if rows - spare not in sizes | {size + more for size in sizes}:
         raise UserError(
             f"{opened.source}: tensor {embedding.name} has {rows} rows, config.base {base} (+ {more} for the "
@@ -241,7 +243,7 @@ def _check_vocabulary(kind: type[Kind], opened: Opened, base: int, tokenizer: "P
     return spare
 
 
-def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:
+def _lacks(architecture: type[Architecture], opened: Opened, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:
     """What a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
 
     Tokens come from the tokenizer by name where it has them, else they have the published ids.
@@ -252,26 +254,26 @@ def _lacks(kind: type[Kind], opened: Opened, width: int, tokenizer: "PreTrainedT
             f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
-    has_tokens = not kind.tokens or has_latent_tokens(tokenizer) or rows == size + len(kind.tokens)
-    if layout.tensors.original and not kind.after_vocabulary and not has_tokens:
+    has_tokens = not architecture.tokens or has_latent_tokens(tokenizer) or rows == size + len(architecture.tokens)
+    if layout.tensors.original and not architecture.after_vocabulary and not has_tokens:
         raise UserError(
             f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
-            f"the reasoner's {len(kind.tokens)} special tokens; give the base model that it was trained from"
+            f"the reasoner's {len(architecture.tokens)} special tokens; give the base model that it was trained from"
         )
-    if layout.kind is not None:
+    if layout.architecture is not None:
         return ""
-    heads = kind.drawn(width).heads(width)
+    heads = architecture.drawn(width).heads(width)
     if heads and not layout.tensors.head:  # an export's is in its side file
         return heads[0].path[0]
     return "" if has_tokens else "special tokens"
 
 
-def _gate(config: Config, kind: Kind, opened: Opened, width: int) -> list[Weight]:
+def _gate(config: Config, architecture: Architecture, opened: Opened, width: int) -> list[Weight]:
     """The stopping gate's weights, if the checkpoint has one."""
     hidden = opened.gate_hidden
     if not opened.layout.gate:
         return []
-    if not kind.has_gate and opened.description is None:  # exports of ours have one all the same
+    if not architecture.has_gate and opened.description is None:  # exports of ours have one all the same
         raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.source} has; set a latent one")
     if config.gate.hidden != hidden:
         raise UserError(
@@ -280,12 +282,14 @@ def _gate(config: Config, kind: Kind, opened: Opened, width: int) -> list[Weight
     return gate_weights(width, hidden or 0)
 
 
-def _check_extras(kind: Kind, weights: list[Weight], opened: Opened) -> None:
+def _check_extras(architecture: Architecture, weights: list[Weight], opened: Opened) -> None:
     """The head's and the gate's tensors must be these."""
     stored = opened.layout.tensors.head | opened.layout.gate
     check_tree(weights, stored, opened.source)
     for name in stored.keys() - {weight.name for weight in weights}:
-        raise UserError(f"{opened.source}: tensor {stored[name].name} is unexpected; give a {kind.name} checkpoint")
+        raise UserError(
+            f"{opened.source}: tensor {stored[name].name} is unexpected; give a {architecture.name} checkpoint"
+        )
 
 
 def grow(tree: dict[str, Any], rows: int, tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

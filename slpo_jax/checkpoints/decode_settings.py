@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import logging
 
-from slpo_jax.checkpoints.architectures import PLAIN, Kind, kind_of
+from slpo_jax.checkpoints.architectures import PLAIN, Architecture, architecture_of
 from slpo_jax.checkpoints.detect import Identity
 from slpo_jax.config.config import Config, own_latents, read_config
 from slpo_jax.config.sections import changed, values
@@ -43,17 +43,21 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
     own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
     own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
-    kind, latents = kind_of(own["reasoner"]), made.max_latents
+    architecture, latents = architecture_of(own["reasoner"]), made.max_latents
     if not of_a_run:
-        own |= _published(identity, kind)
-        latents = _GATED_LATENTS if identity.gate_published and kind.has_gate else own.get("max_latents", kind.latents)
+        own |= _published(identity, architecture)
+        latents = (
+            _GATED_LATENTS
+            if identity.gate_published and architecture.has_gate
+            else own.get("max_latents", architecture.latents)
+        )
     if not of_a_run or (identity.description and identity.description.source and not _run_files(identity)):
         own["model.dtype"] = "float32"  # in which it gives the tokens of the program that wrote it
     own |= {"max_latents": latents, "min_latents": min(made.min_latents, max(latents, 1))}
     # A reward model is the run's, and isn't loaded with the reasoner.
     own |= {"evaluate.scorers": tuple(x for x in made.evaluate.scorers if x not in SCORERS or not SCORERS[x].part)}
     own["evaluate.beams"] = 0
-    own["gate.enabled"] = bool(made.gate.enabled and kind.has_gate and identity.gate_trained)
+    own["gate.enabled"] = bool(made.gate.enabled and architecture.has_gate and identity.gate_trained)
     return changed(made, own)
 
 
@@ -95,7 +99,7 @@ def made_with(identity: Identity) -> dict[str, Any]:
     if _run_files(identity) or _said(identity):
         config = config_of(identity)
         return used_with(config, _rule(config, identity))
-    published = _published(identity, identity.kind) if identity.kind else {}
+    published = _published(identity, identity.architecture) if identity.architecture else {}
     if not (published or identity.gate_published):
         return {}
     config = config_of(identity)
@@ -103,13 +107,13 @@ def made_with(identity: Identity) -> dict[str, Any]:
     return published | own
 
 
-def _published(identity: Identity, kind: type[Kind]) -> dict[str, Any]:
+def _published(identity: Identity, architecture: type[Architecture]) -> dict[str, Any]:
     """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
     if identity.opened is None:
         return {}
     layout = identity.opened.layout
     latents = {"max_latents": layout.second.latents} if layout.second and layout.second.latents else {}
-    return latents | kind.published_settings(layout.tensors)
+    return latents | architecture.published_settings(layout.tensors)
 
 
 def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:

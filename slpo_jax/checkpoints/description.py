@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slpo_jax.checkpoints.architectures import KINDS, Kind
+from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture
 from slpo_jax.checkpoints.hf_config import BackboneConfig, from_hugging_face, to_hugging_face
 from slpo_jax.config.bounds import FieldError
 from slpo_jax.errors import UserError
@@ -29,10 +29,10 @@ _FACTS = ("gate", "gate_trained", "source", "settings")
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A reasoner's kind and shapes.
+    """A reasoner's architecture and shapes.
 
     Attributes:
-        kind: with what is to be known beside the backbone's shapes.
+        architecture: with what is to be known beside the backbone's shapes.
         model: the backbone's shapes.
         gate: hidden width of the stopping gate (0 is linear), None where there is no gate.
         gate_trained: False for a gate that is still random.
@@ -41,7 +41,7 @@ class Description:
         settings: what else decides what it answers, see `checkpoints.decode_settings.made_with`; {} where nothing is known.
     """
 
-    kind: Kind
+    architecture: Architecture
     model: BackboneConfig
     gate: int | None = None
     gate_trained: bool = False
@@ -68,7 +68,7 @@ def write_description(
     config |= {"eos_token_id": eos_ids if len(eos_ids) > 1 else tokens["eos"], "pad_token_id": tokens["pad"]}
     config["bos_token_id"] = tokenizer.bos_token_id
     _write_json(folder / MODEL_FILE, config)
-    facts = {"kind": description.kind.name} | dataclasses.asdict(description.kind)
+    facts = {"architecture": description.architecture.name} | dataclasses.asdict(description.architecture)
     facts |= {name: getattr(description, name) for name in _FACTS}
     _write_json(folder / FILE, {"format": FORMAT} | facts)
     save_tokenizer(tokenizer, folder)
@@ -87,10 +87,12 @@ def read_description(folder: Path) -> Description | None:
     try:
         if values["format"] != FORMAT:
             raise UserError(f"{path}: format {values['format']} is not known here; upgrade slpo_jax")
-        kind = KINDS.get(str(values["kind"]))
-        if kind is None:
-            raise UserError(f"{path}: kind {values['kind']!r} is not known here; upgrade slpo_jax")
-        of_kind = {field.name: (dict(kind.older) | values)[field.name] for field in dataclasses.fields(kind)}
+        architecture = ARCHITECTURES.get(str(values["architecture"]))
+        if architecture is None:
+            raise UserError(f"{path}: architecture {values['architecture']!r} is not known here; upgrade slpo_jax")
+        of_architecture = {
+            field.name: (dict(architecture.older) | values)[field.name] for field in dataclasses.fields(architecture)
+        }
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None
@@ -99,7 +101,7 @@ def read_description(folder: Path) -> Description | None:
     config = read_json(folder / MODEL_FILE, REMEDY)
     model = from_hugging_face(config, str(folder / MODEL_FILE))
     try:
-        made = kind(**of_kind)
+        made = architecture(**of_architecture)
     except FieldError as error:
         raise UserError(f"{path}: key {error.field}: {error.problem}") from None
     return Description(made, model, eos_ids=end_tokens(str(folder), config), **facts)

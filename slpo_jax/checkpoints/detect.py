@@ -1,4 +1,4 @@
-"""What a checkpoint is, asked once: kind, backbone, gate, texts, and the run around it. Weights are read later."""
+"""What a checkpoint is, asked once: architecture, backbone, gate, texts, and the run around it. Weights are read later."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slpo_jax.checkpoints.architectures import Kind, backbone_of
+from slpo_jax.checkpoints.architectures import Architecture, backbone_of
 from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.source import Opened, open_checkpoint
 from slpo_jax.data.tokenizer import load_tokenizer
@@ -30,7 +30,7 @@ class Identity:
 
     Attributes:
         source: as it was given.
-        kind: None where it has a language model's tensors alone, which are a base model's or `kinds.PLAIN`'s.
+        architecture: None where it has a language model's tensors alone, which are a base model's or `architectures.PLAIN`'s.
         backbone: its name in `models.reasoner.BACKBONES`.
         description: what it says of itself, its gate included; None for what this project did not write.
         tokenizer: loads the tokenizer that comes with it; None if there is none.
@@ -41,7 +41,7 @@ class Identity:
     """
 
     source: str
-    kind: type[Kind] | None
+    architecture: type[Architecture] | None
     backbone: str
     description: Description | None
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
@@ -53,7 +53,7 @@ class Identity:
     @property
     def reasoner(self) -> str | None:
         """Its name in `REASONERS`, None for a language model's tensors alone."""
-        return f"{self.kind.name}_{self.backbone}" if self.kind else None
+        return f"{self.architecture.name}_{self.backbone}" if self.architecture else None
 
     @property
     def gate(self) -> int:
@@ -121,9 +121,9 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
         return _ours(source, path.absolute())
     opened = open_checkpoint(source, base, lora_alpha)
     described = opened.description
-    kind = type(described.kind) if described else opened.layout.kind
+    architecture = type(described.architecture) if described else opened.layout.architecture
     return Identity(
-        source, kind, opened.backbone, described, opened.tokenizer, opened=opened, base=base,
+        source, architecture, opened.backbone, described, opened.tokenizer, opened=opened, base=base,
         lora_alpha=lora_alpha,
     )  # fmt: skip
 
@@ -147,8 +147,12 @@ def _ours(source: str, path: Path) -> Identity:
             f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, and a reward model's as "
             "config.evaluate.reward_model"
         )
-    kind, backbone, load = type(described.kind), backbone_of(described.model), partial(load_tokenizer, str(folder))
-    return Identity(source, kind, backbone, _with_gate(described, path), load, orbax=path)
+    architecture, backbone, load = (
+        type(described.architecture),
+        backbone_of(described.model),
+        partial(load_tokenizer, str(folder)),
+    )
+    return Identity(source, architecture, backbone, _with_gate(described, path), load, orbax=path)
 
 
 def _with_gate(description: Description, path: Path) -> Description:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from slpo_jax.checkpoints import decoder
-from slpo_jax.checkpoints.architectures import KINDS, PLAIN
+from slpo_jax.checkpoints.architectures import ARCHITECTURES, PLAIN
 from slpo_jax.checkpoints.card import model_card, short
 from slpo_jax.checkpoints.checkpoint import Origin, open_origin
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
@@ -58,8 +58,8 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     if origin.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
     params = with_second(origin.read(explain), explain, source)
-    if origin.lacks and origin.kind.heads(origin.description.model.n_embd):
-        what = f"has no {origin.lacks} yet, so is no {origin.kind.title} reasoner"
+    if origin.lacks and origin.architecture.heads(origin.description.model.n_embd):
+        what = f"has no {origin.lacks} yet, so is no {origin.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
     described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
     origin = dataclasses.replace(origin, description=described)
@@ -92,7 +92,7 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
     description = dataclasses.replace(description, settings=made_with(identity))
     config = config_of(identity)
     asked = PromptConfig(chat="never", speed=config.prompt.speed)
-    template = description.kind.template(identity.tokenizer(), prompt=asked)
+    template = description.architecture.template(identity.tokenizer(), prompt=asked)
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     how = stopping_of(config, identity)
@@ -202,7 +202,7 @@ def export_reasoner(
     """
     description, width = origin.description, origin.description.model.n_embd
     heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
-    side = write_tree(description.kind.heads(width), heads, source)
+    side = write_tree(description.architecture.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
@@ -229,12 +229,14 @@ def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:
     Args:
         tokenizer: directory or hub id to look into instead of the checkpoint's own; "" for that.
     Raises:
-        UserError: they fit both kinds.
+        UserError: they fit both architectures.
     """
     if identity.reasoner:
         return identity.reasoner
     texts = load_tokenizer(tokenizer) if tokenizer else identity.tokenizer and identity.tokenizer()
     if texts and has_latent_tokens(texts):
         return f"{PLAIN.name}_{identity.backbone}"
-    known = " or ".join(f"{name}_{identity.backbone}" for name, kind in KINDS.items() if kind.has_latents)
+    known = " or ".join(
+        f"{name}_{identity.backbone}" for name, architecture in ARCHITECTURES.items() if architecture.has_latents
+    )
     raise UserError(f"--reasoner: {identity.source} has a plain language model's tensors; say what it is, {known}")

@@ -29,7 +29,7 @@ def thinks(config: Config, origin: Origin) -> bool:
         config: to evaluate it with.
     """
     own = config.latent_policy.chosen.is_the_reasoners
-    return origin.kind.layers is not None and own and _asks_alike(origin.template)
+    return origin.architecture.layers is not None and own and _asks_alike(origin.template)
 
 
 def _asks_alike(template: Template) -> bool:
@@ -57,7 +57,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
     """
-    if not origin.kind.has_latents:
+    if not origin.architecture.has_latents:
         return {}
     template = origin.template
     eos_ids = list(dict.fromkeys([template.eos_id, *origin.description.eos_ids]))
@@ -65,7 +65,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     if not thinks(config, origin):
         return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
     described, unknown = origin.description, template.tokenizer.unk_token_id
-    has_side = described.gate is not None or bool(described.kind.heads(described.model.n_embd))
+    has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
     ended_by, least = config.latent_policy.chosen.ended_by
     halting = template.token(ended_by) if ended_by else None
@@ -75,7 +75,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
         "unknown_token_id": None if unknown == template.eos_id else unknown,  # so GPT-2 calls its eos
         "max_latents": config.max_latents,
         "stop_threshold": rule,
-        "latent_layers": origin.kind.layers,
+        "latent_layers": origin.architecture.layers,
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
         "halting_least": least,
@@ -89,7 +89,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
 
 
 def _gate_layers(hidden: int | None) -> list[tuple[str, str]]:
-    """As `Kind.layers`, from a latent to the stop logit."""
+    """As `Architecture.layers`, from a latent to the stop logit."""
     return [*([("linear", "gate.hidden"), ("gelu", "tanh")] if hidden else []), ("linear", "gate.out")]
 
 

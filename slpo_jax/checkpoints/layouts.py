@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
-from slpo_jax.checkpoints.architectures import KINDS, Kind, Unwrapped
+from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture, Unwrapped
 from slpo_jax.checkpoints.decoder import Second, take_second
 from slpo_jax.checkpoints.gates import take_gate
 from slpo_jax.checkpoints.tensors import Stored
@@ -17,14 +17,14 @@ class Layout(NamedTuple):
     """A checkpoint's tensors under Hugging Face's names.
 
     Attributes:
-        kind: None where there is a language model alone.
+        architecture: None where there is a language model alone.
         backbone: its name, by the tensors'.
-        tensors: the language model's, adapters merged, and the kind's own.
+        tensors: the language model's, adapters merged, and the architecture's own.
         gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
         second: SIM-CoT's second model, if it is there and can be read.
     """
 
-    kind: type[Kind] | None
+    architecture: type[Architecture] | None
     backbone: str
     tensors: Unwrapped
     gate: dict[str, Stored]
@@ -55,10 +55,10 @@ def recognise(
     """
     tensors, second = take_second(strip_all(dict(stored), "module."), source)
     tensors, gate = take_gate(tensors, source)
-    kind, unwrapped = None, Unwrapped(tensors, {})
-    for each in KINDS.values():
+    architecture, unwrapped = None, Unwrapped(tensors, {})
+    for each in ARCHITECTURES.values():
         if found := each.unwrap(tensors, source):
-            kind, unwrapped = each, found
+            architecture, unwrapped = each, found
             break
     tensors = unwrapped.model
     if base is not None:  # a language model alone is CoLaR's first, still without a head
@@ -75,7 +75,7 @@ def recognise(
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(kind, backbone, unwrapped._replace(model=tensors), gate, second)
+            return Layout(architecture, backbone, unwrapped._replace(model=tensors), gate, second)
     raise _unknown(stored, source)
 
 
@@ -87,5 +87,5 @@ def _unknown(stored: Mapping[str, Stored], source: str) -> UserError:
     example = next(name for name in stored if name.split(".")[0] == counts.most_common(1)[0][0])
     return UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {held}, e.g. {example}; "
-        f"give a GPT-2 or Llama checkpoint, or a reasoner's ({', '.join(kind.title for kind in KINDS.values())})"
+        f"give a GPT-2 or Llama checkpoint, or a reasoner's ({', '.join(architecture.title for architecture in ARCHITECTURES.values())})"
     )

@@ -44,7 +44,7 @@ def read_reward_model(source: str, description: Description, like: Any) -> dict[
         return load_params(path, like)
     stored = open_tensors(locate(source, _KEY))
     model = dataclasses.replace(description.model, tied=True)
-    backbone, heads = backbone_weights(model), description.kind.heads(model.n_embd)
+    backbone, heads = backbone_weights(model), description.architecture.heads(model.n_embd)
     own = [*heads, *linear(("classifier",), "classifier", (1, model.n_embd))]
     names = {weight.name for weight in own}
     try:

@@ -35,7 +35,7 @@ from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its kind has beside the language model
+SIDE_FILE = "reasoner.safetensors"  # of an export: its gate, and what its architecture has beside the language model
 GENERATION_FILE = "generation_config.json"
 REFUSING = "bad_words_ids"
 """An export's key with which transformers' own `generate` fails, where our code is not trusted, or not there."""
@@ -208,7 +208,7 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
     side = open_tensors(path) if path.is_file() else {}
     width = described.model.n_embd
     of_gate = gate_weights(width, described.gate) if described.gate is not None else []
-    check_tree(described.kind.heads(width) + of_gate, side, str(path))
+    check_tree(described.architecture.heads(width) + of_gate, side, str(path))
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
     beside = folder / decoder.FILE

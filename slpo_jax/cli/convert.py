@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
             made = import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
     said, model = made.description, made.description.model
     gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
-    name = f"{made.kind.name}_{backbone_of(model)}"
+    name = f"{made.architecture.name}_{backbone_of(model)}"
     print(f"{action}ed: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slpo_jax.checkpoints.architectures import PLAIN, Kind
+from slpo_jax.checkpoints.architectures import PLAIN, Architecture
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
@@ -30,7 +30,7 @@ class Measured:
         parameters: of the pretrained model; 0 for random weights.
         positions: that it has; 0 for as many as are needed.
         latents: T of a reasoner that needs no imitation; 0 for a model that is none yet.
-        kind: of the reasoner.
+        architecture: of the reasoner.
         given: what the user has set, by key of the config: all else follows from it.
     """
 
@@ -42,7 +42,7 @@ class Measured:
     parameters: int = 0
     positions: int = 0
     latents: int = 0
-    kind: type[Kind] = PLAIN
+    architecture: type[Architecture] = PLAIN
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def or_given(self, key: str, chosen: Any) -> Any:
@@ -51,15 +51,17 @@ class Measured:
 
     @property
     def latent_policy(self) -> str:
-        """The law of a thought that is this kind's alone; "" where it has none."""
-        return next((name for name, law in LATENT_POLICIES.items() if law.of_kind == self.kind.name), "")
+        """The law of a thought that is this architecture's alone; "" where it has none."""
+        return next(
+            (name for name, law in LATENT_POLICIES.items() if law.of_architecture == self.architecture.name), ""
+        )
 
     @property
     def gated(self) -> bool:
         """Whether a gate is trained: not where thoughts end otherwise, or the host alone can judge answers."""
         asked = self.or_given("gate.enabled", True) and self.or_given("max_latents", 1)
         judged = self.or_given("reward", CORRECT) == CORRECT
-        return bool(asked and judged and self.kind.has_gate and not self.latent_policy)
+        return bool(asked and judged and self.architecture.has_gate and not self.latent_policy)
 
 
 class Choice(NamedTuple):
@@ -76,7 +78,7 @@ def choices(measured: Measured) -> list[Choice]:
     """Everything that depends on lengths and sizes."""
     prompts, answer = measured.prompts, max(measured.answers)
     said = f"the longest answer {answer} with its end"
-    if not measured.kind.has_latents:
+    if not measured.architecture.has_latents:
         answer = max(*measured.written, answer)
         said = f"the longest solution {answer} with its answer"
     slots = measured.or_given("prompt_slots", buckets(prompts))
@@ -95,16 +97,20 @@ def stages(measured: Measured) -> list[Choice]:
     trained: list[str] = ["cold_start"] * measured.gated + ["rl", "evaluate"]
     if measured.latents:
         return [Choice({"stages": tuple(trained), **_ungated(measured)}, "the base is a latent reasoner already")]
-    why = "thoughts have no gate to train, and what differs is drawn" if measured.kind.has_latents else "it has no gate"
+    why = (
+        "thoughts have no gate to train, and what differs is drawn"
+        if measured.architecture.has_latents
+        else "it has no gate"
+    )
     return [] if measured.gated else [Choice({"stages": ("imitate", *trained), **_ungated(measured)}, why)]
 
 
 def _ungated(measured: Measured) -> dict[str, Any]:
-    """Without a gate; a kind whose thoughts or answers are drawn is rewarded for what was drawn."""
+    """Without a gate; an architecture whose thoughts or answers are drawn is rewarded for what was drawn."""
     if measured.gated:
         return {}
     found: dict[str, Any] = {"gate.enabled": False}
-    if not measured.latent_policy and measured.kind.has_latents:
+    if not measured.latent_policy and measured.architecture.has_latents:
         return found
     found |= {"dropout.rate": 0.0, "rl.objectives": ("grpo",), "rl.temperature": 1.0}
     found["objective.grpo.reduction"] = "sum" if measured.latent_policy else "sequence_mean"
@@ -114,12 +120,12 @@ def _ungated(measured: Measured) -> dict[str, Any]:
 
 
 def thought_of(measured: Measured) -> Choice:
-    """The number of latents, and COCONUT's curriculum towards it, or what the kind has instead."""
+    """The number of latents, and COCONUT's curriculum towards it, or what the architecture has instead."""
     if measured.latents:
         return Choice(
             {"max_latents": measured.latents, "min_latents": max(1, measured.latents // 4)}, "those of the base"
         )
-    if not measured.kind.has_latents:
+    if not measured.architecture.has_latents:
         nothing = dict.fromkeys(("max_latents", "imitate.c_thought", "imitate.max_latent_stage"), 0)
         return Choice({**nothing, "min_latents": 1}, "it thinks in words")
     if measured.latent_policy:
@@ -135,7 +141,7 @@ def thought_of(measured: Measured) -> Choice:
     replaced = int(measured.or_given("imitate.max_latent_stage", replaced))
     most = max((1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1))
     most = measured.or_given("max_latents", most)
-    staged = "COCONUT's curriculum" if measured.kind.default_recipe == "curriculum" else "imitation"
+    staged = "COCONUT's curriculum" if measured.architecture.default_recipe == "curriculum" else "imitation"
     why = (
         f"nine of ten problems have up to {usual} steps; {staged} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
@@ -151,8 +157,8 @@ def thought_of(measured: Measured) -> Choice:
 
 
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
-    """Of a kind that is its own teacher: it needs a step that is written, and has no stages."""
-    recipe = measured.or_given("imitate.recipe", "") or measured.kind.default_recipe
+    """Of an architecture that is its own teacher: it needs a step that is written, and has no stages."""
+    recipe = measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
     if not hasattr(RECIPES[recipe], "last_step"):
         return {}
     if not usual:
@@ -239,11 +245,11 @@ def _epochs(measured: Measured) -> dict[str, int]:
     epochs = {"cot_steps": 30, "stage_steps": 10, "final_steps": 40}
     if measured.parameters:
         epochs = {"cot_steps": 5, "stage_steps": 2, "final_steps": 5}
-    if not measured.kind.has_latents:
+    if not measured.architecture.has_latents:
         return {"cot_steps": epochs["cot_steps"] + epochs["final_steps"]}
     if not _quantile(measured.steps, 0.9):
         return {"final_steps": epochs["final_steps"]}
-    staged = measured.kind.default_recipe == "curriculum"
+    staged = measured.architecture.default_recipe == "curriculum"
     return {key: count for key, count in epochs.items() if staged or key != "stage_steps"}
 
 

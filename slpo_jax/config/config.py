@@ -32,7 +32,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checkpoints.architectures import kind_of
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.config.sections import fill, section
 from slpo_jax.data.chat import PromptConfig
@@ -64,7 +64,7 @@ class Config:
             checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
-        reasoner: kind and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
+        reasoner: architecture and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "bytes", "words" (of the training data), a directory or a
             hub id; "" takes the checkpoint's.
         model: shapes.
@@ -184,7 +184,7 @@ def own_latents(config: Config) -> int:
 
     Where a thought ends at a text, it is the most that there may be.
     """
-    has_latents = kind_of(config.reasoner).has_latents
+    has_latents = architecture_of(config.reasoner).has_latents
     if config.prompt.closing or (has_latents and ends_at(config)):
         return config.max_latents
     if not has_latents:

@@ -7,7 +7,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from slpo_jax.checkpoints.architectures import REASONERS, kind_of
+from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
 from slpo_jax.config.config import Config, objective_of, read_config
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
@@ -129,7 +129,7 @@ def _check_model(settings: Config, need: Any) -> None:
     """What only random weights need: a checkpoint brings shapes of its own."""
     if settings.init:
         return
-    kind_of(settings.reasoner)
+    architecture_of(settings.reasoner)
     model, backbone = settings.model, BACKBONES[REASONERS[settings.reasoner][1]]
     llama = issubclass(backbone, LlamaConfig)
     need(
@@ -148,10 +148,10 @@ def _check_model(settings: Config, need: Any) -> None:
 
 
 def _check_imitation(config: Config, need: Any) -> None:
-    imitate, kind, soft = config.imitate, kind_of(config.reasoner), config.latent_policy.chosen
-    name, own = imitate.recipe or kind.default_recipe, imitate.c_thought * imitate.max_latent_stage
+    imitate, architecture, soft = config.imitate, architecture_of(config.reasoner), config.latent_policy.chosen
+    name, own = imitate.recipe or architecture.default_recipe, imitate.c_thought * imitate.max_latent_stage
     need(
-        imitate.c_thought == 0 or kind.has_latents,
+        imitate.c_thought == 0 or architecture.has_latents,
         f"imitate.c_thought: {imitate.c_thought} latents a step, but {config.reasoner} writes its steps; set it to 0",
     )
     if getattr(RECIPES.get(name), "uses_c_thought", True):  # others' thoughts are as long as the steps are

@@ -1,4 +1,4 @@
-"""How a reasoner writes its prompt and its answer; each kind of reasoner makes its own (`slpo_jax.checkpoints.architectures`)."""
+"""How a reasoner writes its prompt and its answer; each architecture makes its own (`slpo_jax.checkpoints.architectures`)."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Template:
-    """The texts and marker tokens of one kind of reasoner, bound to a tokenizer.
+    """The texts and marker tokens of one architecture, bound to a tokenizer.
 
     Attributes:
         answer_style: name of the answer grammar that reads the completions (`slpo_jax.rewards.answers`).

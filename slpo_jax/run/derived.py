@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from slpo_jax.checkpoints.architectures import PLAIN, kind_of
+from slpo_jax.checkpoints.architectures import PLAIN, architecture_of
 from slpo_jax.checkpoints.checkpoint import Origin, open_origin
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
@@ -56,7 +56,7 @@ def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
     chosen = [_put(config, _sets(config, config.data.train, config.data.valid, dict(config.data.eval)), stays)]
     problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
     chosen.append(_put(config, answers_of(problems), stays))
-    words = 0 if config.init or config.tokenizer else few_words(problems, kind_of(config.reasoner).needs_words)
+    words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
     origin, latents = _put_start(config, stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == "bytes")
@@ -100,14 +100,14 @@ def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[
     if "reasoner" not in stays:
         config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
     origin = open_origin(changed(read_config(config), quiet), identity)
-    if not origin.kind.has_latents and "reasoner" not in stays:
+    if not origin.architecture.has_latents and "reasoner" not in stays:
         raise UserError(
             f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
             f"{config.reasoner} to train it as one"
         )
-    if origin.is_base or not origin.kind.has_latents:
+    if origin.is_base or not origin.architecture.has_latents:
         return origin, 0
-    return origin, made_with(identity).get("max_latents") or 2 * origin.kind.latents
+    return origin, made_with(identity).get("max_latents") or 2 * origin.architecture.latents
 
 
 def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> Choice:
@@ -163,7 +163,7 @@ def _measured(config: ConfigDict, origin: Origin, latents: int, given: Mapping[s
         parameters=_parameters(model) if config.init else 0,
         positions=model.n_positions if config.init else 0,
         latents=latents,
-        kind=type(origin.kind),
+        architecture=type(origin.architecture),
         given=given,
     )
 

@@ -215,7 +215,7 @@ class Setup:
     @functools.cached_property
     def recipe(self) -> Recipe:
         """How the stage imitate trains the reasoner."""
-        return recipe_of(self.config.imitate, self.origin.kind.default_recipe)
+        return recipe_of(self.config.imitate, self.origin.architecture.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -294,7 +294,7 @@ def assemble(
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
-    reasoner = origin.kind.on(model)
+    reasoner = origin.architecture.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     latent_policy = make_latent_policy(config, template.token, template.closing_ids if config.prompt.closing else ())(
         reasoner.in_tree(), gate.in_tree()
@@ -357,7 +357,7 @@ def _parts(
 def _resolve(config: Config, origin: Origin) -> Config:
     """The config with the loaded shapes, so that config.json says what was run."""
     model = origin.description.model
-    found = {name: getattr(model, name, getattr(origin.kind, name, None)) for name in vars(config.model)}
+    found = {name: getattr(model, name, getattr(origin.architecture, name, None)) for name in vars(config.model)}
     found["dtype"] = jnp.dtype(model.dtype).name
     shapes = dataclasses.replace(config.model, **{key: value for key, value in found.items() if value is not None})
     return dataclasses.replace(config, model=shapes)

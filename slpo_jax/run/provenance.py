@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slpo_jax.checkpoints.adapters import adapter_file
-from slpo_jax.checkpoints.architectures import kind_of
+from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.source import locate
 from slpo_jax.config.config import Config
 from slpo_jax.config.sections import changed, values
@@ -40,8 +40,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """
     every, section = values(config, _TRAINED), stage_of(config, stage).section
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
-    kind = kind_of(config.reasoner)
-    thinks = config.max_latents and not (section == IMITATE and not kind.has_latents)
+    architecture = architecture_of(config.reasoner)
+    thinks = config.max_latents and not (section == IMITATE and not architecture.has_latents)
     if not thinks and not config.latent_policy.chosen.has_parameters:
         del facts["latent_policy"]
     facts["stage"] = section
@@ -54,7 +54,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
             "rl": values(changed(config.rl, changes, "config.rl"), _TRAINED),
         }
     else:
-        unused = {*RECIPES} - {config.imitate.recipe, kind.default_recipe} if section == IMITATE else set()
+        unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
         facts[section] = {key: value for key, value in every[section].items() if key not in unused}
     if stage == CONTROL:  # which goes on for as many steps
         facts["rl"] = {"steps": config.rl.steps}

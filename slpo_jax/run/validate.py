@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from slpo_jax.checkpoints.architectures import IN_WORDS, REASONERS, Kind
+from slpo_jax.checkpoints.architectures import IN_WORDS, REASONERS, Architecture
 from slpo_jax.checkpoints.checkpoint import Origin
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
@@ -26,19 +26,19 @@ from slpo_jax.stages import EVALUATE, IMITATE, RL
 
 def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
-    kind = origin.kind
-    _check_thought(config, kind)
-    _check_recipe(config, kind)
+    architecture = origin.architecture
+    _check_thought(config, architecture)
+    _check_recipe(config, architecture)
     default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
     for key in asked:
-        if key not in kind.prompt_keys:
+        if key not in architecture.prompt_keys:
             others = ", ".join(name for name, (each, _) in REASONERS.items() if key in each.prompt_keys)
             raise UserError(
                 f"config.prompt.{key}: {config.reasoner} asks and answers in its own way; leave it out, or use {others}"
             )
-    if not kind.has_gate and config.gate.enabled:
-        raise UserError(f"config.gate.enabled: True, but a {kind.name} reasoner has no gate; set it to False")
+    if not architecture.has_gate and config.gate.enabled:
+        raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
     if origin.is_base and IMITATE not in {*config.stages, *finished}:
         raise UserError(
@@ -54,21 +54,21 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
         )
 
 
-def _check_thought(config: Config, kind: Kind) -> None:
-    """The latent policy must be one for this kind of reasoner, and have something to do."""
+def _check_thought(config: Config, architecture: Architecture) -> None:
+    """The latent policy must be one for this architecture, and have something to do."""
     name, latent_policy = config.latent_policy.name, config.latent_policy.chosen
-    if not kind.has_latents and config.max_latents and latent_policy.of_latents:
+    if not architecture.has_latents and config.max_latents and latent_policy.of_latents:
         others = ", ".join(each for each, settings in LATENT_POLICIES.items() if not settings.of_latents)
         raise UserError(
             f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.latent_policy.name="
             f"{name}; set it to 0, or use one of {others}"
         )
-    if latent_policy.of_kind not in ("", kind.name):
+    if latent_policy.of_architecture not in ("", architecture.name):
         raise UserError(
-            f"config.latent_policy.name: {name} is for a {latent_policy.of_kind} reasoner, not {config.reasoner}; use another"
+            f"config.latent_policy.name: {name} is for a {latent_policy.of_architecture} reasoner, not {config.reasoner}; use another"
         )
     end: str = "" if latent_policy.of_latents else getattr(latent_policy, "end_text", "")
-    if kind.has_latents and (latent_policy.writes or end):
+    if architecture.has_latents and (latent_policy.writes or end):
         raise UserError(
             f"config.latent_policy.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
             f"latents; use {IN_WORDS}, or another latent policy"
@@ -96,13 +96,17 @@ def _check_thought(config: Config, kind: Kind) -> None:
         )
 
 
-def _check_recipe(config: Config, kind: Kind) -> None:
-    """What imitation teaches must be a thought of this kind of reasoner's."""
-    recipe = config.imitate.recipe or kind.default_recipe
-    if IMITATE in config.stages and recipe in kind.not_taught_by and (config.max_latents or not kind.has_latents):
+def _check_recipe(config: Config, architecture: Architecture) -> None:
+    """What imitation teaches must be a thought of this architecture's."""
+    recipe = config.imitate.recipe or architecture.default_recipe
+    if (
+        IMITATE in config.stages
+        and recipe in architecture.not_taught_by
+        and (config.max_latents or not architecture.has_latents)
+    ):
         raise UserError(
             f"config.imitate.recipe: {recipe} doesn't teach {config.reasoner} to think; leave it out for its own, "
-            f"{kind.default_recipe}"
+            f"{architecture.default_recipe}"
         )
 
 

@@ -99,7 +99,7 @@ def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
         export_checkpoint(simcot.imported, export, asked)
         assert ("`second_model.safetensors`" in (export / "README.md").read_text()) == asked
         made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
-        assert made.description.kind == simcot.origin.description.kind
+        assert made.description.architecture == simcot.origin.description.architecture
         left = {name: part for name, part in kept.items() if asked or name != EXPLAINER}
         _equal(load_params(back, stored_params(back)), left)
 

@@ -45,7 +45,7 @@ def opened(monkeypatch):
 def test_ours_and_the_run_around_it(case):
     reasoner, work, _ = case
     found = identify(newest_checkpoint(str(work)))
-    assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.kind, found.backbone))
+    assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.architecture, found.backbone))
     assert (found.workdir, found.stage) == (Workdir(work), Workdir(work).stage("cold_start"))
     assert found.opened is None
     assert (found.gate, found.gate_trained) == (0, True)
@@ -82,7 +82,7 @@ def test_an_export_and_what_is_left_without_our_files(case, tmp_path):
         if not file.name.startswith("reasoner."):
             (plain / file.name).write_bytes(file.read_bytes())
     found = identify(str(plain))
-    assert (found.kind, found.reasoner, found.description) == (None, None, None)
+    assert (found.architecture, found.reasoner, found.description) == (None, None, None)
     assert found.backbone == reasoner.partition("_")[2]
     assert export.guess_reasoner(found) == f"coconut_{found.backbone}"  # its tokenizer has the latent tokens
 

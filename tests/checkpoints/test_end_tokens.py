@@ -33,7 +33,7 @@ def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("end_tokens")
     origin = open_origin(read_config(_config()))
     shapes = jax.eval_shape(
-        origin.kind.on(origin.description.model).init,
+        origin.architecture.on(origin.description.model).init,
         jax.random.key(0),
     )
     checkpoint = folder / "ours"

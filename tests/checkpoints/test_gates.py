@@ -80,10 +80,10 @@ def test_its_threshold_is_what_its_files_say(tmp_path, caplog, config, card, thr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "gate"), [("coconut", {"gate": LINEAR}), ("codi", {"stop_head__0": HIDDEN, "stop_head__2": OUT})]
+    ("architecture", "gate"), [("coconut", {"gate": LINEAR}), ("codi", {"stop_head__0": HIDDEN, "stop_head__2": OUT})]
 )
-def test_it_thinks_as_our_own_export_of_it(tmp_path, kind, gate):
-    projector = {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)} if kind == "codi" else {}
+def test_it_thinks_as_our_own_export_of_it(tmp_path, architecture, gate):
+    projector = {"1": (5, WIDTH), "3": (WIDTH, 5), "4": (WIDTH,)} if architecture == "codi" else {}
     more = {f"projector.{name}.weight": draw(RNG, *shape) for name, shape in projector.items()}
     more |= {f"projector.{name}.bias": draw(RNG, shape[0]) for name, shape in projector.items()}
     tiny_folder(tmp_path / "published", **_named(**gate), **more)

@@ -418,9 +418,9 @@ def _with_a_beginning():
 
 
 @pytest.mark.parametrize("tokenizer", [lambda: arithmetic_tokenizer(20), byte_tokenizer, _with_a_beginning])
-@pytest.mark.parametrize("kind", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
-def test_the_chat_template_writes_the_prompt(kind, tokenizer):
-    template = kind.template(tokenizer())
+@pytest.mark.parametrize("architecture", [Coconut(), Codi(projector=1), Codi(projector=1, tidy=False)])
+def test_the_chat_template_writes_the_prompt(architecture, tokenizer):
+    template = architecture.template(tokenizer())
     have_asked(template)
     questions = [QUESTION, f"  {QUESTION} "]
     if not isinstance(template.tokenizer.backend_tokenizer.model, models.WordLevel):

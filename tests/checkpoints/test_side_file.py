@@ -24,14 +24,20 @@ def _projector():
     return {f"projector.{name}": draw(np.random.default_rng(4), *shape) for name, shape in shapes.items()}
 
 
-def _export(folder, side, kind="coconut", more=None, described=True):
+def _export(folder, side, architecture="coconut", more=None, described=True):
     tiny_folder(folder, **more or {})
-    facts = {"format": 1, "kind": kind, "projector": HIDDEN if kind == "codi" else 0, "tidy": True, "gate": 0}
+    facts = {
+        "format": 1,
+        "architecture": architecture,
+        "projector": HIDDEN if architecture == "codi" else 0,
+        "tidy": True,
+        "gate": 0,
+    }
     if described:
         (folder / "reasoner.json").write_text(json.dumps(facts | {"gate_trained": True, "source": "", "settings": {}}))
     if side:
         save_file(side, folder / "reasoner.safetensors")
-    return config_for(folder, f"{kind}_gpt2")
+    return config_for(folder, f"{architecture}_gpt2")
 
 
 def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
@@ -42,7 +48,7 @@ def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("side", "kind", "missing"),
+    ("side", "architecture", "missing"),
     [
         ({}, "coconut", "gate.out.weight"),
         ({"gate.out.weight": _gate()["gate.out.weight"]}, "coconut", "gate.out.bias"),
@@ -50,9 +56,9 @@ def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
         (_gate(), "codi", "projector.1.weight"),
     ],
 )
-def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, kind, missing):
+def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, architecture, missing):
     with pytest.raises(UserError, match=rf"^{tmp_path}/ex/reasoner\.safetensors: tensor {missing} is missing; "):
-        open_origin(_export(tmp_path / "ex", side, kind))
+        open_origin(_export(tmp_path / "ex", side, architecture))
 
 
 def test_a_value_that_its_kind_can_t_have(tmp_path):

@@ -39,7 +39,7 @@ def _config(reasoner: str, **changes):
 
 
 def _name(origin) -> str:
-    return f"{origin.kind.name}_{backbone_of(origin.description.model)}"
+    return f"{origin.architecture.name}_{backbone_of(origin.description.model)}"
 
 
 def _bits(tree):
@@ -61,7 +61,7 @@ def there(request, tmp_path_factory):
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
     origin = open_origin(read_config(config))
-    reasoner = origin.kind.on(origin.description.model)
+    reasoner = origin.architecture.on(origin.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
     gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
@@ -153,7 +153,7 @@ def test_side_file_is_as_documented(there):
                   "lt_head.log_std.bias": (16,)},
         "dart": {"silent.embedding": (16,), "silent.fc_in.weight": (12, 16), "silent.fc_in.bias": (12,),
                  "silent.fc_out.weight": (16, 12), "silent.fc_out.bias": (16,)},
-    }.get(origin.kind.name, {})  # fmt: skip
+    }.get(origin.architecture.name, {})  # fmt: skip
     assert {name: tensor.shape for name, tensor in side.items()} == expected
     latent = np.random.default_rng(0).normal(size=16).astype(np.float32)
     if "hidden" not in params["gate"]:
@@ -257,7 +257,7 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(tmp_path, warni
         pytest.skip("earlier ones take a tokenizer.json as it is")
     config = _config(reasoner)
     origin = open_origin(read_config(config))
-    params = {"reasoner": random_tree(origin.kind.on(origin.description.model), 3)}
+    params = {"reasoner": random_tree(origin.architecture.on(origin.description.model), 3)}
     save_params(tmp_path / "checkpoints" / "slpo", params)
     origin.write(tmp_path / "checkpoints" / "reasoner")
     export.export_checkpoint(tmp_path / "checkpoints" / "slpo", tmp_path / "exported")

@@ -231,11 +231,11 @@ def test_text_writes_what_its_answers_are_read_from(answers, style):
     )
 
 
-@pytest.mark.parametrize("kind", [Coconut(), Codi(8), Colar(8), Text()])
-def test_every_kind_s_answers_may_be_texts(kind):
+@pytest.mark.parametrize("architecture", [Coconut(), Codi(8), Colar(8), Text()])
+def test_every_architecture_s_answers_may_be_texts(architecture):
     tokenizer = arithmetic_tokenizer(3)
     tokenizer.add_tokens(["###"])
-    template = kind.template(tokenizer, prompt=PromptConfig(answers="texts"))
+    template = architecture.template(tokenizer, prompt=PromptConfig(answers="texts"))
     assert template.answer_style == "texts"
     written = "".join(template.step_text(step, step == "1") for step in ("1", "Tom is a #."))
     assert parse_completion(written + template.answer_text("Tom is a lempus."), "texts") == "Tom is a lempus"

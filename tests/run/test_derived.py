@@ -10,7 +10,7 @@ from data_sets import write_jsonl, write_set
 from small_run import run
 from tiny_folder import tiny_folder
 
-from slpo_jax.checkpoints.architectures import REASONERS, kind_of
+from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
 from slpo_jax.cli.options import Data, with_config
 from slpo_jax.cli.smoke import smoke
 from slpo_jax.config import Config, default_config
@@ -292,17 +292,17 @@ def test_lengths_are_measured_by_the_tokenizer_that_is_given(tmp_path):
 
 @pytest.mark.parametrize("reasoner", REASONERS)
 def test_settings_are_those_of_the_reasoner_that_is_given(reasoner, tmp_path):
-    kind, given = kind_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
+    architecture, given = architecture_of(reasoner), {"reasoner": reasoner, "tokenizer": "synthetic:20"}
     config, _ = _chosen(_in_words(tmp_path / "set.jsonl"), **given)
     experiment = build(check(config), tmp_path / "work", list(given))
     check_stages(experiment)
     assert config.reasoner == reasoner
     assert config.gate.enabled == ("cold_start" in config.stages)
-    assert experiment.recipe.name == kind.default_recipe
-    if not kind.has_latents:
+    assert experiment.recipe.name == architecture.default_recipe
+    if not architecture.has_latents:
         assert config.max_latents == 0
         assert config.max_answer_tokens == 3 * 6 + 3 + 2  # three steps of 5 words and a line break, and ### 2 <eos>
-    elif kind.default_recipe == "colar":
+    elif architecture.default_recipe == "colar":
         assert (config.latent_policy.name, config.max_latents) == ("colar", 3 * 6 // 2)  # at speed 2
     else:
         assert (config.latent_policy.name, config.max_latents) == ("latent", 2 * 3)

@@ -61,11 +61,11 @@ def slow_scores(reasoner, prompts, transition=lambda hidden_LD: hidden_LD):
     return found
 
 
-@pytest.mark.parametrize("kind", ["coconut", "codi"])
-def test_a_latent_s_score_is_the_slow_loop_s(prompts, kind):
+@pytest.mark.parametrize("architecture", ["coconut", "codi"])
+def test_a_latent_s_score_is_the_slow_loop_s(prompts, architecture):
     """CODI's after its projector; under a gate a thought's score has T terms, without as many as it has latents."""
     reasoner, module = random_params(), None
-    if kind == "codi":
+    if architecture == "codi":
         module = Codi(24).on(CONFIG)
         transition = compiled(module.transition)
         shapes, rng = jax.eval_shape(module.init, jax.random.key(1))["projector"], np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""What a kind of reasoner is: its module, its texts, and the tensors that it has beside a language model's."""
+"""What an architecture is: its module, its texts, and the tensors that it has beside a language model's."""
 
 import abc
 import dataclasses
@@ -26,7 +26,7 @@ class Unwrapped(NamedTuple):
 
     Attributes:
         model: the language model's under Hugging Face's names, LoRA adapters beside the weights that they are of.
-        head: those of `Kind.heads`, under their names there.
+        head: those of `Architecture.heads`, under their names there.
         original: they lie as the method's own program writes them, whose config and tokenizer are the base model's.
     """
 
@@ -36,13 +36,13 @@ class Unwrapped(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind(abc.ABC):
-    """A kind of reasoner; fields of a subclass are what is to be known of a checkpoint beside its backbone's shapes.
+class Architecture(abc.ABC):
+    """An architecture; fields of a subclass are what is to be known of a checkpoint beside its backbone's shapes.
 
     Fields are written to reasoner.json, and one that is a key of `config.model` too to the run's config.
 
     Attributes:
-        name: in `KINDS`, and with a backbone's in `config.reasoner`.
+        name: in `ARCHITECTURES`, and with a backbone's in `config.reasoner`.
         title: what people call it.
         default_recipe: how it is trained on written solutions.
         not_taught_by: recipes of ours that train no thought of its.
@@ -100,7 +100,7 @@ class Kind(abc.ABC):
         Args:
             tokenizer: gets the tokens that it lacks, in place (`tokenizer.add_reasoner_tokens`).
             first_id: where they go; None for the first id that is free.
-            prompt: what a kind without markers is asked with; of the others, whether answers are texts.
+            prompt: what an architecture without markers is asked with; of the others, whether answers are texts.
         Raises:
             UserError: the tokenizer can't be used.
         """
@@ -117,7 +117,7 @@ class Kind(abc.ABC):
 
     @classmethod
     def unwrap(cls, tensors: dict[str, Stored], source: str) -> Unwrapped | None:
-        """A state dict of this kind, taken apart; None for one of another, or of a language model alone.
+        """A state dict of this architecture, taken apart; None for one of another, or of a language model alone.
 
         Args:
             tensors: by the names in the file.
@@ -133,7 +133,7 @@ class Kind(abc.ABC):
 
         Args:
             width: D.
-            asked: `config.model`, of which what is the kind's counts.
+            asked: `config.model`, of which what is the architecture's counts.
         """
         return cls()
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Kind, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import EMBEDDING, with_prefix
 from slpo_jax.data.templates import line, marked_template
 from slpo_jax.data.tokenizer import ANSWER_MARK, COCONUT_TOKENS, add_reasoner_tokens
@@ -12,7 +12,7 @@ from slpo_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Coconut(Kind):
+class Coconut(Architecture):
     """Nothing beside the language model.
 
     Its program writes that under `base_causallm.` and the token embedding once more, as `embedding.weight`; in Hugging

@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Kind, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, strip_all, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.templates import marked_template
@@ -50,7 +50,7 @@ class Projecting(LatentReasoner):
 
 
 @dataclasses.dataclass(frozen=True)
-class Codi(Kind):
+class Codi(Architecture):
     """A projector: Linear, GELU, Linear, LayerNorm.
 
     Its program writes the language model under `codi.`, with LoRA adapters beside the base weights, and the projector

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Kind, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
 from slpo_jax.checkpoints.weights import linear, norm, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.speed import MOST_SPEED, Asked
@@ -74,7 +74,7 @@ class Predicting(LatentReasoner):
 
 
 @dataclasses.dataclass(frozen=True)
-class Colar(Kind):
+class Colar(Architecture):
     """A head beside the language model, `lt_head.*` in Hugging Face's layout; no tokens of its own.
 
     Its own program writes what it has trained: `latent_policy.*`, the head, and adapters under `llm.`, for which the

@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Kind, Unwrapped
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.weights import Weight, linear
 from slpo_jax.config.bounds import setting
@@ -50,7 +50,7 @@ class Evolving(LatentReasoner):
 
 
 @dataclasses.dataclass(frozen=True)
-class Dart(Kind):
+class Dart(Architecture):
     """A learned embedding, and a light network: Linear, GELU, Linear. No program or checkpoint is published.
 
     Attributes:

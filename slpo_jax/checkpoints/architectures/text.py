@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Kind
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, Architecture
 from slpo_jax.data.chat import text_template
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(Kind):
+class Text(Architecture):
     """Nothing beside the language model, and no latents of its own."""
 
     name, title = "text", "language model, in words or soft tokens,"

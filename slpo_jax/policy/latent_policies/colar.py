@@ -33,7 +33,7 @@ class Colar(LatentPolicySettings):
     """
 
     of_latents = True
-    of_kind = "colar"
+    of_architecture = "colar"
     is_the_reasoners = True
     has_likelihood = True
 

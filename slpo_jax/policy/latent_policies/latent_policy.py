@@ -87,8 +87,8 @@ class LatentPolicySettings(abc.ABC):
 
     of_latents: ClassVar[bool] = False
     """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
-    of_kind: ClassVar[str] = ""
-    """The kind of reasoner that it is for alone; "" is for others too."""
+    of_architecture: ClassVar[str] = ""
+    """The architecture that it is for alone; "" is for others too."""
     writes: ClassVar[bool] = False
     """Whether it has `says`: a latent reasoner writes only after its thought."""
     has_parameters: ClassVar[bool] = False

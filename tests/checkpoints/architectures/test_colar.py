@@ -187,7 +187,7 @@ def test_there_and_back(tmp_path, gaussian):
     assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
     back = open_origin(config_for(tmp_path / "exported", "colar_llama"))
-    assert dataclasses.asdict(back.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
+    assert dataclasses.asdict(back.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
         config, made = config_of(identify(place)), made_with(identify(place))
         assert (config.latent_policy.name, config.latent_policy.colar.least, config.max_latents) == ("colar", 0, 64)
@@ -196,7 +196,7 @@ def test_there_and_back(tmp_path, gaussian):
     del facts["gaussian"]  # as older exports are
     (tmp_path / "exported" / "reasoner.json").write_text(json.dumps(facts))
     if not gaussian:
-        assert open_origin(config_for(tmp_path / "exported", "colar_llama")).kind == back.kind
+        assert open_origin(config_for(tmp_path / "exported", "colar_llama")).architecture == back.architecture
     said = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert (said["latent_start_id"], said["latent_end_id"], said["latent_id"]) == (MARK, MARK, MARK + 4)
     assert "`lt_head.*`: Linear" in (tmp_path / "exported" / "README.md").read_text()
@@ -275,7 +275,7 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     changes = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA)
     assert identify(str(tmp_path / "epoch7.ckpt"), **changes).reasoner == "colar_llama"
     origin = open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
-    assert dataclasses.asdict(origin.kind) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
+    assert dataclasses.asdict(origin.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
     identity = identify(str(tmp_path / "epoch7.ckpt"), **changes)
     import_checkpoint(identity, tmp_path / "ours", config_of(identity))
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least
