@@ -100,5 +100,5 @@ def export(setup: Setup, params: Mapping[str, Any], folder: Path) -> None:
     Args:
         params: {"reasoner": ...}, and what is not exported.
     """
-    origin, host = setup.origin, {"reasoner": jax.device_get(params["reasoner"])}
-    export_reasoner(folder, host, origin, {})
+    checkpoint, host = setup.checkpoint, {"reasoner": jax.device_get(params["reasoner"])}
+    export_reasoner(folder, host, checkpoint, {})

@@ -12,7 +12,7 @@ import jax
 from absl import logging
 
 from slpo_jax.api.evaluation import Evaluation
-from slpo_jax.checkpoints.checkpoint import Origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.decode_settings import used_with
 from slpo_jax.checkpoints.decoder import with_second
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
@@ -161,12 +161,12 @@ class TrainedReasoner:
                 logging.warning("%s: holds adapters alone, without the %s", target, ", ".join(sorted(others)))
             return target
         replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
-        origin, how = solver.setup.origin, (solver.stopping, solver.rule)
+        checkpoint, how = solver.setup.checkpoint, (solver.stopping, solver.rule)
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
-        template = dataclasses.replace(origin.template, tokenizer=copy.deepcopy(origin.template.tokenizer))
-        description = dataclasses.replace(origin.description, settings=used_with(config, solver.rule))
+        template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
+        description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
         params = jax.device_get(with_second(solver.params, explain, self.source))
-        write_export(target, Path(self.source), params, Origin(description, template), config, *how, replaces)
+        write_export(target, Path(self.source), params, Checkpoint(description, template), config, *how, replaces)
         return target
 
 

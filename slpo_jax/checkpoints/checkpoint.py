@@ -12,7 +12,7 @@ from slpo_jax.checkpoints.decoder import read_second
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
-from slpo_jax.checkpoints.source import Opened, fitting
+from slpo_jax.checkpoints.source import CheckpointSource, fitting
 from slpo_jax.checkpoints.weights import (
     Weight,
     backbone_weights,
@@ -40,7 +40,7 @@ _SPARE = 2  # rows that SIM-CoT's checkpoints of CODI may have after its tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class Checkpoint:
     """What a run starts from.
 
     Attributes:
@@ -82,9 +82,9 @@ class Origin:
         write_description(folder, self.description, self.template.tokenizer, self.tokens)
 
 
-def open_origin(
+def find_checkpoint(
     config: Config, identity: Identity | None = None, problems: Callable[[], Iterable[Problem]] = tuple
-) -> Origin:
+) -> Checkpoint:
     """Find what `config.init`, `config.base`, `config.tokenizer` and `config.model` describe; weights are read later.
 
     Args:
@@ -108,7 +108,7 @@ def open_origin(
     return _imported(config, architecture, identity.opened)
 
 
-def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Origin:
+def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
     if not config.tokenizer:
         raise UserError("config.tokenizer: not set, and there is no config.init to take it from; give a directory")
     made = architecture.drawn(config.model.n_embd, config.model)
@@ -123,7 +123,7 @@ def _random(config: Config, architecture: type[Architecture], problems: Callable
         shapes["n_inner"] = shapes["n_inner"] or 4 * config.model.n_embd
         shapes |= {"head_dim": config.model.n_embd // config.model.n_head, "rope_scaling": None}
     model = backbone(**shapes | {"vocab_size": len(template.tokenizer)})
-    return Origin(Description(made, _at_run_time(config, model)), template)
+    return Checkpoint(Description(made, _at_run_time(config, model)), template)
 
 
 def _of_words(made: Architecture, prompt: PromptConfig, problems: Iterable[Problem]) -> "PreTrainedTokenizerFast":
@@ -143,7 +143,7 @@ def _at_run_time(config: Config, model: BackboneConfig) -> BackboneConfig:
     )
 
 
-def _ours(config: Config, identity: Identity) -> Origin:
+def _ours(config: Config, identity: Identity) -> Checkpoint:
     """A checkpoint of a run, or of `slpo_jax.cli.convert`."""
     description, load = identity.description, identity.tokenizer
     assert description is not None
@@ -160,10 +160,10 @@ def _ours(config: Config, identity: Identity) -> Origin:
     if not config.tokenizer:
         template = _ended(template, description.eos_ids, description.model.vocab_size, identity.source)
     model = _at_run_time(config, description.model)
-    return Origin(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
+    return Checkpoint(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
 
 
-def _imported(config: Config, architecture: type[Architecture], opened: Opened) -> Origin:
+def _imported(config: Config, architecture: type[Architecture], opened: CheckpointSource) -> Checkpoint:
     layout, source = opened.layout, opened.source
     with fitting(opened.model_base):
         stored = opened.shapes()
@@ -204,10 +204,12 @@ def _imported(config: Config, architecture: type[Architecture], opened: Opened) 
         second = layout.second if explain else None
         return found | ({EXPLAINER: read_second(second, stored, layout.backbone, source)} if second else {})
 
-    return Origin(description, template, read, lacks=lacks)
+    return Checkpoint(description, template, read, lacks=lacks)
 
 
-def _made(architecture: type[Architecture], opened: Opened, asked: ModelConfig, is_base: bool) -> Architecture:
+def _made(
+    architecture: type[Architecture], opened: CheckpointSource, asked: ModelConfig, is_base: bool
+) -> Architecture:
     """The architecture with what is to be known of the checkpoint."""
     if opened.description:
         return opened.description.architecture
@@ -229,7 +231,7 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
 
 
 def _check_vocabulary(
-    architecture: type[Architecture], opened: Opened, base: int, tokenizer: "PreTrainedTokenizerFast"
+    architecture: type[Architecture], opened: CheckpointSource, base: int, tokenizer: "PreTrainedTokenizerFast"
 ) -> int:
     """A file without a config has the base's rows, or those of the architecture's tokens too; how many come after these."""
     embedding, more = opened.embedding, len(architecture.tokens)
@@ -243,7 +245,9 @@ def _check_vocabulary(
     return spare
 
 
-def _lacks(architecture: type[Architecture], opened: Opened, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:
+def _lacks(
+    architecture: type[Architecture], opened: CheckpointSource, width: int, tokenizer: "PreTrainedTokenizerFast"
+) -> str:
     """What a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
 
     Tokens come from the tokenizer by name where it has them, else they have the published ids.
@@ -268,7 +272,7 @@ def _lacks(architecture: type[Architecture], opened: Opened, width: int, tokeniz
     return "" if has_tokens else "special tokens"
 
 
-def _gate(config: Config, architecture: Architecture, opened: Opened, width: int) -> list[Weight]:
+def _gate(config: Config, architecture: Architecture, opened: CheckpointSource, width: int) -> list[Weight]:
     """The stopping gate's weights, if the checkpoint has one."""
     hidden = opened.gate_hidden
     if not opened.layout.gate:
@@ -282,7 +286,7 @@ def _gate(config: Config, architecture: Architecture, opened: Opened, width: int
     return gate_weights(width, hidden or 0)
 
 
-def _check_extras(architecture: Architecture, weights: list[Weight], opened: Opened) -> None:
+def _check_extras(architecture: Architecture, weights: list[Weight], opened: CheckpointSource) -> None:
     """The head's and the gate's tensors must be these."""
     stored = opened.layout.tensors.head | opened.layout.gate
     check_tree(weights, stored, opened.source)

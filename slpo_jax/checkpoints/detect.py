@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slpo_jax.checkpoints.architectures import Architecture, backbone_of
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.source import Opened, open_checkpoint
+from slpo_jax.checkpoints.source import CheckpointSource, open_checkpoint
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten, read_json
@@ -46,7 +46,7 @@ class Identity:
     description: Description | None
     tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
     orbax: Path | None = None
-    opened: Opened | None = None
+    opened: CheckpointSource | None = None
     base: str = ""
     lora_alpha: float | None = None
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from slpo_jax.checkpoints import decoder
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, PLAIN
 from slpo_jax.checkpoints.card import model_card, short
-from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
 from slpo_jax.checkpoints.decoder import with_second, write_second
 from slpo_jax.checkpoints.description import FILE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Origin:
+def import_checkpoint(identity: Identity, target: Path, config: Config, explain: bool = False) -> Checkpoint:
     """Convert a foreign checkpoint into one of ours.
 
     Args:
@@ -54,22 +54,22 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     check_free(target)
     source = identity.source
     gate = dataclasses.replace(config.gate, hidden=identity.gate)
-    origin = open_origin(dataclasses.replace(config, init=source, gate=gate), identity)
-    if origin.read is None:
+    checkpoint = find_checkpoint(dataclasses.replace(config, init=source, gate=gate), identity)
+    if checkpoint.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    params = with_second(origin.read(explain), explain, source)
-    if origin.lacks and origin.architecture.heads(origin.description.model.n_embd):
-        what = f"has no {origin.lacks} yet, so is no {origin.architecture.title} reasoner"
+    params = with_second(checkpoint.read(explain), explain, source)
+    if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
+        what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
-    described = dataclasses.replace(origin.description, source=short(source), settings=made_with(identity))
-    origin = dataclasses.replace(origin, description=described)
+    described = dataclasses.replace(checkpoint.description, source=short(source), settings=made_with(identity))
+    checkpoint = dataclasses.replace(checkpoint, description=described)
     with whole_folder(target) as made:
         save_params(made, jax.tree.map(np.asarray, params))
-        origin.write(made / REASONER_FOLDER)
-    return origin
+        checkpoint.write(made / REASONER_FOLDER)
+    return checkpoint
 
 
-def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Origin:
+def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Checkpoint:
     """Convert one of our checkpoints into a Hugging Face directory.
 
     Args:
@@ -96,7 +96,7 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Orig
     loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     how = stopping_of(config, identity)
-    return write_export(target, source, params, Origin(description, template), config, *how, replaces)
+    return write_export(target, source, params, Checkpoint(description, template), config, *how, replaces)
 
 
 def replaced_by_export(
@@ -121,16 +121,16 @@ def replaced_by_export(
 
 
 def write_export(
-    target: Path, source: Path, params: dict[str, Any], origin: Origin, config: Config, stopping: Stopping,
+    target: Path, source: Path, params: dict[str, Any], checkpoint: Checkpoint, config: Config, stopping: Stopping,
     rule: float | int, replaces: Collection[str] | None = None,
-) -> Origin:  # fmt: skip
+) -> Checkpoint:  # fmt: skip
     """Write a Hugging Face directory of a reasoner, with what is needed to think in PyTorch.
 
     Args:
         target: not in use, but for what it replaces.
         source: where it is from, for the model card.
         params: all parts, on the host.
-        origin: what they are of; its tokenizer is changed.
+        checkpoint: what they are of; its tokenizer is changed.
         config: what it is used with.
         stopping, rule: how its rollouts end.
         replaces: see `replaced_by_export`.
@@ -144,15 +144,15 @@ def write_export(
             f"{source}: has parameters of a latent policy's own, which no other program knows; use it as it is"
         )
     if not has_gate(source):
-        origin = dataclasses.replace(origin, description=dataclasses.replace(origin.description, gate=None))
-    files = thinking_files(config, origin, stopping, rule)
-    if thinks(config, origin):
-        have_asked(origin.template)
-    how = thinks(config, origin), EXPLAINER in params
-    files["README.md"] = model_card(source, origin.description, target.name, *how)
-    export_reasoner(target, params, origin, files, str(source), replaces)
-    _check_tokenizer(target, origin.template.tokenizer)
-    return origin
+        checkpoint = dataclasses.replace(checkpoint, description=dataclasses.replace(checkpoint.description, gate=None))
+    files = thinking_files(config, checkpoint, stopping, rule)
+    if thinks(config, checkpoint):
+        have_asked(checkpoint.template)
+    how = thinks(config, checkpoint), EXPLAINER in params
+    files["README.md"] = model_card(source, checkpoint.description, target.name, *how)
+    export_reasoner(target, params, checkpoint, files, str(source), replaces)
+    _check_tokenizer(target, checkpoint.template.tokenizer)
+    return checkpoint
 
 
 def _check_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -185,7 +185,7 @@ def export_adapters(source: Path, target: Path) -> None:
 
 
 def export_reasoner(
-    folder: Path, params: dict[str, Any], origin: Origin, texts: Mapping[str, str], source: str = "checkpoint",
+    folder: Path, params: dict[str, Any], checkpoint: Checkpoint, texts: Mapping[str, str], source: str = "checkpoint",
     replaces: Collection[str] | None = None,
 ) -> None:  # fmt: skip
     """Write a directory that transformers opens: language model, tokenizer, and what only we know beside them.
@@ -193,21 +193,21 @@ def export_reasoner(
     Args:
         folder: not in use, but for what it replaces; it appears whole or not at all.
         params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
-        origin: what they are of.
+        checkpoint: what they are of.
         texts: of further files, by their places in the folder.
         source: where they are from, for messages.
         replaces: see `replaced_by_export`.
     Raises:
         UserError: a tensor has another shape than the description says, the folder is in use, or the disk is full.
     """
-    description, width = origin.description, origin.description.model.n_embd
+    description, width = checkpoint.description, checkpoint.description.model.n_embd
     heads = {name: part for name, part in params[REASONER].items() if name != BACKBONE}
     side = write_tree(description.architecture.heads(width), heads, source)
     if description.gate is not None:
         side |= write_tree(gate_weights(width, description.gate), params[GATE], source)
     model = write_tree(backbone_weights(description.model), params[REASONER][BACKBONE], source)
     with whole_folder(folder, replaces) as made:
-        origin.write(made)
+        checkpoint.write(made)
         try:
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:

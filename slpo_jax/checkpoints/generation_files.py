@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import slpo_jax.checkpoints
-from slpo_jax.checkpoints.checkpoint import Origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.description import FILE
 from slpo_jax.checkpoints.source import GENERATION_FILE, REFUSING, SIDE_FILE
 from slpo_jax.config.config import Config
@@ -22,14 +22,14 @@ _UNTRUSTED = (
 _UNKNOWN = "set to have this fail: the model thinks before it answers, in a way that slpo_jax alone knows; ask it there"
 
 
-def thinks(config: Config, origin: Origin) -> bool:
+def thinks(config: Config, checkpoint: Checkpoint) -> bool:
     """Whether an export thinks in PyTorch.
 
     Args:
         config: to evaluate it with.
     """
     own = config.latent_policy.chosen.is_the_reasoners
-    return origin.architecture.layers is not None and own and _asks_alike(origin.template)
+    return checkpoint.architecture.layers is not None and own and _asks_alike(checkpoint.template)
 
 
 def _asks_alike(template: Template) -> bool:
@@ -48,7 +48,7 @@ def have_asked(template: Template) -> None:
     tokenizer.init_kwargs |= {"padding_side": "left", "model_input_names": ["input_ids", "attention_mask"]}  # are saved
 
 
-def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: float | int) -> dict[str, str]:
+def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, rule: float | int) -> dict[str, str]:
     """The code and its settings; of latents that PyTorch can't think in, settings that have transformers say so.
 
     Args:
@@ -57,14 +57,14 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
     Returns:
         texts by their files in the export; {} for what transformers generates as it is.
     """
-    if not origin.architecture.has_latents:
+    if not checkpoint.architecture.has_latents:
         return {}
-    template = origin.template
-    eos_ids = list(dict.fromkeys([template.eos_id, *origin.description.eos_ids]))
+    template = checkpoint.template
+    eos_ids = list(dict.fromkeys([template.eos_id, *checkpoint.description.eos_ids]))
     settings: dict[str, Any] = {"eos_token_id": eos_ids, "pad_token_id": template.pad_id, "do_sample": False}
-    if not thinks(config, origin):
+    if not thinks(config, checkpoint):
         return {GENERATION_FILE: _json(settings | {REFUSING: _UNKNOWN})}
-    described, unknown = origin.description, template.tokenizer.unk_token_id
+    described, unknown = checkpoint.description, template.tokenizer.unk_token_id
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
     ended_by, least = config.latent_policy.chosen.ended_by
@@ -75,7 +75,7 @@ def thinking_files(config: Config, origin: Origin, stopping: Stopping, rule: flo
         "unknown_token_id": None if unknown == template.eos_id else unknown,  # so GPT-2 calls its eos
         "max_latents": config.max_latents,
         "stop_threshold": rule,
-        "latent_layers": origin.architecture.layers,
+        "latent_layers": checkpoint.architecture.layers,
         "gate_layers": _gate_layers(described.gate),
         "halting_token_id": halting,
         "halting_least": least,

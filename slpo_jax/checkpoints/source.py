@@ -44,7 +44,7 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class CheckpointSource:
     """A checkpoint whose tensors have been listed, not read.
 
     Attributes:
@@ -128,7 +128,7 @@ def locate(source: str, key: str, weights: bool = True) -> Path:
     return snapshot(source, key, (*TEXTS, *(_WEIGHTS if weights else ())))
 
 
-def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> Opened:
+def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "config.init") -> CheckpointSource:
     """Open what `config.init` names.
 
     Args:
@@ -172,7 +172,7 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
         text = "%s: is a copy of an export without %s, and is opened without what that says; copy it and %s too"
         logging.warning(text, path, descriptions.FILE, SIDE_FILE)
     published = described is None and bool(layout.gate)
-    return Opened(
+    return CheckpointSource(
         source=str(path),
         layout=layout,
         model=model,
@@ -224,7 +224,7 @@ def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Pat
     return found
 
 
-def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
+def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> CheckpointSource:
     """A folder of PEFT's: the base model with its adapters merged."""
     named = "" if base else read_json(folder / CONFIG, descriptions.REMEDY).get("base_model_name_or_path")
     below = _below(folder, str(named), base, lora_alpha)
@@ -247,7 +247,7 @@ def _open_adapters(folder: Path, base: str, lora_alpha: float | None) -> Opened:
     )
 
 
-def _below(path: Path, model: str, base: str, lora_alpha: float | None) -> Opened:
+def _below(path: Path, model: str, base: str, lora_alpha: float | None) -> CheckpointSource:
     """The base model of adapters that lie without it.
 
     Args:
@@ -290,12 +290,12 @@ def _starts_with_gguf(path: Path) -> bool:
     return read_start(path, 4) == b"GGUF"
 
 
-def _open_gguf(path: Path) -> Opened:
+def _open_gguf(path: Path) -> CheckpointSource:
     from slpo_jax.checkpoints.gguf import open_gguf
 
     found = open_gguf(path)
     layout = recognise(found.tensors, str(path), None)
-    return Opened(str(path), layout, found.config, str(path), True, None, found.tokenizer)
+    return CheckpointSource(str(path), layout, found.config, str(path), True, None, found.tokenizer)
 
 
 def _base(base: str, path: Path) -> Path:

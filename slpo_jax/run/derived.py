@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import PLAIN, architecture_of
-from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.checkpoints.hf_config import BackboneConfig
@@ -57,12 +57,12 @@ def _chosen(config: ConfigDict, given: Collection[str]) -> list[str]:
     problems = load_set(read_config(config), "config.data.train", config.data.train, texts=True)
     chosen.append(_put(config, answers_of(problems), stays))
     words = 0 if config.init or config.tokenizer else few_words(problems, architecture_of(config.reasoner).needs_words)
-    origin, latents = _put_start(config, stays, words)
+    checkpoint, latents = _put_start(config, stays, words)
     token = f", one for each of the {words} words of the training data" * bool(words)
     token = token or ", a token a byte" * (config.tokenizer == "bytes")
     why = "as given" if config.init else f"without a base model: random weights{token}"
     chosen.append(_put(config, Choice({key: config[key] for key in _START if config[key]}, why), stays))
-    chosen += [_put(config, each, stays) for each in choices(_measured(config, origin, latents, stays))]
+    chosen += [_put(config, each, stays) for each in choices(_measured(config, checkpoint, latents, stays))]
     lines = [str(each) for each in chosen if each.values]
     return [*lines, f"as given, not chosen: {', '.join(sorted(stays))}"] if stays else lines
 
@@ -88,26 +88,26 @@ def few_words(problems: Sequence[Problem], needed: bool = False) -> int:
     return len(words_of(texts, _FEW_WORDS if needed else min(len(problems) // 10, _FEW_WORDS)))
 
 
-def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Origin, int]:
+def _put_start(config: ConfigDict, stays: Collection[str], words: int) -> tuple[Checkpoint, int]:
     """What the run starts from, and its number of latents if it is a latent reasoner already, else 0."""
     quiet = {"model.dtype": "float32", "model.scan_layers": False}  # which ask no device, before jax is set up
     if not config.init:
         config.tokenizer = config.tokenizer or (WORDS if words else "bytes")
         settings = changed(read_config(config), quiet)
-        return open_origin(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
+        return find_checkpoint(settings, None, lambda: load_set(settings, "config.data.train", config.data.train)), 0
     config.init = newest_checkpoint(config.init)
     identity = identify(config.init, config.base, config.lora_alpha)
     if "reasoner" not in stays:
         config.reasoner = identity.reasoner or f"{PLAIN.name}_{identity.backbone}"
-    origin = open_origin(changed(read_config(config), quiet), identity)
-    if not origin.architecture.has_latents and "reasoner" not in stays:
+    checkpoint = find_checkpoint(changed(read_config(config), quiet), identity)
+    if not checkpoint.architecture.has_latents and "reasoner" not in stays:
         raise UserError(
             f"{config.init}: is a reasoner in words, without latents; give its base model, or --config.reasoner="
             f"{config.reasoner} to train it as one"
         )
-    if origin.is_base or not origin.architecture.has_latents:
-        return origin, 0
-    return origin, made_with(identity).get("max_latents") or 2 * origin.architecture.latents
+    if checkpoint.is_base or not checkpoint.architecture.has_latents:
+        return checkpoint, 0
+    return checkpoint, made_with(identity).get("max_latents") or 2 * checkpoint.architecture.latents
 
 
 def _sets(config: ConfigDict, train: str, valid: str, eval: dict[str, str]) -> Choice:
@@ -146,8 +146,8 @@ def answers_of(problems: Sequence[Problem]) -> Choice:
     return Choice({"prompt.answers": "texts"}, why)
 
 
-def _measured(config: ConfigDict, origin: Origin, latents: int, given: Mapping[str, Any]) -> Measured:
-    settings, template, model = read_config(config), origin.template, origin.description.model
+def _measured(config: ConfigDict, checkpoint: Checkpoint, latents: int, given: Mapping[str, Any]) -> Measured:
+    settings, template, model = read_config(config), checkpoint.template, checkpoint.description.model
     sources = {"config.data.train": config.data.train, "config.data.valid": config.data.valid}
     sources |= {f"config.data.eval.{name}": source for name, source in config.data.eval.items()}
     sets = {key: load_set(settings, key, source) for key, source in sources.items()}
@@ -163,7 +163,7 @@ def _measured(config: ConfigDict, origin: Origin, latents: int, given: Mapping[s
         parameters=_parameters(model) if config.init else 0,
         positions=model.n_positions if config.init else 0,
         latents=latents,
-        architecture=type(origin.architecture),
+        architecture=type(checkpoint.architecture),
         given=given,
     )
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 
-from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import go_with
 from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.config import Config, make_latent_policy
@@ -60,7 +60,7 @@ class Setup:
 
     Attributes:
         config: as resolved; config.model holds the shapes of what was loaded.
-        origin: what the run starts from.
+        checkpoint: what the run starts from.
         prompt_slots: config.prompt_slots, as far as the model has positions for them.
         parts: of the parameters.
         policy: reasoner, latent policy, and slots, ids and noise of rollouts.
@@ -71,7 +71,7 @@ class Setup:
     config: Config
     mesh: Mesh
     key: jax.Array
-    origin: Origin
+    checkpoint: Checkpoint
     prompt_slots: tuple[int, ...]
     parts: tuple[Part, ...]
     policy: Policy
@@ -86,7 +86,7 @@ class Setup:
     @property
     def template(self) -> Template:
         """The reasoner's texts and tokenizer."""
-        return self.origin.template
+        return self.checkpoint.template
 
     @property
     def train(self) -> EncodedProblems:
@@ -181,9 +181,9 @@ class Setup:
         Raises:
             UserError: it is damaged, or can't be gone on from with this latent policy.
         """
-        orbax = self.origin.orbax
+        orbax = self.checkpoint.orbax
         stored: dict[str, Any] = {} if orbax is None else stored_params(orbax)
-        if orbax is not None or self.origin.read is not None:
+        if orbax is not None or self.checkpoint.read is not None:
             check_latent_policy(self.config, stored, self.abstract_params(), draws_latent_policy)
         return stored
 
@@ -196,11 +196,11 @@ class Setup:
         """
         found: dict[str, Any] = {}
         stored = self.stored_params(draws_latent_policy)
-        if self.origin.orbax is not None:
+        if self.checkpoint.orbax is not None:
             shapes = self.abstract_params(stored)
-            found = load_params(self.origin.orbax, {name: shapes[name] for name in stored})
-        elif self.origin.read is not None:
-            found = self.origin.read(explain)
+            found = load_params(self.checkpoint.orbax, {name: shapes[name] for name in stored})
+        elif self.checkpoint.read is not None:
+            found = self.checkpoint.read(explain)
 
         missing = jax.jit(lambda: parts.lacking(found, self._random_params()))()
         return replicate(parts.merged(found, missing), self.mesh)
@@ -215,7 +215,7 @@ class Setup:
     @functools.cached_property
     def recipe(self) -> Recipe:
         """How the stage imitate trains the reasoner."""
-        return recipe_of(self.config.imitate, self.origin.architecture.default_recipe)
+        return recipe_of(self.config.imitate, self.checkpoint.architecture.default_recipe)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -287,14 +287,14 @@ def assemble(
     Raises:
         UserError: a key's value can't be used.
     """
-    origin = _opened(config, workdir, identity)
-    template, model = origin.template, origin.description.model
-    check_usable(config, origin, workdir)
-    config = _resolve(config, origin)
+    checkpoint = _opened(config, workdir, identity)
+    template, model = checkpoint.template, checkpoint.description.model
+    check_usable(config, checkpoint, workdir)
+    config = _resolve(config, checkpoint)
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.
         jax.config.update("jax_default_matmul_precision", "highest")
-    reasoner = origin.architecture.on(model)
+    reasoner = checkpoint.architecture.on(model)
     gate = stopping_gate(reasoner.width, config.gate.hidden, config.gate.detached)
     latent_policy = make_latent_policy(config, template.token, template.closing_ids if config.prompt.closing else ())(
         reasoner.in_tree(), gate.in_tree()
@@ -319,7 +319,7 @@ def assemble(
         config=config,
         mesh=device_mesh(devices, config.sharding.fsdp),
         key=key,
-        origin=origin,
+        checkpoint=checkpoint,
         prompt_slots=prompt_slots,
         parts=_parts(config, key, reasoner, gate, latent_policy),
         policy=Policy(
@@ -329,7 +329,7 @@ def assemble(
     )
 
 
-def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) -> Origin:
+def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) -> Checkpoint:
     """Where a run starts from; words of the training data are those of the workdir, once nothing is trained."""
     if config.tokenizer == WORDS and workdir and (done := workdir.finished_stages()) and not wanted(config, done):
         config = dataclasses.replace(config, tokenizer=str(workdir.reasoner))
@@ -338,7 +338,7 @@ def _opened(config: Config, workdir: Workdir | None, identity: Identity | None) 
         with only_errors():  # the stages warn of the data when they read them
             return load_set(config, "config.data.train", config.data.train)
 
-    return open_origin(config, identity, problems)
+    return find_checkpoint(config, identity, problems)
 
 
 def _parts(
@@ -354,10 +354,10 @@ def _parts(
     )
 
 
-def _resolve(config: Config, origin: Origin) -> Config:
+def _resolve(config: Config, checkpoint: Checkpoint) -> Config:
     """The config with the loaded shapes, so that config.json says what was run."""
-    model = origin.description.model
-    found = {name: getattr(model, name, getattr(origin.architecture, name, None)) for name in vars(config.model)}
+    model = checkpoint.description.model
+    found = {name: getattr(model, name, getattr(checkpoint.architecture, name, None)) for name in vars(config.model)}
     found["dtype"] = jnp.dtype(model.dtype).name
     shapes = dataclasses.replace(config.model, **{key: value for key, value in found.items() if value is not None})
     return dataclasses.replace(config, model=shapes)

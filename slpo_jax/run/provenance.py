@@ -91,7 +91,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
             facts = _manifest(experiment, stage)
             hosts.barrier(f"claim {stage}")  # nobody still looks for what is written now
             if hosts.is_first():
-                experiment.origin.write(experiment.workdir.reasoner)
+                experiment.checkpoint.write(experiment.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         return
     written = _read(folder)
@@ -157,7 +157,7 @@ def starting_stage(experiment: Experiment, stage: str) -> str:
 
 def initial_files(setup: Setup) -> list[Path]:
     """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
-    orbax, config = setup.origin.orbax, setup.config
+    orbax, config = setup.checkpoint.orbax, setup.config
     if orbax:
         return [_params_folder(orbax)]
     path = locate(config.init, "config.init").absolute()

@@ -71,7 +71,7 @@ def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
     """What a stage's checkpoint, or `config.init` for "", was trained with, as it stands beside the checkpoint."""
     if stage:
         return read_json(experiment.workdir.stage(stage).facts, default={})
-    orbax, init = experiment.origin.orbax, {"init": experiment.config.init}
+    orbax, init = experiment.checkpoint.orbax, {"init": experiment.config.init}
     return init if orbax is None else init | read_json(StageFolder.of(orbax).facts, default={})
 
 

@@ -76,7 +76,7 @@ def scorers_params(experiment: Experiment) -> Params:
         source = experiment.config.evaluate.reward_model or str(experiment.workdir.stage(part).path)
         shapes = jax.eval_shape(lambda params: begun(params, experiment.reasoner.width), experiment.abstract_params())
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes)
-        model = read_reward_model(source, experiment.origin.description, like)
+        model = read_reward_model(source, experiment.checkpoint.description, like)
         found[part] = replicate(model, experiment.mesh)
     return found
 

@@ -45,7 +45,7 @@ def _missing(solver: Solver, solution: Solution) -> str:
     what = what or "no number, or its last is a part of something else"
     if style == "after_mark" and "#" not in solution.text:
         what = "no # before a number"
-        if not solver.setup.origin.architecture.has_latents:
+        if not solver.setup.checkpoint.architecture.has_latents:
             what += "; --answers=last_number reads one without"
     return f"none: the text has {what}"
 
@@ -53,7 +53,7 @@ def _missing(solver: Solver, solution: Solution) -> str:
 def _ending(solver: Solver, solution: Solution) -> str:
     steps, latent_policy = len(solution.latents), solver.setup.policy.latent_policy
     if not steps:
-        return "in words alone" if not solver.setup.origin.architecture.has_latents else "none, a fixed number"
+        return "in words alone" if not solver.setup.checkpoint.architecture.has_latents else "none, a fixed number"
     thought = f"{steps} latent{'s' if steps > 1 else ''}"
     if solver.stopping == "length" and steps < solver.rule:
         end = ends_at(solver.setup.config)

@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.checkpoints.architectures import IN_WORDS, REASONERS, Architecture
-from slpo_jax.checkpoints.checkpoint import Origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.config.config import Config
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.chat import PromptConfig
@@ -24,9 +24,9 @@ from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 
 
-def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> None:
+def check_usable(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
-    architecture = origin.architecture
+    architecture = checkpoint.architecture
     _check_thought(config, architecture)
     _check_recipe(config, architecture)
     default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
@@ -40,14 +40,14 @@ def check_usable(config: Config, origin: Origin, workdir: Workdir | None) -> Non
     if not architecture.has_gate and config.gate.enabled:
         raise UserError(f"config.gate.enabled: True, but a {architecture.name} reasoner has no gate; set it to False")
     finished = workdir.finished_stages() if workdir else []
-    if origin.is_base and IMITATE not in {*config.stages, *finished}:
+    if checkpoint.is_base and IMITATE not in {*config.stages, *finished}:
         raise UserError(
-            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {origin.lacks}); "
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {checkpoint.lacks}); "
             "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
             f"{IN_WORDS}"
         )
     trains = set(config.stages) != {EVALUATE} or bool(finished)
-    if config.gate.enabled and config.init and not origin.description.gate_trained and not trains:
+    if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
         raise UserError(
             f"config.gate.enabled: {config.init} comes without a trained stopping gate; set it to False for a fixed "
             "number of latents, or train a gate with the cold_start stage"

@@ -99,7 +99,7 @@ def test_torch_s_loss_and_gradient_are_ours(work, folder, completions):
     theirs = benchmark.Theirs(work, folder)
     found = theirs.witness.accumulate(batch.prompts, torch.tensor(completions), REWARDS)
     assert found == pytest.approx(float(value), abs=1e-6)
-    model = work.setup.origin.description.model
+    model = work.setup.checkpoint.description.model
     expected = write_tree(backbone_weights(model), gradient["reasoner"]["backbone"])
     grads = {name: p.grad.numpy() for name, p in theirs.witness.model.named_parameters()}
     assert set(expected) == set(grads)
@@ -162,7 +162,7 @@ def test_both_sides_write_as_many_tokens_and_change_the_weights(work, folder, ou
     metrics, rate = ours.metrics, work.optimizer_config.learning_rate
     assert (metrics["answer_tokens"], metrics["mixed"]) == (TOKENS, 1)
     assert metrics["grad_norm"] > 0
-    weights = backbone_weights(work.setup.origin.description.model)
+    weights = backbone_weights(work.setup.checkpoint.description.model)
     before, after = (write_tree(weights, tree["backbone"]) for tree in (start, ours.state.params["reasoner"]))
     for name, parameter in theirs.witness.model.named_parameters():
         for moved in (after[name], parameter.detach().numpy()):

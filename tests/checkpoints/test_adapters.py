@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 from slpo_jax.checkpoints.adapters import Lora, adapted
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.errors import UserError
 from slpo_jax.run.provenance import initial_files
@@ -41,7 +41,7 @@ def _pair(place, inputs, outputs, rank=RANK):
 
 
 def _read(folder, base):
-    return open_origin(config_for(folder, "text_gpt2", base=str(base))).read()["reasoner"]["backbone"]
+    return find_checkpoint(config_for(folder, "text_gpt2", base=str(base))).read()["reasoner"]["backbone"]
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -158,7 +158,7 @@ def test_a_run_from_a_peft_folder_is_bound_to_its_base(tmp_path):
     tiny_folder(tmp_path / "base")
     _adapters(tmp_path / "peft", _pair(PLACE, WIDTH, WIDTH))
     config = config_for(tmp_path / "peft", "text_gpt2", base=str(tmp_path / "base"))
-    experiment = SimpleNamespace(config=config, origin=open_origin(config))
+    experiment = SimpleNamespace(config=config, checkpoint=find_checkpoint(config))
     assert initial_files(experiment) == [tmp_path / "peft", tmp_path / "base"]
     experiment.config = dataclasses.replace(config, init=str(tmp_path / "base"))
     assert initial_files(experiment) == [tmp_path / "base"]

@@ -63,7 +63,9 @@ def simcot(request, tmp_path_factory):
     made = request.param(tmp_path_factory.mktemp("published"))
     made.identity = identify(str(made.init), made.case.settings["base"], made.alpha)
     made.imported = tmp_path_factory.mktemp("ours") / "imported"
-    made.origin = import_checkpoint(made.identity, made.imported, Config(reasoner=made.identity.reasoner), explain=True)
+    made.checkpoint = import_checkpoint(
+        made.identity, made.imported, Config(reasoner=made.identity.reasoner), explain=True
+    )
     return made
 
 
@@ -75,11 +77,11 @@ def _equal(ours, theirs) -> None:
 def test_everything_arrives(simcot):
     """The reasoner as without a second model, its markers after the base's rows, and the second model on request."""
     case, plain = simcot.case, len(tokenizer(simcot.identity.backbone))
-    found, alone = simcot.origin.read(True), simcot.origin.read()
+    found, alone = simcot.checkpoint.read(True), simcot.checkpoint.read()
     assert set(found) - set(alone) == {EXPLAINER}
-    tokens = simcot.origin.tokens
+    tokens = simcot.checkpoint.tokens
     assert (tokens["start"], tokens["end"]) == (case.start, case.end)
-    config, rows = simcot.origin.description.model, plain + simcot.more
+    config, rows = simcot.checkpoint.description.model, plain + simcot.more
     assert vocabulary_rows(found["reasoner"]["backbone"]) == config.vocab_size == rows
     load = load_hf if simcot.identity.backbone == "gpt2" else load_hf_llama
     for tree, model, size in ((found["reasoner"], case.model, rows), (found[EXPLAINER], simcot.second, plain)):
@@ -93,13 +95,13 @@ def test_everything_arrives(simcot):
 
 def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
     kept = load_params(simcot.imported, stored_params(simcot.imported))
-    _equal(kept, simcot.origin.read(True))
+    _equal(kept, simcot.checkpoint.read(True))
     for asked in (True, False):
         export, back = tmp_path / f"export_{asked}", tmp_path / f"back_{asked}"
         export_checkpoint(simcot.imported, export, asked)
         assert ("`second_model.safetensors`" in (export / "README.md").read_text()) == asked
         made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
-        assert made.description.architecture == simcot.origin.description.architecture
+        assert made.description.architecture == simcot.checkpoint.description.architecture
         left = {name: part for name, part in kept.items() if asked or name != EXPLAINER}
         _equal(load_params(back, stored_params(back)), left)
 

@@ -8,7 +8,7 @@ import pytest
 from tiny import compiled
 
 from slpo_jax.checkpoints import export
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
@@ -31,21 +31,21 @@ def _config(init="", **changes):
 def published(tmp_path_factory):
     """A model as others publish it: of our export only Hugging Face's files."""
     folder = tmp_path_factory.mktemp("end_tokens")
-    origin = open_origin(read_config(_config()))
+    opened = find_checkpoint(read_config(_config()))
     shapes = jax.eval_shape(
-        origin.architecture.on(origin.description.model).init,
+        opened.architecture.on(opened.description.model).init,
         jax.random.key(0),
     )
     checkpoint = folder / "ours"
     save_params(checkpoint, {"reasoner": jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)})
-    origin.write(checkpoint / "reasoner")
+    opened.write(checkpoint / "reasoner")
     export.export_checkpoint(checkpoint, folder / "published")
     (folder / "published" / "reasoner.json").unlink()
     return folder / "published"
 
 
 def _ends(folder):
-    return open_origin(read_config(_config(folder))).template.eos_ids
+    return find_checkpoint(read_config(_config(folder))).template.eos_ids
 
 
 def _say(folder, file, value):
@@ -55,7 +55,7 @@ def _say(folder, file, value):
 
 
 def test_end_tokens_go_there_and_back(published, tmp_path):
-    eos = open_origin(read_config(_config())).template.eos_id
+    eos = find_checkpoint(read_config(_config())).template.eos_id
     assert json.loads((published / "config.json").read_text())["eos_token_id"] == eos
     assert _ends(published) == (eos,)
     _say(published, "config.json", [7, eos])
@@ -63,7 +63,7 @@ def test_end_tokens_go_there_and_back(published, tmp_path):
     _say(published, "generation_config.json", [9, eos, 5, 9])
     assert _ends(published) == (eos, 9, 5), "generation's own words go first, and each counts once"
     # A latent reasoner's answers end with its eos alone, as before.
-    latent = open_origin(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
+    latent = find_checkpoint(read_config(_config(published, reasoner="coconut_llama", max_latents=1))).template
     assert latent.eos_ids == (latent.eos_id,) == (eos,)
 
     export.import_checkpoint(identify(str(published)), tmp_path / "orbax", read_config(_config(published)))

@@ -8,7 +8,7 @@ import pytest
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
 import slpo_jax
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import import_checkpoint
@@ -35,9 +35,9 @@ def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
     identity = identify(str(tmp_path / "x"))
     assert (identity.gate, identity.gate_trained) == (0, True)
-    origin = open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
-    assert (origin.description.gate, origin.description.gate_trained) == (0, True)
-    (out,) = origin.read()["gate"].values()
+    checkpoint = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+    assert (checkpoint.description.gate, checkpoint.description.gate_trained) == (0, True)
+    (out,) = checkpoint.read()["gate"].values()
     np.testing.assert_array_equal(out["kernel"], LINEAR["weight"].T)
     np.testing.assert_array_equal(out["bias"], LINEAR["bias"])
     name = name.replace("__", ".")
@@ -111,13 +111,13 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
     import_checkpoint(identity, tmp_path / "y", Config(reasoner="coconut_gpt2"))
     found = identify(str(tmp_path / "y"))
     assert (found.gate, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
-    gate = open_origin(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
+    gate = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
     np.testing.assert_array_equal(gate["hidden"]["kernel"], HIDDEN["weight"].T)
     np.testing.assert_array_equal(gate["out"]["kernel"], OUT["weight"].T)
     with pytest.raises(UserError, match=r"config\.gate\.hidden: is 0, .* has 6"):
-        open_origin(config_for(tmp_path / "x", "coconut_gpt2"), identity)
+        find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2"), identity)
     with pytest.raises(UserError, match=r"config\.reasoner: text_gpt2 has no gate"):
-        open_origin(config_for(tmp_path / "x", "text_gpt2", **{"gate.hidden": 6}), identity)
+        find_checkpoint(config_for(tmp_path / "x", "text_gpt2", **{"gate.hidden": 6}), identity)
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
 def test_a_gate_that_is_not_known_is_refused_by_name(tmp_path, modules, named):
     tiny_folder(tmp_path, **_named(**modules))
     with pytest.raises(UserError, match=rf"tensor {named}\S* is unexpected; "):
-        open_origin(config_for(tmp_path, "coconut_gpt2"))
+        find_checkpoint(config_for(tmp_path, "coconut_gpt2"))

@@ -352,7 +352,7 @@ def _export(config, folder: Path) -> Path:
     setup = assemble(read_config(config))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), setup.abstract_params())
     save_params(folder / "run" / "checkpoints" / "grpo", params)
-    setup.origin.write(folder / "run" / "checkpoints" / "reasoner")
+    setup.checkpoint.write(folder / "run" / "checkpoints" / "reasoner")
     (folder / "run" / "config.json").write_text(json.dumps(values(setup.config)))
     export_checkpoint(folder / "run" / "checkpoints" / "grpo", folder / "exported")
     return folder / "exported"

@@ -23,7 +23,7 @@ from published_bases import base_gguf, base_gpt2, base_llama, config_of, copied,
 from tiny import load_hf
 from tiny_llama import load_hf_llama
 
-from slpo_jax.checkpoints.checkpoint import Origin, open_origin
+from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.config import read_config
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.run.experiment import build
@@ -49,19 +49,19 @@ CASES = {
 }
 
 
-def open_case(settings, folder: Path, **changes) -> Origin:
-    return open_origin(read_config(config_of(settings | changes, folder)))
+def open_case(settings, folder: Path, **changes) -> Checkpoint:
+    return find_checkpoint(read_config(config_of(settings | changes, folder)))
 
 
-def theirs(origin: Origin) -> dict[str, np.ndarray]:
+def theirs(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     """The language model that arrived, as transformers' state dict."""
-    model = origin.description.model
+    model = checkpoint.description.model
     load = load_hf if isinstance(model, GPT2Config) else load_hf_llama
-    return load(origin.read()["reasoner"], model).state_dict()
+    return load(checkpoint.read()["reasoner"], model).state_dict()
 
 
-def assert_arrived(origin: Origin, state, tolerance: float = 0.0) -> None:
-    found = theirs(origin)
+def assert_arrived(checkpoint: Checkpoint, state, tolerance: float = 0.0) -> None:
+    found = theirs(checkpoint)
     assert found.keys() == state.keys()
     for name, tensor in state.items():
         np.testing.assert_allclose(found[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
@@ -79,16 +79,16 @@ def projector_of(layers) -> dict[str, dict[str, np.ndarray]]:
 def test_everything_arrives(name, tmp_path):
     write, *options = CASES[name]
     case = written(write, *options)
-    origin = open_case(case.settings, tmp_path)
+    checkpoint = open_case(case.settings, tmp_path)
     state = {key: value for key, value in case.model.state_dict().items() if not key.startswith("projector.")}
     # Adapters are added, and rows averaged, in another order of summation.
-    assert_arrived(origin, state, 1e-6 if write in (codi_original, base_gguf) else 0.0)
-    tokens = origin.tokens
+    assert_arrived(checkpoint, state, 1e-6 if write in (codi_original, base_gguf) else 0.0)
+    tokens = checkpoint.tokens
     assert (tokens["start"], tokens["end"], tokens["eos"]) == (case.start, case.end, case.eos)
-    assert origin.template.banned_ids == case.banned
-    assert [origin.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
-    assert origin.is_base == name.startswith(("GPT-2", "Llama", "Qwen2", "GGUF"))
-    found = origin.read()["reasoner"]
+    assert checkpoint.template.banned_ids == case.banned
+    assert [checkpoint.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
+    assert checkpoint.is_base == name.startswith(("GPT-2", "Llama", "Qwen2", "GGUF"))
+    found = checkpoint.read()["reasoner"]
     assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
     if "CODI" in name:
         wanted = projector_of(case.transition)
@@ -157,9 +157,9 @@ def test_half_precision_becomes_single_unchanged(tmp_path):
             state[name] = state[name].to(torch.bfloat16)
 
     _resave(Path(case.settings["init"]), halve)
-    origin = open_case(case.settings, tmp_path)
-    assert_arrived(origin, copy.deepcopy(case.model).bfloat16().float().state_dict())
-    assert origin.read()["reasoner"]["backbone"]["embed_tokens"].dtype == np.float32
+    checkpoint = open_case(case.settings, tmp_path)
+    assert_arrived(checkpoint, copy.deepcopy(case.model).bfloat16().float().state_dict())
+    assert checkpoint.read()["reasoner"]["backbone"]["embed_tokens"].dtype == np.float32
 
 
 def test_pefts_own_word_on_the_scale_goes_first(tmp_path):

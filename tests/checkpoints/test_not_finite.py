@@ -11,7 +11,7 @@ from tiny_folder import WIDTH, config_for, draw, tiny_folder
 from tiny_gguf import tiny_file, tiny_tensors
 
 import slpo_jax as slpo
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
@@ -64,7 +64,7 @@ def _gguf(folder, value):
 def test_a_tensor_that_is_not_finite_is_named_with_its_file(tmp_path, written, value):
     config, file, name = written(tmp_path, value)
     with pytest.raises(UserError) as caught:
-        open_origin(config).read()
+        find_checkpoint(config).read()
     assert str(caught.value) == f"{file}: {name} holds values that are not finite; give a checkpoint that is whole"
 
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_folder import WIDTH, config_for, draw, tiny_folder
 
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.errors import UserError
 
 HIDDEN = 3
@@ -42,7 +42,7 @@ def _export(folder, side, architecture="coconut", more=None, described=True):
 
 def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
     gate, projector = _gate(), _projector()
-    params = open_origin(_export(tmp_path / "codi", gate | projector, "codi")).read()
+    params = find_checkpoint(_export(tmp_path / "codi", gate | projector, "codi")).read()
     np.testing.assert_array_equal(params["gate"]["out"]["kernel"], gate["gate.out.weight"].T)
     np.testing.assert_array_equal(params["reasoner"]["projector"]["norm"]["bias"], projector["projector.4.bias"])
 
@@ -58,7 +58,7 @@ def test_an_export_has_the_gate_and_projector_of_its_side_file(tmp_path):
 )
 def test_an_export_without_a_part_that_it_says_it_has(tmp_path, side, architecture, missing):
     with pytest.raises(UserError, match=rf"^{tmp_path}/ex/reasoner\.safetensors: tensor {missing} is missing; "):
-        open_origin(_export(tmp_path / "ex", side, architecture))
+        find_checkpoint(_export(tmp_path / "ex", side, architecture))
 
 
 def test_a_value_that_its_kind_can_t_have(tmp_path):
@@ -66,14 +66,14 @@ def test_a_value_that_its_kind_can_t_have(tmp_path):
     file = tmp_path / "ex" / "reasoner.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"projector": 0}))
     with pytest.raises(UserError, match=rf"^{file}: key projector: 0 is not valid; give a whole number, 1 or more"):
-        open_origin(config)
+        find_checkpoint(config)
 
 
 def test_a_gate_among_the_tensors_of_an_exports_model(tmp_path):
     """Ours would be used beside it, or in its place."""
     for side in ({}, _gate()):
         with pytest.raises(UserError, match=r"tensor gate\.weight lies among .*reasoner\.safetensors; give"):
-            open_origin(_export(tmp_path / f"ex{len(side)}", side, more=_gate("gate")))
+            find_checkpoint(_export(tmp_path / f"ex{len(side)}", side, more=_gate("gate")))
 
 
 def test_a_side_file_without_its_description(tmp_path):
@@ -82,4 +82,4 @@ def test_a_side_file_without_its_description(tmp_path):
         with pytest.raises(
             UserError, match=r"ex/reasoner\.safetensors: is read only with the reasoner\.json beside it; give"
         ):
-            open_origin(dataclasses.replace(config, init=str(tmp_path / init), base=base))
+            find_checkpoint(dataclasses.replace(config, init=str(tmp_path / init), base=base))

@@ -53,7 +53,7 @@ def ours():
     config.model.dtype = "float32"  # as theirs, also where bfloat16 is what a device is given
     setup = assemble(read_config(config))
     # Without `initial_params`, which puts a copy on every device of the tests.
-    return setup, setup.origin.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
+    return setup, setup.checkpoint.read() | parts.drawn(part for part in setup.parts if part.name == parts.GATE)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def _answers(theirs, stop=(), more_eos_ids=()):
     config.gate.enabled = False
     config.prompt.update(instruction="Answer in a few words.", stop=stop)
     setup = assemble(read_config(config))
-    params, rows = setup.origin.read(), setup.template.prompts(PROMPTS)
+    params, rows = setup.checkpoint.read(), setup.template.prompts(PROMPTS)
     asked = [[{"role": "user", "content": f"{question}\nAnswer in a few words."}] for question in PROMPTS]
     assert rows == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
     eos_ids = (setup.template.eos_id, *more_eos_ids)

@@ -15,7 +15,7 @@ from tiny_llama import random_tree
 
 from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.architectures import REASONERS, backbone_of
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
@@ -38,8 +38,8 @@ def _config(reasoner: str, **changes):
     return config
 
 
-def _name(origin) -> str:
-    return f"{origin.architecture.name}_{backbone_of(origin.description.model)}"
+def _name(opened) -> str:
+    return f"{opened.architecture.name}_{backbone_of(origin.description.model)}"
 
 
 def _bits(tree):
@@ -60,31 +60,31 @@ def there(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
-    origin = open_origin(read_config(config))
-    reasoner = origin.architecture.on(origin.description.model)
+    opened = find_checkpoint(read_config(config))
+    reasoner = opened.architecture.on(opened.description.model)
     gate = stopping_gate(reasoner.width, config.gate.hidden)
     gate_params = jax.tree.map(lambda x: x + 0.1, gate.init(jax.random.key(1)))
     params = {"reasoner": random_tree(reasoner, 3), "gate": gate_params}
     checkpoint = folder / "checkpoints" / "slpo"
     save_params(checkpoint, params)
-    origin.write(checkpoint.parent / "reasoner")
+    opened.write(checkpoint.parent / "reasoner")
     (checkpoint / "config.json").write_text(json.dumps({"stage": "rl", "rl": {}}))
     export.export_checkpoint(checkpoint, folder / "exported")
-    return origin, reasoner, params, checkpoint, folder / "exported"
+    return opened, reasoner, params, checkpoint, folder / "exported"
 
 
 def test_transformers_opens_and_decodes_the_same(there):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    origin, reasoner, params, _, exported = there
+    opened, reasoner, params, _, exported = there
     model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    is_qwen2 = type(origin.description.model) is Qwen2Config  # AutoTokenizer would cut it as Qwen2's own
+    is_qwen2 = type(opened.description.model) is Qwen2Config  # AutoTokenizer would cut it as Qwen2's own
     opens = transformers.PreTrainedTokenizerFast if is_qwen2 else transformers.AutoTokenizer
     tokenizer = opens.from_pretrained(exported)
     text = "Tom has 5 apples . He buys 3 . How many now ?"
     ids = tokenizer(text)["input_ids"]
-    assert ids == origin.template.tokenizer(text)["input_ids"]
+    assert ids == opened.template.tokenizer(text)["input_ids"]
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits.numpy()
     tokens = np.array([ids], np.int32)
@@ -95,25 +95,25 @@ def test_transformers_opens_and_decodes_the_same(there):
     np.testing.assert_allclose(reasoner.logits(params["reasoner"], hidden), expected, rtol=0, atol=1e-4)
     config = json.loads((exported / "config.json").read_text())
     markers = config.get("latent_start_id"), config.get("latent_end_id")
-    assert markers == (origin.template.start_id, next(iter(origin.template.closing_ids), None))
-    assert config["eos_token_id"] == origin.template.eos_id == model.config.eos_token_id
+    assert markers == (opened.template.start_id, next(iter(opened.template.closing_ids), None))
+    assert config["eos_token_id"] == opened.template.eos_id == model.config.eos_token_id
 
 
 def test_there_and_back_bit_for_bit(there, tmp_path):
-    origin, _, params, _, exported = there
+    opened, _, params, _, exported = there
     config = default_config()
     identity = identify(str(exported))
     name = export.guess_reasoner(identity)
-    assert name == _name(origin)
+    assert name == _name(opened)
     config.reasoner = name
     config.gate.hidden = 5 if name == "codi_llama" else 0
     back = export.import_checkpoint(identity, tmp_path / "back", read_config(config))
     _assert_equal_bits(load_params(tmp_path / "back", stored_params(tmp_path / "back")), params)
     assert back.description.gate_trained
     assert (back.template.start_id, back.template.closing_ids, back.template.banned_ids) == (
-        origin.template.start_id,
-        origin.template.closing_ids,
-        origin.template.banned_ids,
+        opened.template.start_id,
+        opened.template.closing_ids,
+        opened.template.banned_ids,
     )
     export.export_checkpoint(tmp_path / "back", tmp_path / "again")
     card = (tmp_path / "again" / "README.md").read_text()
@@ -126,9 +126,9 @@ def test_there_and_back_bit_for_bit(there, tmp_path):
 
 
 def test_a_run_starts_from_the_export(there, tmp_path):
-    origin, _, params, checkpoint, exported = there
+    opened, _, params, checkpoint, exported = there
     for init in (exported, checkpoint):
-        config = _config(_name(origin), init=str(init), tokenizer="")
+        config = _config(_name(opened), init=str(init), tokenizer="")
         config.model.update(n_layer=7, n_embd=4)  # the checkpoint's shapes hold
         config.stages = ("evaluate",)
         config.data.eval.made = "synthetic:test"
@@ -139,7 +139,7 @@ def test_a_run_starts_from_the_export(there, tmp_path):
 
 
 def test_side_file_is_as_documented(there):
-    origin, _, params, _, exported = there
+    opened, _, params, _, exported = there
     side = load_file(exported / "reasoner.safetensors")
     expected = {"gate.out.weight": (1, 5 if "hidden" in params["gate"] else 16), "gate.out.bias": (1,)}
     if "hidden" in params["gate"]:
@@ -153,7 +153,7 @@ def test_side_file_is_as_documented(there):
                   "lt_head.log_std.bias": (16,)},
         "dart": {"silent.embedding": (16,), "silent.fc_in.weight": (12, 16), "silent.fc_in.bias": (12,),
                  "silent.fc_out.weight": (16, 12), "silent.fc_out.bias": (16,)},
-    }.get(origin.architecture.name, {})  # fmt: skip
+    }.get(opened.architecture.name, {})  # fmt: skip
     assert {name: tensor.shape for name, tensor in side.items()} == expected
     latent = np.random.default_rng(0).normal(size=16).astype(np.float32)
     if "hidden" not in params["gate"]:
@@ -256,10 +256,10 @@ def test_a_tokenizer_that_transformers_opens_as_another_is_named(tmp_path, warni
     if int(version("transformers").partition(".")[0]) < 5:
         pytest.skip("earlier ones take a tokenizer.json as it is")
     config = _config(reasoner)
-    origin = open_origin(read_config(config))
-    params = {"reasoner": random_tree(origin.architecture.on(origin.description.model), 3)}
+    opened = find_checkpoint(read_config(config))
+    params = {"reasoner": random_tree(opened.architecture.on(opened.description.model), 3)}
     save_params(tmp_path / "checkpoints" / "slpo", params)
-    origin.write(tmp_path / "checkpoints" / "reasoner")
+    opened.write(tmp_path / "checkpoints" / "reasoner")
     export.export_checkpoint(tmp_path / "checkpoints" / "slpo", tmp_path / "exported")
     said = [line for line in warnings if "AutoTokenizer cuts texts in another way" in line]
     assert len(said) == (reasoner == "text_qwen2")

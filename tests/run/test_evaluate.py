@@ -186,7 +186,7 @@ def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, mo
     """A changed `generation_config.json`: neither the parameters nor the prompts tell."""
 
     def ended(self):
-        return dataclasses.replace(self.origin.template, more_eos_ids=(5,))
+        return dataclasses.replace(self.checkpoint.template, more_eos_ids=(5,))
 
     monkeypatch.setattr(Experiment, "template", property(ended))
     assert finished.evaluate(monkeypatch) == EVERYTHING | {"validation"}

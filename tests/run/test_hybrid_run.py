@@ -62,7 +62,7 @@ def hybrid(tmp_path_factory):
     params = experiment.initial_params()
     for name, kept in (("saved", params), ("bare", {name: params[name] for name in ("reasoner", "gate")})):
         save_params(folder / name, kept)
-        experiment.origin.write(folder / name / "reasoner")
+        experiment.checkpoint.write(folder / name / "reasoner")
     return experiment, params, folder
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from slpo_jax import load
 from slpo_jax.checkpoints.architectures.colar import Colar
-from slpo_jax.checkpoints.checkpoint import open_origin
+from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
@@ -186,7 +186,7 @@ def test_there_and_back(tmp_path, gaussian):
     side = load_file(tmp_path / "exported" / "reasoner.safetensors")
     assert side.keys() == {name for name in tensors if name.startswith("lt_head.")}
     assert all(np.array_equal(side[name], tensors[name]) for name in side)
-    back = open_origin(config_for(tmp_path / "exported", "colar_llama"))
+    back = find_checkpoint(config_for(tmp_path / "exported", "colar_llama"))
     assert dataclasses.asdict(back.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": gaussian}
     for place in map(str, (tmp_path / "colar", tmp_path / "ours", tmp_path / "exported")):
         config, made = config_of(identify(place)), made_with(identify(place))
@@ -196,7 +196,7 @@ def test_there_and_back(tmp_path, gaussian):
     del facts["gaussian"]  # as older exports are
     (tmp_path / "exported" / "reasoner.json").write_text(json.dumps(facts))
     if not gaussian:
-        assert open_origin(config_for(tmp_path / "exported", "colar_llama")).architecture == back.architecture
+        assert find_checkpoint(config_for(tmp_path / "exported", "colar_llama")).architecture == back.architecture
     said = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert (said["latent_start_id"], said["latent_end_id"], said["latent_id"]) == (MARK, MARK, MARK + 4)
     assert "`lt_head.*`: Linear" in (tmp_path / "exported" / "README.md").read_text()
@@ -221,7 +221,7 @@ def test_there_and_back(tmp_path, gaussian):
 def test_what_is_no_colar(tmp_path, changes, words):
     published(tmp_path / "colar", **changes)
     with pytest.raises(UserError, match=re.escape(words)) as caught:
-        open_origin(config_for(tmp_path / "colar", "colar_llama"))
+        find_checkpoint(config_for(tmp_path / "colar", "colar_llama"))
     assert str(caught.value).startswith(f"{tmp_path}/colar: ")
 
 
@@ -274,14 +274,14 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     tensors = lightning(tmp_path / "epoch7.ckpt")
     changes = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA)
     assert identify(str(tmp_path / "epoch7.ckpt"), **changes).reasoner == "colar_llama"
-    origin = open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
-    assert dataclasses.asdict(origin.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
+    checkpoint = find_checkpoint(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **changes))
+    assert dataclasses.asdict(checkpoint.architecture) == {"projector": HIDDEN, "scale": SCALE, "gaussian": True}
     identity = identify(str(tmp_path / "epoch7.ckpt"), **changes)
     import_checkpoint(identity, tmp_path / "ours", config_of(identity))
     export_checkpoint(tmp_path / "ours", tmp_path / "exported")  # in the other layout, whose program has no least
     for config in map(config_of, (identity, *map(identify, (str(tmp_path / "ours"), str(tmp_path / "exported"))))):
         assert (config.latent_policy.name, config.latent_policy.colar.least) == ("colar", 1)
-    tree = origin.read()["reasoner"]
+    tree = checkpoint.read()["reasoner"]
     place = "model.layers.1.self_attn.v_proj"
     a, b = (tensors[f"llm.base_model.model.{place}.lora_{x}.default.weight"] for x in "AB")
     expected = base[f"{place}.weight"] + ALPHA / RANK * b @ a
@@ -289,7 +289,7 @@ def test_its_own_program_s_file_opens_with_its_base(tmp_path):
     np.testing.assert_array_equal(tree["head"]["log_std"]["kernel"], tensors["latent_policy.log_std.weight"].T)
     # The CoT model that it is trained from has no head yet.
     lightning(tmp_path / "cot.ckpt", with_head=False)
-    cot = open_origin(config_for(tmp_path / "cot.ckpt", "colar_llama", **changes))
+    cot = find_checkpoint(config_for(tmp_path / "cot.ckpt", "colar_llama", **changes))
     assert cot.lacks == "head"
     assert not np.array_equal(cot.read()["reasoner"]["backbone"]["layers_1"]["self_attn"]["v_proj"]["kernel"].T,
                               base[f"{place}.weight"])  # fmt: skip
@@ -313,7 +313,7 @@ def test_its_own_program_s_file_that_doesn_t_fit(tmp_path, changes, more, words)
     lightning(tmp_path / "epoch7.ckpt", **more)
     known = dict(base=str(tmp_path / "base"), lora_alpha=ALPHA) | changes
     with pytest.raises(UserError, match=words):
-        open_origin(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **known))
+        find_checkpoint(config_for(tmp_path / "epoch7.ckpt", "colar_llama", **known))
 
 
 @pytest.mark.parametrize(
