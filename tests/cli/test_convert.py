@@ -39,7 +39,7 @@ def _config(reasoner: str, **changes):
 
 
 def _name(opened) -> str:
-    return f"{opened.architecture.name}_{backbone_of(origin.description.model)}"
+    return f"{opened.architecture.name}_{backbone_of(opened.description.model)}"
 
 
 def _bits(tree):
@@ -56,7 +56,7 @@ def _assert_equal_bits(new, old):
 
 @pytest.fixture(scope="module", params=list(REASONERS))
 def there(request, tmp_path_factory):
-    """(origin, functions, parameters, Orbax checkpoint, its export) of a reasoner with random weights."""
+    """(checkpoint, functions, parameters, Orbax checkpoint, its export) of a reasoner with random weights."""
     folder = tmp_path_factory.mktemp(request.param)
     config = _config(request.param)
     config.model.tied = request.param != "coconut_llama"  # one of them has a head of its own
