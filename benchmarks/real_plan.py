@@ -20,7 +20,7 @@ from slpo_jax.config import default_config
 from slpo_jax.config.presets import objective_variant
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import is_whole, read_stamp, write_stamp
+from slpo_jax.evaluation.manifest import is_whole, read_manifest, write_manifest
 from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping
@@ -151,8 +151,8 @@ def part_sets(workdir: Workdir, apart: Workdir, spans: Mapping[str, tuple[int, i
     """Write the whole evaluations that a workdir has, set by set, where a report can be made of them; their number."""
     found = 0
     for row, name in workdir.evaluated():
-        files, stamp = workdir.set_files(name, row), read_stamp(workdir.set_files(name, row))
-        if stamp is None or not is_whole(files, stamp):
+        files, manifest = workdir.set_files(name, row), read_manifest(workdir.set_files(name, row))
+        if manifest is None or not is_whole(files, manifest):
             continue
         found += 1
         lines = files.records.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -161,7 +161,7 @@ def part_sets(workdir: Workdir, apart: Workdir, spans: Mapping[str, tuple[int, i
             part = lines[first:end]
             if part:  # tiny ones may be cut
                 write_text(apart.set_files(each, row).records, "".join(part))
-                write_stamp(apart.set_files(each, row), dataclasses.replace(stamp, name=each, problems=len(part)))
+                write_manifest(apart.set_files(each, row), dataclasses.replace(manifest, name=each, problems=len(part)))
     if workdir.metrics.exists():
         write_text(apart.metrics, workdir.metrics.read_text(encoding="utf-8"))
     return found

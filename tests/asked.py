@@ -13,7 +13,7 @@ from slpo_jax.config.sections import values
 from slpo_jax.evaluation.rows import Row, write_row, write_rule
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.experiment import assemble, build
-from slpo_jax.run.provenance import claim
+from slpo_jax.run.provenance import ensure_manifest
 
 QUESTION = "Tom has 3 pens . He buys 2 . How many now ?"
 T, ANSWER = 4, 3
@@ -58,7 +58,7 @@ def workdir(reasoner: str, folder: Path) -> Path:
     """`folder` with imitation and cold start, as a run leaves it, but with random weights."""
     experiment = build(read_config(run_config(reasoner)), folder)
     for stage in ("imitate", "cold_start"):
-        claim(experiment, stage)
+        ensure_manifest(experiment, stage)
         save_params(experiment.workdir.stage(stage).path, run_params(reasoner))
     experiment.log.close()
     (folder / "config.json").write_text(json.dumps(values(experiment.config)))

@@ -198,6 +198,8 @@ def _files(description: Description, thinks: bool, explains: bool) -> str:
             "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
         )
     lines.append("- `reasoner.json`: architecture and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
-    lines.append("- `digests.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked.")
+    lines.append(
+        "- `checksums.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked."
+    )
     lines.append("\n`save_pretrained` writes the first line's files alone: copy the others beside them.")
     return "\n".join(lines)

@@ -27,7 +27,7 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import has_latent_tokens, load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.checksums import SEAL, is_as_sealed, seal, sealed
+from slpo_jax.io.checksums import CHECKSUMS, matches_checksums, read_checksums, write_checksums
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
@@ -109,8 +109,8 @@ def replaced_by_export(
     Raises:
         UserError: it is in use, and not to be overwritten, or by a run.
     """
-    own = {SEAL} | {name.partition("/")[0] for name in sealed(target)}
-    if (target / FILE).is_file() and is_as_sealed(target):
+    own = {CHECKSUMS} | {name.partition("/")[0] for name in read_checksums(target)}
+    if (target / FILE).is_file() and matches_checksums(target):
         return own
     if not (overwrite and target.is_dir()):
         check_free(target, remedy)
@@ -220,7 +220,7 @@ def export_reasoner(
             write_text(made / name, text)
         for file in filter(Path.is_file, made.iterdir()):
             file.chmod(0o644)  # safetensors makes its files private
-        seal(made)
+        write_checksums(made)
 
 
 def guess_reasoner(identity: Identity, tokenizer: str = "") -> str:

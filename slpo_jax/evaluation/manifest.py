@@ -1,4 +1,4 @@
-"""What an evaluation depended on and what it wrote: `eval/ROW/SET.stamp`, by which stale or damaged results are known.
+"""What an evaluation depended on and what it wrote: `eval/ROW/SET.manifest`, by which stale or damaged results are known.
 
 A result is current if it was made by the same parameters, from the same problems, under the same settings, and its
 files are to the byte what was written then. All four are digests, so that neither a path nor a step stands for them.
@@ -15,7 +15,7 @@ from slpo_jax.io.workdir import SetFiles
 
 
 @dataclasses.dataclass(frozen=True)
-class Stamp:
+class Manifest:
     """One row's evaluation on one data set.
 
     Attributes:
@@ -50,7 +50,7 @@ class Stamp:
         """Digest of all but what was written."""
         return digest(dataclasses.asdict(dataclasses.replace(self, files={})))
 
-    def same_evaluation(self, other: "Stamp") -> bool:
+    def same_evaluation(self, other: "Manifest") -> bool:
         """Whether both are of the same parameters, problems and settings, whatever was written."""
         return dataclasses.replace(self, files={}) == dataclasses.replace(other, files={})
 
@@ -67,28 +67,28 @@ def problems_digest(problems: EncodedProblems, limit: int) -> tuple[str, str, in
     return digest(texts), digest([list(map(int, prompt)) for prompt in problems.prompts[:count]]), count
 
 
-def write_stamp(files: SetFiles, stamp: Stamp) -> None:
-    """Writes the stamp of records that lie there, with the digests of these very files."""
+def write_manifest(files: SetFiles, manifest: Manifest) -> None:
+    """Writes the manifest of records that lie there, with the digests of these very files."""
     written = {path.name: file_digest(path) for path in (files.records, files.latents) if path.exists()}
-    text = json.dumps(dataclasses.asdict(stamp) | {"files": written}, indent=1, sort_keys=True) + "\n"
-    write_text(files.stamp, text)
+    text = json.dumps(dataclasses.asdict(manifest) | {"files": written}, indent=1, sort_keys=True) + "\n"
+    write_text(files.manifest, text)
 
 
-def read_stamp(files: SetFiles) -> Stamp | None:
-    """The stamp of a set's records; None where there is none that can be read, so that they are made again."""
+def read_manifest(files: SetFiles) -> Manifest | None:
+    """The manifest of a set's records; None where there is none that can be read, so that they are made again."""
     try:
-        found = Stamp(**json.loads(files.stamp.read_text(encoding="utf-8")))
+        found = Manifest(**json.loads(files.manifest.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     return found if isinstance(found.settings, dict) and isinstance(found.files, dict) else None
 
 
-def is_whole(files: SetFiles, stamp: Stamp, latents: bool = False) -> bool:
-    """Whether the files are to the byte what was written under the stamp.
+def is_whole(files: SetFiles, manifest: Manifest, latents: bool = False) -> bool:
+    """Whether the files are to the byte what was written under the manifest.
 
     Args:
         latents: whether the latents must be there too.
     """
     wanted = {files.records.name} | ({files.latents.name} if latents else set())
-    written = stamp.files.items()
-    return wanted <= stamp.files.keys() and all(file_digest(files.folder / name) == value for name, value in written)
+    written = manifest.files.items()
+    return wanted <= manifest.files.keys() and all(file_digest(files.folder / name) == value for name, value in written)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import is_whole, read_stamp
+from slpo_jax.evaluation.manifest import is_whole, read_manifest
 from slpo_jax.evaluation.rows import Rows
 from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
@@ -157,8 +157,8 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
 
     Returns:
         row -> set -> records, rows in the report's order, sets by name; and notes on what was left out: records that
-        are not to the byte what their stamp says, or were made by another checkpoint, under other settings, or from
-        other problems than the newest of their set. Records without a stamp count in rows without a checkpoint alone.
+        are not to the byte what their manifest says, or were made by another checkpoint, under other settings, or from
+        other problems than the newest of their set. Records without a manifest count in rows without a checkpoint alone.
 
     Raises:
         UserError: there are no records, or a file is malformed.
@@ -172,10 +172,10 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         if (row, name) not in left_out:
             sets[row].append(name)
     notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
-    stamps = {name: read_stamp(folder.set_files(name, row)) for row, names in sets.items() for name in names}
+    manifests = {name: read_manifest(folder.set_files(name, row)) for row, names in sets.items() for name in names}
     notes += [
-        f"{name}: {stamp.left_out:,} problem(s) of its source are left out, as their answers can't be compared."
-        for name, stamp in sorted(stamps.items()) if stamp and stamp.left_out
+        f"{name}: {manifest.left_out:,} problem(s) of its source are left out, as their answers can't be compared."
+        for name, manifest in sorted(manifests.items()) if manifest and manifest.left_out
     ]  # fmt: skip
     found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
     return {row: records for row, records in found.items() if records}, notes
@@ -186,16 +186,16 @@ def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
     why, data = dict[tuple[str, str], str](), dict[str, list[tuple[float, str, str]]]()
     for row, name in folder.evaluated():
         files, facts = folder.set_files(name, row), rows[row]
-        stamp = read_stamp(files)
-        if stamp is None:
+        manifest = read_manifest(files)
+        if manifest is None:
             if facts.checkpoint:
                 why[row, name] = "its evaluation was not finished"
-        elif (stamp.checkpoint, stamp.settings) != (facts.checkpoint, facts.evaluation):
+        elif (manifest.checkpoint, manifest.settings) != (facts.checkpoint, facts.evaluation):
             why[row, name] = "it is of another checkpoint or setting"
-        elif not is_whole(files, stamp):
+        elif not is_whole(files, manifest):
             why[row, name] = "its records were changed"
         else:
-            data.setdefault(name, []).append((files.stamp.stat().st_mtime, row, stamp.data))
+            data.setdefault(name, []).append((files.manifest.stat().st_mtime, row, manifest.data))
     for name, found in data.items():
         newest = max(found)[2]
         why |= {(row, name): "it is of other problems" for _, row, digest in found if digest != newest}

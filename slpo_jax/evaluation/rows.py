@@ -32,7 +32,7 @@ class Row:
         rule: the chosen one.
         chosen_for: digest of what the choice depended on; "" where there was none.
         checkpoint: digest of the parameters.
-        evaluation: what all its evaluations depend on, see `stamps.Stamp.settings`.
+        evaluation: what all its evaluations depend on, see `manifest.Manifest.settings`.
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
         shown: of these, by key of the config, those that a report names.
         source: the workdir that the row was taken from; "" for a run's own.

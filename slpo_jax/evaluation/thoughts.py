@@ -12,7 +12,7 @@ def write_thoughts(path: Path, evaluation: str, rows: Iterable[Mapping[str, Any]
     """Writes what `evaluate.thought_rows` gave.
 
     Args:
-        evaluation: digest of what it depends on, of the stamp beside it.
+        evaluation: digest of what it depends on, of the manifest beside it.
     """
     text = to_json({"evaluation": evaluation, "problems": list(rows)}, ensure_ascii=False)
     write_text(path, text + "\n")

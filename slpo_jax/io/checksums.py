@@ -8,11 +8,11 @@ from absl import logging
 from slpo_jax.io import hosts
 from slpo_jax.io.files import file_digest, write_text
 
-SEAL = "digests.json"
+CHECKSUMS = "checksums.json"
 _WHOLE = "_CHECKPOINT_METADATA"
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Write down what the files of a finished checkpoint are.
 
     Args:
@@ -21,27 +21,27 @@ def seal(folder: Path) -> None:
     if not hosts.is_first():
         return
     found = {name: file_digest(folder / name) for name in _files(folder)}
-    write_text(folder / SEAL, json.dumps(found, indent=1, sort_keys=True) + "\n")
+    write_text(folder / CHECKSUMS, json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-def sealed(folder: Path) -> dict[str, str]:
+def read_checksums(folder: Path) -> dict[str, str]:
     """The digests that a folder was sealed with, by file; {} for another folder."""
     try:
-        found = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         return {str(name): str(value) for name, value in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def is_as_sealed(folder: Path) -> bool:
+def matches_checksums(folder: Path) -> bool:
     """Whether a folder holds what it was sealed with, to the byte, and nothing else."""
-    expected = sealed(folder)
+    expected = read_checksums(folder)
     return bool(expected) and expected == {name: file_digest(folder / name) for name in _files(folder)}
 
 
 def edited(folder: Path, suffix: str) -> list[str]:
     """The files with names that end so which are others than the folder was sealed with, or gone."""
-    ours = {name: value for name, value in sealed(folder).items() if name.endswith(suffix)}
+    ours = {name: value for name, value in read_checksums(folder).items() if name.endswith(suffix)}
     return [name for name, value in ours.items() if file_digest(folder / name) != value]
 
 
@@ -56,24 +56,24 @@ def damage(folder: Path, part: str = "") -> str:
         that nobody sealed, such as one whose program was killed at that moment.
     """
     try:
-        sealed = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        sealed = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         expected = {str(name): str(value) for name, value in sealed.items()}
     except FileNotFoundError:
         # Orbax deletes a checkpoint file by file; one that is whole always has this one.
         if not part and not (folder / _WHOLE).exists():
             return f"{folder} was being deleted"
-        logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, SEAL)
+        logging.warning("%s: is used unchecked, without its %s nothing tells whether it is damaged", folder, CHECKSUMS)
         return ""
     except (OSError, ValueError, AttributeError):
-        return f"{folder / SEAL} can't be read"
+        return f"{folder / CHECKSUMS} can't be read"
     ours = {name: value for name, value in expected.items() if name.startswith(part)}
     for name, value in ours.items():
         found = file_digest(folder / name)
         if found != value:
             return f"{folder / name} {'has changed since it was saved' if found else 'is gone'}"
-    return "" if ours else f"{folder / SEAL} lists none of its files"
+    return "" if ours else f"{folder / CHECKSUMS} lists none of its files"
 
 
 def _files(folder: Path) -> list[str]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path.relative_to(folder)) for path in files if path.name != SEAL)
+    return sorted(str(path.relative_to(folder)) for path in files if path.name != CHECKSUMS)

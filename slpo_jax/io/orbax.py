@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io.checksums import damage, seal
+from slpo_jax.io.checksums import damage, write_checksums
 from slpo_jax.io.workdir import StageFolder
 
 
@@ -93,7 +93,7 @@ def save_params(directory: Path, params: Any) -> None:
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(directory.absolute() / "0" / "params", params)
-        seal(directory.absolute() / "0")
+        write_checksums(directory.absolute() / "0")
     except (OSError, ValueError) as error:
         raise unwritten(directory, error, "make room, and run the command again") from None
 

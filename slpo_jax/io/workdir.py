@@ -13,7 +13,7 @@ WORKDIR/
   labels/  manifest.json  NUMBER.npz        of the stage latent_rm's thoughts
   eval/
     SET.jsonl                               the last row's records
-    ROW/  row.json  SET.jsonl  SET.latents.npz  SET.thoughts.json  SET.stamp
+    ROW/  row.json  SET.jsonl  SET.latents.npz  SET.thoughts.json  SET.manifest
     ROW/{SET,rule}.partial/                 rollouts of an evaluation, or of a choice, that is not finished
 """
 
@@ -60,9 +60,9 @@ class SetFiles:
         return self.folder / f"{self.name}.thoughts.json"
 
     @property
-    def stamp(self) -> Path:
+    def manifest(self) -> Path:
         """Digest of what the records depend on."""
-        return self.folder / f"{self.name}.stamp"
+        return self.folder / f"{self.name}.manifest"
 
     @property
     def partial(self) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 from slpo_jax.checkpoints.decode_settings import made_like
 from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.evaluate import record_rows, thought_rows
-from slpo_jax.evaluation.manifest import Stamp, is_whole, problems_digest, read_stamp, write_stamp
+from slpo_jax.evaluation.manifest import Manifest, is_whole, problems_digest, read_manifest, write_manifest
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rollout_cache import KeptRollouts
@@ -102,8 +102,8 @@ def _evaluate_row(
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
     tests = {name: experiment.test_set(name) for name in names}
     sampled = config.samples, config.used_seeds, scorers_digests(config, scoring)
-    stamps = {
-        name: Stamp(
+    manifests = {
+        name: Manifest(
             name, row.checkpoint, *problems_digest(test, config.limit), settings, *sampled, left_out=test.left_out
         )
         for name, test in tests.items()
@@ -113,18 +113,18 @@ def _evaluate_row(
     if row.name == row.stage and made_like(experiment.config, row.settings):
         write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
-    for name, stamp in stamps.items():
-        files, what = experiment.workdir.set_files(name, row.name), stamp.evaluation
-        if not hosts.decided(_is_current(files, stamp, config.save_latents)):
+    for name, manifest in manifests.items():
+        files, what = experiment.workdir.set_files(name, row.name), manifest.evaluation
+        if not hosts.decided(_is_current(files, manifest, config.save_latents)):
             if what not in done:
                 _evaluate_set(experiment, row, load(row.stage) | scoring, files, KeptRollouts(files.partial, what))
             elif hosts.is_first():
                 _copy(done[what], files)
             if hosts.is_first():
-                write_stamp(files, stamp)
+                write_manifest(files, manifest)
         KeptRollouts(files.partial, what).clear()
         done[what] = files
-        count = min(config.watched, stamp.problems) if experiment.config.max_latents else 0
+        count = min(config.watched, manifest.problems) if experiment.config.max_latents else 0
         if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
             _watch_set(experiment, row, load(row.stage), files, what, count)
 
@@ -150,10 +150,10 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return evaluated_settings(experiment.config, experiment.template.more_eos_ids)
 
 
-def _is_current(files: SetFiles, stamp: Stamp, latents: bool) -> bool:
+def _is_current(files: SetFiles, manifest: Manifest, latents: bool) -> bool:
     """Whether records are there, whole and of this very evaluation."""
-    written = read_stamp(files)
-    return written is not None and written.same_evaluation(stamp) and is_whole(files, written, latents)
+    written = read_manifest(files)
+    return written is not None and written.same_evaluation(manifest) and is_whole(files, written, latents)
 
 
 def _copy(source: SetFiles, target: SetFiles) -> None:

@@ -22,7 +22,7 @@ from slpo_jax.run.data_summary import understood
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_run
-from slpo_jax.run.provenance import check_models, claim, starting_stage
+from slpo_jax.run.provenance import check_models, ensure_manifest, starting_stage
 from slpo_jax.run.rows import rows
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import check_batch
@@ -75,7 +75,7 @@ def _say_understood(experiment: Experiment) -> None:
 
 def run_stage(experiment: Experiment, stage: Stage) -> None:
     """Train a stage, if it isn't finished."""
-    claim(experiment, stage.name)
+    ensure_manifest(experiment, stage.name)
     if not experiment.workdir.stage(stage.name).is_finished:
         _HOW[stage.section].train(experiment, stage.name)
     if stage.name == IMITATE and hosts.is_first():  # also what a run left that was killed as soon as it was finished
@@ -92,7 +92,7 @@ def check_stages(experiment: Experiment) -> None:
     wrong = dict[str, None]()
     for stage in wanted(experiment.config):
         check_batch(experiment, stage.section)
-        claim(experiment, stage.name, write=False)
+        ensure_manifest(experiment, stage.name, write=False)
         try:
             _HOW[stage.section].check(experiment, stage.name)
         except UserError as error:

@@ -3,7 +3,7 @@
 A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
 settings that affect it (`checked.setting`), the files of its data to the byte, and its start, which is the manifest of
 the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
-is told by its stamp in the same way (`evaluation.manifest`).
+is told by its manifest in the same way (`evaluation.manifest`).
 """
 
 import json
@@ -75,7 +75,7 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     return found | {"more_ends": list(more_ends)}
 
 
-def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
+def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> None:
     """Write down what the stage's result depends on, or make sure that it is as it was when the stage began.
 
     Args:
@@ -85,7 +85,7 @@ def claim(experiment: Experiment, stage: str, write: bool = True) -> None:
     """
     folder = experiment.workdir.stage(stage)
     if stage == IMITATE and not folder.is_finished:  # it may have begun with parts of its recipe's own
-        claim(experiment, UNFINISHED, write and experiment.recipe.ends_apart)
+        ensure_manifest(experiment, UNFINISHED, write and experiment.recipe.ends_apart)
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(experiment, stage)

@@ -13,7 +13,7 @@ from typing import Any
 
 from slpo_jax.config.config import Config
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import is_whole, problems_digest, read_stamp
+from slpo_jax.evaluation.manifest import is_whole, problems_digest, read_manifest
 from slpo_jax.evaluation.rows import Row, read_row, read_rows, write_row
 from slpo_jax.io.workdir import SetFiles, Workdir
 from slpo_jax.run.experiment import Experiment
@@ -51,20 +51,20 @@ def check_rows(experiment: Experiment, own: list[Row], sets: tuple[str, ...]) ->
 def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
     """Whether a set of a row can be compared with this run's own."""
     config, where = experiment.config, f"{files.folder.parent.parent}'s row {row.name}"
-    stamp = read_stamp(files)
-    if stamp is None or not files.records.exists():
+    manifest = read_manifest(files)
+    if manifest is None or not files.records.exists():
         raise UserError(
             f"{_KEY}: {where} was not evaluated on {files.name}; do so there, or change config.evaluate.datasets"
         )
-    if not is_whole(files, stamp) or (stamp.checkpoint, stamp.settings) != (row.checkpoint, row.evaluation):
+    if not is_whole(files, manifest) or (manifest.checkpoint, manifest.settings) != (row.checkpoint, row.evaluation):
         raise UserError(f"{_KEY}: {files.records} is not what {where} is now; run the evaluate stage there again")
     data, _, count = problems_digest(experiment.test_set(files.name), config.evaluate.limit)
-    if stamp.data != data:
+    if manifest.data != data:
         raise UserError(
-            f"config.data.eval.{files.name}: these {count:,} problems are not the {stamp.problems:,} that {where} was "
+            f"config.data.eval.{files.name}: these {count:,} problems are not the {manifest.problems:,} that {where} was "
             f"evaluated on; give the same data and config.evaluate.limit, or another {_KEY}"
         )
-    then = {**stamp.settings, "evaluate.samples": stamp.samples, "evaluate.seeds": stamp.seeds}
+    then = {**manifest.settings, "evaluate.samples": manifest.samples, "evaluate.seeds": manifest.seeds}
     for key, now in comparable(config).items():
         if now != then.get(key):
             raise UserError(
@@ -97,7 +97,7 @@ def take_rows(experiment: Experiment, taken: list[Row], sets: tuple[str, ...]) -
         for name in sets:
             old, new = source.set_files(name, row.name), workdir.set_files(name, row.name)
             new.folder.mkdir(parents=True, exist_ok=True)
-            for kind in ("records", "latents", "thoughts", "stamp"):
+            for kind in ("records", "latents", "thoughts", "manifest"):
                 if getattr(old, kind).exists():
                     shutil.copyfile(getattr(old, kind), getattr(new, kind))
         write_row(workdir.root, dataclasses.replace(row, source=row.source or str(source)))

@@ -13,7 +13,7 @@ from absl import logging as absl_logging
 
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.checksums import damage, seal
+from slpo_jax.io.checksums import damage, write_checksums
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState
@@ -44,8 +44,8 @@ class StageCheckpoints:
         self.directory = directory.absolute()
         self._take_back()
         self._manager = ocp.CheckpointManager(self.directory, options=options)
-        self._sealer = concurrent.futures.ThreadPoolExecutor(1)
-        self._sealing: concurrent.futures.Future[None] | None = None
+        self._checksummer = concurrent.futures.ThreadPoolExecutor(1)
+        self._checksumming: concurrent.futures.Future[None] | None = None
 
     @property
     def latest_step(self) -> int | None:
@@ -55,8 +55,8 @@ class StageCheckpoints:
     @property
     def saving(self) -> bool:
         """Whether a checkpoint is on its way to the disk."""
-        sealing = self._sealing
-        return sealing is not None and not sealing.done()
+        checksumming = self._checksumming
+        return checksumming is not None and not checksumming.done()
 
     def save(self, state: TrainState, extra: dict[str, Any] | None = None, replace: bool = False) -> None:
         """Save in the background; a checkpoint appears whole or not at all.
@@ -88,7 +88,7 @@ class StageCheckpoints:
                 extra=ocp.args.JsonSave(extra or {}),
             ),
         )
-        self._sealing = self._sealer.submit(self._seal, step)
+        self._checksumming = self._checksummer.submit(self._checksum, step)
 
     def _check_room(self, state: TrainState) -> None:
         """Orbax on a full disk fails in several threads, with pages about each."""
@@ -119,9 +119,9 @@ class StageCheckpoints:
                     path.rename(path.with_suffix(""))
         hosts.barrier("taken back")
 
-    def _seal(self, step: int) -> None:
+    def _checksum(self, step: int) -> None:
         self._manager.wait_until_finished()
-        seal(self.directory / str(step))
+        write_checksums(self.directory / str(step))
         if hosts.is_first():
             shutil.rmtree(self._replaced(step), ignore_errors=True)
 
@@ -131,10 +131,10 @@ class StageCheckpoints:
         Raises:
             SaveError: it could not be written; the checkpoints before it are whole.
         """
-        sealing, self._sealing = self._sealing, None
+        checksumming, self._checksumming = self._checksumming, None
         try:
-            if sealing is not None:
-                sealing.result()
+            if checksumming is not None:
+                checksumming.result()
         except (OSError, ValueError) as error:
             raise self._unwritten(error) from None
 
@@ -189,7 +189,7 @@ class StageCheckpoints:
     def close(self) -> None:
         """Wait for saves under way."""
         self.wait()
-        self._sealer.shutdown()
+        self._checksummer.shutdown()
         self._manager.close()
 
 

@@ -20,7 +20,7 @@ from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import registry
 from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
-from slpo_jax.io.checksums import seal
+from slpo_jax.io.checksums import write_checksums
 from slpo_jax.run.plan import run_stages
 
 
@@ -249,7 +249,7 @@ def test_an_export_overwrites_what_it_wrote_and_else_only_when_asked(reasoner, t
 def test_an_export_leaves_nothing_of_the_one_before_it(reasoner, tmp_path):
     reasoner.export(tmp_path / "exported")
     (tmp_path / "exported" / "second_model.safetensors").write_text("of a thought in words")
-    seal(tmp_path / "exported")
+    write_checksums(tmp_path / "exported")
     reasoner.export(tmp_path / "exported")
     assert not (tmp_path / "exported" / "second_model.safetensors").exists()
 
@@ -273,7 +273,7 @@ def test_an_export_is_the_reasoner_as_it_was_loaded(reasoner, tmp_path):
     files = sorted(path.relative_to(tmp_path / "api") for path in (tmp_path / "api").rglob("*") if path.is_file())
     pairs = {str(file): {(tmp_path / name / file).read_bytes() for name in ("api", "command")} for file in files}
     differ = [file for file, texts in pairs.items() if len(texts) > 1]
-    assert differ == ["README.md", "digests.json"]  # the title is the folder's name
+    assert differ == ["README.md", "checksums.json"]  # the title is the folder's name
     for name, how in {"other": {"threshold": 0.9, "max_answer_tokens": 3}, "fixed": {"latents": 2}}.items():
         changed = slpo.load(reasoner.source, **how)
         changed.export(tmp_path / name)

@@ -21,7 +21,7 @@ from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.noise import DropoutConfig
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
-from slpo_jax.run.provenance import claim
+from slpo_jax.run.provenance import ensure_manifest
 from slpo_jax.run.solver import load_solver
 
 REASONER = "coconut_gpt2"
@@ -83,7 +83,7 @@ def test_latent_policy_and_prompt_go_with_a_checkpoint(tmp_path):
     config.prompt.update(instruction="Count .", answers="last_number", stop=("pens",))
     config.evaluate.update(max_answer_tokens=5, temperature=0.6)
     experiment = build(read_config(config), tmp_path / "work")
-    claim(experiment, "grpo")
+    ensure_manifest(experiment, "grpo")
     checkpoint = experiment.workdir.stage("grpo").path
     save_params(checkpoint, experiment.initial_params())
     (tmp_path / "work" / "config.json").write_text(json.dumps(values(experiment.config)))
@@ -207,7 +207,7 @@ def test_an_export_that_was_edited_says_so(exported, tmp_path, caplog, file, key
         path = tmp_path / "it" / file
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
         identify(str(tmp_path / "it"))
-    assert f"{tmp_path}/it: {file} changed since it was written, as its digests.json has it" in caplog.text
+    assert f"{tmp_path}/it: {file} changed since it was written, as its checksums.json has it" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["config.json", "checkpoints/cold_start/config.json"])

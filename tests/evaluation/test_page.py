@@ -44,14 +44,14 @@ def workdir(tmp_path_factory):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[7] |= {"question": EVIL, "answer": "seven <", "correct": False, "cut": False}
         records.write_records(path, lines)
-    stamp = manifest.Stamp("alpha", "now", "", "", N, {"rule": 0.5}, 8)
+    of_set = manifest.Manifest("alpha", "now", "", "", N, {"rule": 0.5}, 8)
     slpo = dataclasses.replace(rows.read_row(folder, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
     rows.write_row(folder, slpo)
     for name in ("alpha", "beta"):
-        manifest.write_stamp(Workdir(folder).set_files(name, "slpo"), stamp)
+        manifest.write_manifest(Workdir(folder).set_files(name, "slpo"), of_set)
     latents = [{"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]}, {"stop": 0.5, "nearest": [["</b>", 1.0]]}]
     seen = [{"text": "### 7", "latents": latents}, {"text": "### 8", "latents": latents[:1]}]
-    thoughts.write_thoughts(Workdir(folder).set_files("alpha", "slpo").thoughts, stamp.evaluation, seen)
+    thoughts.write_thoughts(Workdir(folder).set_files("alpha", "slpo").thoughts, of_set.evaluation, seen)
     thoughts.write_thoughts(Workdir(folder).set_files("beta", "slpo").thoughts, "another evaluation", seen)
     metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "seconds": 0.5} for s in range(1, 9)]
     metrics += [{"step": s, "stage": "cold_start", "loss": 1 / s} for s in range(1, 9)]

@@ -305,8 +305,8 @@ def test_records_of_another_checkpoint_are_left_out(workdir):
     row = dataclasses.replace(rows.read_row(workdir, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
     rows.write_row(workdir, row)
     for name, checkpoint in (("alpha", "now"), ("beta", "before")):
-        stamp = manifest.Stamp(name, checkpoint, "", "", 40, {"rule": 0.5}, 16)
-        manifest.write_stamp(Workdir(workdir).set_files(name, "slpo"), stamp)
+        of_set = manifest.Manifest(name, checkpoint, "", "", 40, {"rule": 0.5}, 16)
+        manifest.write_manifest(Workdir(workdir).set_files(name, "slpo"), of_set)
     out = report.write_report(workdir)
     assert list(out["eval"]["slpo"]) == ["alpha"]
     assert list(out["eval"]["cold_start"]) == ["beta", "alpha"]

@@ -17,7 +17,7 @@ def _known(workdir: Workdir) -> set[Path]:
         paths |= {folder.facts, folder.finished, folder.rule, workdir.digest(stage)}
     for row, name in [*workdir.evaluated(), *(("", name) for _, name in workdir.evaluated())]:
         files = workdir.set_files(name, row)
-        paths |= {files.records, files.latents, files.stamp, files.thoughts}
+        paths |= {files.records, files.latents, files.manifest, files.thoughts}
     return paths | {workdir.row_facts(row) for row, _ in workdir.evaluated()}
 
 

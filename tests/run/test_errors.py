@@ -465,7 +465,7 @@ import time
 
 
 def _fill():
-    while not pathlib.Path("work/checkpoints/imitate/2/digests.json").exists():
+    while not pathlib.Path("work/checkpoints/imitate/2/checksums.json").exists():
         time.sleep(0.01)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 

@@ -21,7 +21,7 @@ from slpo_jax.io.mesh import replicate
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.provenance import claim, params_digest
+from slpo_jax.run.provenance import ensure_manifest, params_digest
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
 STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}
@@ -60,7 +60,7 @@ class Run:
         experiment = build(read_config(self.config(**changes)), self.work)
         folder = experiment.workdir.stage(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
-        claim(experiment, stage)
+        ensure_manifest(experiment, stage)
         save_params(folder.path, _params(value))
         folder.finished.write_text("0\n")
         experiment.log.close()
@@ -195,10 +195,10 @@ def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, mo
 
 def test_results_whose_noise_was_the_same_on_every_set_are_made_again(finished, monkeypatch):
     for name in SETS:
-        path = finished.records("slpo", name).with_suffix(".stamp")
-        stamp = json.loads(path.read_text())
-        assert stamp.pop("name") == name
-        path.write_text(json.dumps(stamp))
+        path = finished.records("slpo", name).with_suffix(".manifest")
+        manifest = json.loads(path.read_text())
+        assert manifest.pop("name") == name
+        path.write_text(json.dumps(manifest))
     assert finished.evaluate(monkeypatch) == {"slpo on real", "slpo on made"}
 
 
@@ -281,12 +281,12 @@ def _edit(path):
 
 
 @pytest.mark.parametrize("damage", [os.unlink, _truncate, _edit])
-@pytest.mark.parametrize("ending", ["jsonl", "stamp"])
+@pytest.mark.parametrize("ending", ["jsonl", "manifest"])
 def test_damaged_results_are_made_again(finished, monkeypatch, damage, ending):
     whole = finished.records("cold_start").read_bytes()
     damage(finished.work / "eval" / "cold_start" / f"real.{ending}")
     done = finished.evaluate(monkeypatch)
-    if (damage, ending) != (_edit, "stamp"):  # which has no such text
+    if (damage, ending) != (_edit, "manifest"):  # which has no such text
         assert done == {"cold_start on real"}
     assert finished.records("cold_start").read_bytes() == whole
     assert finished.evaluate(monkeypatch) == set()
@@ -296,7 +296,7 @@ def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoi
     finished.train("slpo", 7)
     with pytest.raises(KeyboardInterrupt):
         finished.evaluate(monkeypatch, interrupt="slpo on real")
-    for _ in range(2):  # nor is what lost its stamp in another way
+    for _ in range(2):  # nor is what lost its manifest in another way
         found = write_report(finished.work)
         assert set(found["eval"]["slpo"]) == {"made"}
         assert found["eval"]["slpo"]["made"]["latent_steps"] == 7

@@ -8,7 +8,7 @@ from small_run import load_config
 from slpo_jax.config import read_config
 from slpo_jax.run import rl
 from slpo_jax.run.experiment import build
-from slpo_jax.run.provenance import claim
+from slpo_jax.run.provenance import ensure_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cpu_devices")]
 STEPS, CUT = 5, 3
@@ -48,7 +48,7 @@ def _train(workdir, crash_at=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rl, "prompted_batches", failing)
         try:
-            claim(experiment, "grpo")
+            ensure_manifest(experiment, "grpo")
             rl.train(experiment, "grpo")
         finally:
             experiment.log.close()

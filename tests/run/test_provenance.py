@@ -18,7 +18,7 @@ from slpo_jax.io.orbax import save_params
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.provenance import check_starts, claim, evaluated_settings, settings_of, starting_stage
+from slpo_jax.run.provenance import check_starts, ensure_manifest, evaluated_settings, settings_of, starting_stage
 from slpo_jax.run.rows import shown_settings
 from slpo_jax.training.recipes import RECIPES
 
@@ -49,7 +49,7 @@ class Workdir:
         experiment = self.experiment(**changes)
         folder = experiment.workdir.stage(stage)
         shutil.rmtree(folder.path, ignore_errors=True)
-        claim(experiment, stage)
+        ensure_manifest(experiment, stage)
         save_params(folder.path, {"reasoner": {"w": jnp.ones(2)}})
         folder.finished.write_text("0\n")
 

@@ -326,7 +326,7 @@ def _two(path):
 
 
 def _largest(folder):
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "checksums.json")
     return max(files, key=lambda path: path.stat().st_size)
 
 
@@ -374,13 +374,13 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
 
 def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, caplog):
     _two(tmp_path)
-    seal = tmp_path / "8" / "digests.json"
+    seal = tmp_path / "8" / "checksums.json"
     seal.write_text("{}")  # of no file
-    with pytest.raises(UserError, match=r"8/params: is damaged \(.*digests.json lists none of its files"):
+    with pytest.raises(UserError, match=r"8/params: is damaged \(.*checksums.json lists none of its files"):
         load_params(tmp_path, _state().params)
     seal.unlink()
     assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
-    assert "8: is used unchecked, without its digests.json" in caplog.text
+    assert "8: is used unchecked, without its checksums.json" in caplog.text
     for step in ("4", "8"):
         shutil.rmtree(tmp_path / step / "params")
     (tmp_path / "finished").write_text("8\n")
@@ -391,7 +391,7 @@ def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, ca
 def test_damage_that_nobody_sealed_is_one_line_too(tmp_path):
     _two(tmp_path)
     for step in ("4", "8"):
-        (tmp_path / step / "digests.json").unlink()
+        (tmp_path / step / "checksums.json").unlink()
         for path in (tmp_path / step).rglob("*"):
             if path.is_file():
                 path.write_bytes(b"\0" * 9)
@@ -512,7 +512,7 @@ def test_a_checkpoint_that_was_being_deleted_is_not_gone_on_from(tmp_path, gone)
     kept.save(_state())
     kept.save(last)
     kept.close()
-    for name in ["digests.json", *gone]:
+    for name in ["checksums.json", *gone]:
         path = tmp_path / "5" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     again = StageCheckpoints(tmp_path)

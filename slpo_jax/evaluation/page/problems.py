@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.manifest import read_stamp
+from slpo_jax.evaluation.manifest import read_manifest
 from slpo_jax.evaluation.records import EvalRecords, Evals
 from slpo_jax.evaluation.thoughts import read_thoughts
 from slpo_jax.io.workdir import Workdir
@@ -26,9 +26,9 @@ def thoughts_of(workdir: str | Path, evals: Evals) -> Thoughts:
     for row, sets in evals.items():
         for name in sets:
             files = Workdir(Path(workdir)).set_files(name, row)
-            stamp = read_stamp(files)
-            if stamp is not None:
-                found[row, name] = read_thoughts(files.thoughts, stamp.evaluation)
+            manifest = read_manifest(files)
+            if manifest is not None:
+                found[row, name] = read_thoughts(files.thoughts, manifest.evaluation)
     return found
 
 
