@@ -75,7 +75,7 @@ def get_config(given: str):
     config.rl.optimizer.update(name="adafactor", learning_rate=1e-5, warmup_steps=10)
     for name, (kind, settings) in OBJECTIVES.items():
         objective_variant(config, name, kind, **settings)
-    config.evaluate.update(batch_size=1024, prompt_multiple=224, samples=16, seeds=1, thresholds=(0.5,), watched=0)
+    config.evaluate.update(batch_size=1024, prompt_multiple=224, samples=16, seeds=1, thresholds=(0.5,), probed=0)
     config.update(trackers=(), log_every=10, checkpoint_every=50)
     if asked["tiny"]:
         config.update_from_flattened_dict(TINY | ({} if asked["init"] else RANDOM))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.words WORKDIR STAGE..`: how often a kept second model's words are the step of their latent.
+"""`python -m benchmarks.words WORKDIR STAGE..`: how often a kept decoder's words are the step of their latent.
 
 Of runs such as `slpo train quickstart --config.imitate.recipe=simcot --config.imitate.control=False
 --config.imitate.simcot.keep=True`, on the first 500 problems of synthetic:test, in six latents; prints JSON, a line a

@@ -93,7 +93,7 @@ def get_config(cell: str = "coconut_gpt2"):
         config.rl.temperature = 0.0  # of all objectives but GRPO
     if architecture == "text":
         _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
-    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, watched=0)
+    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, probed=0)
     config.log_every = 20
     config.checkpoint_every = 10_000
 

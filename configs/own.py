@@ -8,12 +8,12 @@ GPT-2 from random weights that reads the data's words where they are few, else b
 import sys
 
 from slpo_jax.config import default_config
-from slpo_jax.run.derived import own_settings
+from slpo_jax.run.derived import derived_settings
 
 
 def get_config(train: str = "synthetic:train"):
     config = default_config()
     if train:  # else the command chooses once it has read its flags, which go first
         config.data.train = train
-        print("\n".join(own_settings(config)), file=sys.stderr)
+        print("\n".join(derived_settings(config)), file=sys.stderr)
     return config

@@ -14,7 +14,7 @@ from absl import logging
 from slpo_jax.api.evaluation import Evaluation
 from slpo_jax.checkpoints.checkpoint import Checkpoint
 from slpo_jax.checkpoints.decode_settings import used_with
-from slpo_jax.checkpoints.decoder import with_second
+from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.export import export_adapters, replaced_by_export, write_export
 from slpo_jax.config.naming import ARGUMENTS, naming
 from slpo_jax.config.sections import changed
@@ -144,7 +144,7 @@ class TrainedReasoner:
         Args:
             folder: must not exist, be empty, or be an export that nobody has changed since; it appears whole or not at
                 all.
-            explain: with the second model of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
+            explain: with the decoder of SIM-CoT, which must have been kept and, of a foreign checkpoint, loaded.
             overwrite: another folder too, but a run's. Files of other names stay in it.
             adapters: instead of all, what `config.rl.lora` has trained, as PEFT saves it; for the model that the stage
                 began from, which adapter_config.json names.
@@ -165,7 +165,7 @@ class TrainedReasoner:
         config = changed(solver.setup.config, {"gate.enabled": solver.stopping == "threshold"})
         template = dataclasses.replace(checkpoint.template, tokenizer=copy.deepcopy(checkpoint.template.tokenizer))
         description = dataclasses.replace(checkpoint.description, settings=used_with(config, solver.rule))
-        params = jax.device_get(with_second(solver.params, explain, self.source))
+        params = jax.device_get(with_decoder(solver.params, explain, self.source))
         write_export(target, Path(self.source), params, Checkpoint(description, template), config, *how, replaces)
         return target
 
@@ -236,7 +236,7 @@ def load(
         latent_policy: the law of a thought's steps, such as soft; "" is the run's.
         instruction, answers: what a text reasoner is asked with, and how its answer is read; "" is the run's.
         speed: that CoLaR is asked to think at, 1 to 5; None is the run's.
-        explain: solutions have each latent in words, by the second model of SIM-CoT, which must have been kept.
+        explain: solutions have each latent in words, by the decoder of SIM-CoT, which must have been kept.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """

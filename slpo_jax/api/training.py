@@ -20,7 +20,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.derived import own_settings
+from slpo_jax.run.derived import derived_settings
 from slpo_jax.run.sources import check_sources
 
 
@@ -118,4 +118,4 @@ def _choose(node: ConfigDict, given: Mapping[str, Any]) -> None:
     """Choose from the data what isn't given."""
     if not node.data.train:
         raise UserError(f"train: give a config, one of {', '.join(shipped())}, or problems to train on, train=FILE")
-    print("\n".join(own_settings(node, list(given))), file=sys.stderr)
+    print("\n".join(derived_settings(node, list(given))), file=sys.stderr)

@@ -29,7 +29,7 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         checkpoint: WORKDIR/checkpoints/STAGE or a step's directory in it; without a run around it, the card says so.
         name: the title.
         thinks: whether it thinks in plain PyTorch.
-        explains: whether SIM-CoT's second model goes along.
+        explains: whether SIM-CoT's decoder goes along.
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
@@ -192,7 +192,7 @@ def _files(description: Description, thinks: bool, explains: bool) -> str:
         state = "trained" if description.gate_trained else "random"
         lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
     if explains:
-        lines.append("- `second_model.safetensors`: SIM-CoT's second model, which says latents in words in slpo_jax.")
+        lines.append("- `decoder.safetensors`: SIM-CoT's decoder, which says latents in words in slpo_jax.")
     if thinks:
         lines.append(
             "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slpo_jax.checkpoints.architectures import REASONERS, Architecture, architecture_of
-from slpo_jax.checkpoints.decoder import read_second
+from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
@@ -28,7 +28,7 @@ from slpo_jax.data.templates import Template, written_texts
 from slpo_jax.data.tokenizer import ANSWER_MARK, WORDS, has_latent_tokens, load_tokenizer, words_of, words_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.llama import LlamaConfig
-from slpo_jax.models.parts import EXPLAINER, GATE, REASONER
+from slpo_jax.models.parts import DECODER, GATE, REASONER
 from slpo_jax.models.reasoner import BACKBONES
 from slpo_jax.models.shapes import ModelConfig, activation_type, is_loop
 
@@ -46,7 +46,7 @@ class Checkpoint:
     Attributes:
         description: its architecture and shapes, as they are written beside checkpoints.
         template: its texts, with the tokenizer.
-        read: gives the imported parts of the parameters, with True SIM-CoT's second model too if there is one; None
+        read: gives the imported parts of the parameters, with True SIM-CoT's decoder too if there is one; None
             where they are random.
         orbax: the checkpoint of ours to start from, or None.
         lacks: what the checkpoint, of a language model that has not been a reasoner yet, lacks of one; "" for others.
@@ -201,8 +201,8 @@ def _imported(config: Config, architecture: type[Architecture], opened: Checkpoi
         tree = grow(read_tree(weights, layout.tensors.model, source), rows, template.tokenizer)
         reasoner = {"backbone": tree} | read_tree(heads, layout.tensors.head, source)
         found = {REASONER: reasoner} | ({GATE: read_tree(gates, opened.layout.gate, source)} if gates else {})
-        second = layout.second if explain else None
-        return found | ({EXPLAINER: read_second(second, stored, layout.backbone, source)} if second else {})
+        decoder = layout.decoder if explain else None
+        return found | ({DECODER: read_decoder(decoder, stored, layout.backbone, source)} if decoder else {})
 
     return Checkpoint(description, template, read, lacks=lacks)
 

@@ -112,7 +112,7 @@ def _published(identity: Identity, architecture: type[Architecture]) -> dict[str
     if identity.opened is None:
         return {}
     layout = identity.opened.layout
-    latents = {"max_latents": layout.second.latents} if layout.second and layout.second.latents else {}
+    latents = {"max_latents": layout.decoder.latents} if layout.decoder and layout.decoder.latents else {}
     return latents | architecture.published_settings(layout.tensors)
 
 

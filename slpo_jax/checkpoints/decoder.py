@@ -1,4 +1,4 @@
-"""SIM-CoT's second model beside a reasoner: in the files of its two programs, and in an export."""
+"""SIM-CoT's decoder beside a reasoner: in the files of its two programs, and in an export."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from slpo_jax.checkpoints.weights import (
     write_tree,
 )
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import EXPLAINER
+from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import vocabulary_rows
 from slpo_jax.policy.explain import READS, Reads
 
-FILE = "second_model.safetensors"
-"""Of an export: the second model, under a language model's names, and `READS`."""
-# The reasoner's prefix, the second model's, how that reads (latents of a thought, position of the first), and the
-# latents of the last stage, five thoughts, where these are not as many as without a second model.
+FILE = "decoder.safetensors"
+"""Of an export: the decoder, under a language model's names, and `READS`."""
+# The reasoner's prefix, the decoder's, how that reads (latents of a thought, position of the first), and the
+# latents of the last stage, five thoughts, where these are not as many as without a decoder.
 _LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
     ("base_causallm.", "expainable_llm.", (2, 1), 10),  # so it is spelled there
     ("codi.", "decoder.", (1, 0), 0),
@@ -32,8 +32,8 @@ _LAYOUTS: tuple[tuple[str, str, Reads, int], ...] = (
 _SEPARATE = ("pj_in.", "pj_out.")
 
 
-class Second(NamedTuple):
-    """A second model that has not been read yet.
+class Decoder(NamedTuple):
+    """A decoder that has not been read yet.
 
     Attributes:
         tensors: under Hugging Face's names.
@@ -46,8 +46,8 @@ class Second(NamedTuple):
     latents: int = 0
 
 
-def take_second(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Second | None]:
-    """Take off the second model that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
+def take_decoder(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stored], Decoder | None]:
+    """Take off the decoder that SIM-CoT's programs write beside COCONUT's and CODI's reasoner.
 
     One of other shapes than the reasoner's base, which has projections in and out, can't be read: a line says so.
 
@@ -63,13 +63,13 @@ def take_second(tensors: dict[str, Stored], source: str) -> tuple[dict[str, Stor
         if len(rest) + len(found) < len(tensors):
             logging.warning("%s: %s* is a model with projections (pj_in, pj_out), and is left out", source, prefix)
             return rest, None
-        logging.warning("%s: %s* is taken as SIM-CoT's second model, which --explain needs", source, prefix)
-        return rest, Second(found, reads, latents)
+        logging.warning("%s: %s* is taken as SIM-CoT's decoder, which --explain needs", source, prefix)
+        return rest, Decoder(found, reads, latents)
     return tensors, None
 
 
-def of_export(tensors: dict[str, Stored], source: str) -> Second:
-    """The second model in an export's `FILE`.
+def of_export(tensors: dict[str, Stored], source: str) -> Decoder:
+    """The decoder in an export's `FILE`.
 
     Raises:
         UserError: it doesn't say how it reads.
@@ -78,11 +78,11 @@ def of_export(tensors: dict[str, Stored], source: str) -> Second:
     if said is None or tuple(said.shape) != (2,):
         raise UserError(f"{source}: has no tensor {READS} of two numbers; export the reasoner again")
     latents, first = said.read().tolist()
-    return Second({name: tensor for name, tensor in tensors.items() if name != READS}, (latents, first))
+    return Decoder({name: tensor for name, tensor in tensors.items() if name != READS}, (latents, first))
 
 
-def read_second(second: Second, config: BackboneConfig, backbone: str, source: str) -> dict[str, Any]:
-    """The part `parts.EXPLAINER`.
+def read_decoder(decoder: Decoder, config: BackboneConfig, backbone: str, source: str) -> dict[str, Any]:
+    """The part `parts.DECODER`.
 
     Args:
         config: the shapes of the reasoner's base, which it has but for the rows of its vocabulary.
@@ -90,32 +90,32 @@ def read_second(second: Second, config: BackboneConfig, backbone: str, source: s
     Raises:
         UserError: it has other shapes.
     """
-    tensors, embedding = second.tensors, EMBEDDING[backbone]
+    tensors, embedding = decoder.tensors, EMBEDDING[backbone]
     if embedding not in tensors and "lm_head.weight" in tensors:  # of tensors that share their memory one is kept
         tensors[embedding] = tensors["lm_head.weight"]
     rows = tensors[embedding].shape[0] if embedding in tensors else config.vocab_size
     weights = backbone_weights(dataclasses.replace(config, vocab_size=rows))
     tree = read_tree(weights, tensors, source)
     refuse_leftovers(weights, tensors, config, source)
-    return {"backbone": tree, READS: np.array(second.reads, np.int32)}
+    return {"backbone": tree, READS: np.array(decoder.reads, np.int32)}
 
 
-def write_second(params: dict[str, Any], config: BackboneConfig) -> dict[str, np.ndarray]:
+def write_decoder(params: dict[str, Any], config: BackboneConfig) -> dict[str, np.ndarray]:
     """The tensors of an export's `FILE`; `params` are all parts."""
-    tree = params[EXPLAINER]["backbone"]
+    tree = params[DECODER]["backbone"]
     weights = backbone_weights(dataclasses.replace(config, vocab_size=vocabulary_rows(tree)))
-    return write_tree(weights, tree) | {READS: np.asarray(params[EXPLAINER][READS])}
+    return write_tree(weights, tree) | {READS: np.asarray(params[DECODER][READS])}
 
 
-def with_second(params: dict[str, Any], asked: bool, source: str) -> dict[str, Any]:
-    """All parts, the second model among them only where it is asked for.
+def with_decoder(params: dict[str, Any], asked: bool, source: str) -> dict[str, Any]:
+    """All parts, the decoder among them only where it is asked for.
 
     Raises:
         UserError: it is asked for, and there is none.
     """
-    if asked and EXPLAINER not in params:
+    if asked and DECODER not in params:
         raise UserError(
-            f"--explain: {source} has no second model that says its thoughts in words, or it was dropped after "
+            f"--explain: {source} has no decoder that says its thoughts in words, or it was dropped after "
             "training; imitate with config.imitate.recipe=simcot and config.imitate.simcot.keep=True, or leave it out"
         )
-    return params if asked else {name: part for name, part in params.items() if name != EXPLAINER}
+    return params if asked else {name: part for name, part in params.items() if name != DECODER}

@@ -17,7 +17,7 @@ from slpo_jax.checkpoints.architectures import ARCHITECTURES, PLAIN
 from slpo_jax.checkpoints.card import model_card, short
 from slpo_jax.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from slpo_jax.checkpoints.decode_settings import config_of, made_with, stopping_of
-from slpo_jax.checkpoints.decoder import with_second, write_second
+from slpo_jax.checkpoints.decoder import with_decoder, write_decoder
 from slpo_jax.checkpoints.description import FILE
 from slpo_jax.checkpoints.detect import Identity, has_gate, identify, newest_checkpoint
 from slpo_jax.checkpoints.generation_files import have_asked, thinking_files, thinks
@@ -31,7 +31,7 @@ from slpo_jax.io.checksums import CHECKSUMS, matches_checksums, read_checksums, 
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
-from slpo_jax.models.parts import EXPLAINER, GATE, LATENT_POLICY, REASONER
+from slpo_jax.models.parts import DECODER, GATE, LATENT_POLICY, REASONER
 from slpo_jax.models.reasoner import BACKBONE
 from slpo_jax.policy.policy import Stopping
 
@@ -45,7 +45,7 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     Args:
         target: must not exist, or be empty.
         config: its reasoner and tokenizer are used.
-        explain: SIM-CoT's second model too.
+        explain: SIM-CoT's decoder too.
     Returns:
         what the checkpoint is.
     Raises:
@@ -57,7 +57,7 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     checkpoint = find_checkpoint(dataclasses.replace(config, init=source, gate=gate), identity)
     if checkpoint.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
-    params = with_second(checkpoint.read(explain), explain, source)
+    params = with_decoder(checkpoint.read(explain), explain, source)
     if checkpoint.lacks and checkpoint.architecture.heads(checkpoint.description.model.n_embd):
         what = f"has no {checkpoint.lacks} yet, so is no {checkpoint.architecture.title} reasoner"
         raise UserError(f"{source}: {what}; train one with the imitate stage")
@@ -75,7 +75,7 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Chec
     Args:
         source: WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what `import_checkpoint` wrote.
         target: must not exist, be empty, or be an export that nobody has changed since.
-        explain: SIM-CoT's second model too, which must have been kept.
+        explain: SIM-CoT's decoder too, which must have been kept.
     Returns:
         what the checkpoint is.
     Raises:
@@ -93,7 +93,7 @@ def export_checkpoint(source: Path, target: Path, explain: bool = False) -> Chec
     config = config_of(identity)
     asked = PromptConfig(chat="never", speed=config.prompt.speed)
     template = description.architecture.template(identity.tokenizer(), prompt=asked)
-    loaded = with_second(load_params(source, stored_params(source)), explain, str(source))
+    loaded = with_decoder(load_params(source, stored_params(source)), explain, str(source))
     params: dict[str, Any] = jax.tree.map(np.asarray, loaded)
     how = stopping_of(config, identity)
     return write_export(target, source, params, Checkpoint(description, template), config, *how, replaces)
@@ -148,7 +148,7 @@ def write_export(
     files = thinking_files(config, checkpoint, stopping, rule)
     if thinks(config, checkpoint):
         have_asked(checkpoint.template)
-    how = thinks(config, checkpoint), EXPLAINER in params
+    how = thinks(config, checkpoint), DECODER in params
     files["README.md"] = model_card(source, checkpoint.description, target.name, *how)
     export_reasoner(target, params, checkpoint, files, str(source), replaces)
     _check_tokenizer(target, checkpoint.template.tokenizer)
@@ -192,7 +192,7 @@ def export_reasoner(
 
     Args:
         folder: not in use, but for what it replaces; it appears whole or not at all.
-        params: the reasoner's part, and the gate's and SIM-CoT's second model's as far as there are some.
+        params: the reasoner's part, and the gate's and SIM-CoT's decoder's as far as there are some.
         checkpoint: what they are of.
         texts: of further files, by their places in the folder.
         source: where they are from, for messages.
@@ -212,8 +212,8 @@ def export_reasoner(
             save_file(model, made / "model.safetensors", metadata={"format": "pt"})  # transformers wants to know
             if side:
                 save_file(side, made / SIDE_FILE)
-            if EXPLAINER in params:
-                save_file(write_second(params, description.model), made / decoder.FILE)
+            if DECODER in params:
+                save_file(write_decoder(params, description.model), made / decoder.FILE)
         except SafetensorError as error:  # what others raise as an OSError
             raise UserError(f"{folder}: can't be written ({error}); make room, and run the command again") from None
         for name, text in texts.items():

@@ -28,7 +28,7 @@ def thinks(config: Config, checkpoint: Checkpoint) -> bool:
     Args:
         config: to evaluate it with.
     """
-    own = config.latent_policy.chosen.is_the_reasoners
+    own = config.latent_policy.selected.is_the_reasoners
     return checkpoint.architecture.layers is not None and own and _asks_alike(checkpoint.template)
 
 
@@ -67,7 +67,7 @@ def thinking_files(config: Config, checkpoint: Checkpoint, stopping: Stopping, r
     described, unknown = checkpoint.description, template.tokenizer.unk_token_id
     has_side = described.gate is not None or bool(described.architecture.heads(described.model.n_embd))
     left_out = " and ".join([CODE, *([SIDE_FILE] if has_side else []), FILE])
-    ended_by, least = config.latent_policy.chosen.ended_by
+    ended_by, least = config.latent_policy.selected.ended_by
     halting = template.token(ended_by) if ended_by else None
     settings |= {
         "max_new_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture, Unwrapped
-from slpo_jax.checkpoints.decoder import Second, take_second
+from slpo_jax.checkpoints.decoder import Decoder, take_decoder
 from slpo_jax.checkpoints.gates import take_gate
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.checkpoints.weights import EMBEDDING, strip_all
@@ -21,14 +21,14 @@ class Layout(NamedTuple):
         backbone: its name, by the tensors'.
         tensors: the language model's, adapters merged, and the architecture's own.
         gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
-        second: SIM-CoT's second model, if it is there and can be read.
+        decoder: SIM-CoT's decoder, if it is there and can be read.
     """
 
     architecture: type[Architecture] | None
     backbone: str
     tensors: Unwrapped
     gate: dict[str, Stored]
-    second: Second | None = None
+    decoder: Decoder | None = None
 
 
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
@@ -53,7 +53,7 @@ def recognise(
     Raises:
         UserError: no language model in it, adapters without their scale, or half an adapter.
     """
-    tensors, second = take_second(strip_all(dict(stored), "module."), source)
+    tensors, decoder = take_decoder(strip_all(dict(stored), "module."), source)
     tensors, gate = take_gate(tensors, source)
     architecture, unwrapped = None, Unwrapped(tensors, {})
     for each in ARCHITECTURES.values():
@@ -75,7 +75,7 @@ def recognise(
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(architecture, backbone, unwrapped._replace(model=tensors), gate, second)
+            return Layout(architecture, backbone, unwrapped._replace(model=tensors), gate, decoder)
     raise _unknown(stored, source)
 
 

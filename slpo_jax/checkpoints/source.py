@@ -212,8 +212,8 @@ def _with_side_file(folder: Path, layout: Layout, described: Description | None)
     gate = {name: tensor for name, tensor in side.items() if name.startswith("gate.")}
     head = {name: tensor for name, tensor in side.items() if name not in gate}
     beside = folder / decoder.FILE
-    second = decoder.of_export(open_tensors(beside), str(beside)) if beside.is_file() else None
-    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head), second=second)
+    exported_decoder = decoder.of_export(open_tensors(beside), str(beside)) if beside.is_file() else None
+    return layout._replace(gate=gate, tensors=layout.tensors._replace(head=head), decoder=exported_decoder)
 
 
 def _tokenizer_folder(folder: Path | None, model_folder: Path, base: str) -> Path | None:

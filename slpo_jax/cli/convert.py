@@ -9,7 +9,7 @@ export  SRC (WORKDIR/checkpoints/STAGE, WORKDIR for its newest, or what import w
         README.md has the lines. `reasoner.safetensors` beside the model has the gate (`gate.*`) and CODI's projector
         (`projector.{1,3,4}.*`, as in its published layout), `reasoner.json` the rest.
 
---explain keeps SIM-CoT's second model both ways, in an export as `second_model.safetensors`.
+--explain keeps SIM-CoT's decoder both ways, in an export as `decoder.safetensors`.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ _BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
 _LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
 
-_EXPLAIN = flags.DEFINE_bool("explain", False, "Keep SIM-CoT's second model, with which solve --explain says thoughts.")
+_EXPLAIN = flags.DEFINE_bool("explain", False, "Keep SIM-CoT's decoder, with which solve --explain says thoughts.")
 
 
 def main(argv: list[str]) -> None:

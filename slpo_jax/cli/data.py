@@ -22,14 +22,14 @@ def main(argv: list[str]) -> None:
         raise UserError("PROBLEMS: give one source: a file, a directory, a hub id or a generated set")
     from slpo_jax.api.reading import read  # takes seconds, for which --help need not wait
     from slpo_jax.data.record_fields import FieldsConfig
-    from slpo_jax.run.data_summary import shown
+    from slpo_jax.run.data_summary import problem_lines
 
     unknown = next((name for name in _FIELDS if not hasattr(FieldsConfig, name)), None)
     if unknown is not None:
         raise UserError(f"config.data.fields.{unknown}: no such key; give question, answer or steps")
     with naming({"config.prompt.answers": "--answers"}):
         problems = read(argv[1], flags.FLAGS.answers or "", _FIELDS)
-    print("\n".join([str(problems), *shown(problems[: flags.FLAGS.limit])]))
+    print("\n".join([str(problems), *problem_lines(problems[: flags.FLAGS.limit])]))
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from slpo_jax.cli.command import refused_value, register, run_command
-from slpo_jax.cli.options import KEYS, Data, check_once, chosen_later, take_data, take_eval_sets, with_config
+from slpo_jax.cli.options import KEYS, Data, check_once, derived_later, take_data, take_eval_sets, with_config
 from slpo_jax.cli.smoke import compile_quickly, smoke
 from slpo_jax.config.config_files import override, shipped, shipped_folder
 from slpo_jax.errors import UserError
@@ -161,7 +161,7 @@ def _parse(argv: list[str]) -> list[str]:
             with data_node.unlocked():
                 data_node.eval = dict(data.tests or data_node.eval) | eval_sets
             override(_CONFIG.value, dict.fromkeys(_NONE))
-            if f"--config={chosen_later()}" in argv:
+            if f"--config={derived_later()}" in argv:
                 _choose(data)
     except (UserError, BrokenPipeError):  # the latter is of what --help prints
         raise
@@ -178,7 +178,7 @@ def _parse(argv: list[str]) -> list[str]:
             _say_range(refused[1], given[f"config.{refused[1]}"])
         if in_flags and (said := refused_value(reason)):
             raise UserError(f"{said}; see --help") from error
-        ours = given.get("config") == chosen_later()  # which the user doesn't know of
+        ours = given.get("config") == derived_later()  # which the user doesn't know of
         source = "" if in_flags or ours else f"--config={given.get('config', '')}: "
         raise UserError(f"{source}{reason}; see slpo_jax/config/config.py for the keys and their types") from error
     if missing:
@@ -189,10 +189,10 @@ def _parse(argv: list[str]) -> list[str]:
 
 def _choose(data: Data) -> None:
     """Choose from the data what no flag has set."""
-    from slpo_jax.run.derived import own_settings
+    from slpo_jax.run.derived import derived_settings
 
     override(_CONFIG.value, {KEYS[name]: source for name, source in data.sources.items()})
-    print("\n".join(own_settings(_CONFIG.value, _given())), file=sys.stderr)
+    print("\n".join(derived_settings(_CONFIG.value, _given())), file=sys.stderr)
 
 
 def _say_start(argv: list[str]) -> None:

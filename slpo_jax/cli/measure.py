@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 2 and values.checkpoint:
         raise UserError("PROBLEMS: give one set: a file, a hub id, or the name of a set of the run")
     with naming(FLAGS):
-        found = reasoner_flags.load_asked().evaluate(
+        found = reasoner_flags.load_requested().evaluate(
             argv[-1], values.samples, values.seed, values.reward or None, values.limit
         )
     if values.out:

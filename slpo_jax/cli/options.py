@@ -102,7 +102,7 @@ def _taken(argv: list[str], flag: re.Pattern[str]) -> list[tuple[str, str, str]]
     return found
 
 
-def chosen_later() -> str:
+def derived_later() -> str:
     """The config that is chosen from the data once the flags that go first are read."""
     return find_config("own:")
 
@@ -117,7 +117,7 @@ def with_config(argv: list[str], data: Data) -> list[str]:
     place = next((number for number, arg in enumerate(argv) if re.match(r"--?config(=|$)", arg)), len(argv))
     before, named, after = argv[:place], argv[place : place + 1], argv[place + 1 :]
     if not named and "train" in sources:
-        return [argv[0], f"--config={chosen_later()}", *argv[1:]]  # a key comes after it
+        return [argv[0], f"--config={derived_later()}", *argv[1:]]  # a key comes after it
     if "base" in sources:
         raise UserError("--base: goes with --train and without a config; beside a config give --config.init")
     if not named:

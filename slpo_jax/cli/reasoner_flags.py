@@ -41,7 +41,7 @@ def define_flags(samples: int) -> None:
     flags.DEFINE_bool("json", False, "Print one JSON object instead.")
 
 
-def load_asked(explain: bool = False) -> "TrainedReasoner":
+def load_requested(explain: bool = False) -> "TrainedReasoner":
     """The reasoner that the flags name.
 
     Args:

@@ -44,7 +44,7 @@ def smoke(config: ConfigDict, given: Collection[str] = ()) -> str:
     evaluate.limit = min(evaluate.limit or ROWS, ROWS)
     for task in GENERATED:
         _lower(config.data[task], train_size=64 * ROWS)
-    _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, watched=STEPS)
+    _lower(evaluate, samples=2, seeds=1, batch_size=4 * ROWS, probed=STEPS)
     evaluate.prompt_multiple, config.log_every = max(config.prompt_slots), 1
     said = f"--smoke: {STEPS} steps of each phase and objective, {ROWS} problems of each set; nothing is learned by it"
     now = flatten(config.to_dict())

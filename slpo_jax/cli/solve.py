@@ -4,7 +4,7 @@ Prints the answer, the number of latents, and for each latent the gate's stop pr
 tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
 COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
 it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the latent policy's own, and lets them vote.
---explain says each latent in words, with the second model of SIM-CoT where that was kept. "-" for the question reads it
+--explain says each latent in words, with the decoder of SIM-CoT where that was kept. "-" for the question reads it
 from standard input. Nothing is written.
 """
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     with naming(FLAGS):
-        reasoner = reasoner_flags.load_asked(explain=values.explain)
+        reasoner = reasoner_flags.load_requested(explain=values.explain)
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:
         print(to_json(as_json(reasoner, solution, values.seed), ensure_ascii=False))
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
     reasoner_flags.define_flags(samples=0)
-    flags.DEFINE_bool("explain", False, "Say each latent in words, where the second model of SIM-CoT was kept.")
+    flags.DEFINE_bool("explain", False, "Say each latent in words, where the decoder of SIM-CoT was kept.")
     flags.adopt_module_key_flags(reasoner_flags)
     run_command(main, goes_on=False)
 

@@ -121,23 +121,23 @@ def setting(
     return dataclasses.field(**given, metadata={"limits": limits})  # type: ignore[call-overload]
 
 
-def choice(base: Any, field: str, default: str, registry: Mapping[str, type], chosen_alone: bool = False) -> Any:
+def choice(base: Any, field: str, default: str, registry: Mapping[str, type], selected_alone: bool = False) -> Any:
     """A section with a field that names one of several, and a section for the settings of each, as defaults have it.
 
     Args:
         base: what all of them share.
         field: which one is used.
         registry: by name the dataclass of each, those that are registered by now.
-        chosen_alone: the others' settings affect nothing.
+        selected_alone: the others' settings affect nothing.
     """
-    return _choice(base, field, default, tuple(registry.items()), chosen_alone)()
+    return _choice(base, field, default, tuple(registry.items()), selected_alone)()
 
 
 @functools.cache
-def _choice(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], chosen_alone: bool) -> Any:
+def _choice(base: Any, field: str, default: str, members: tuple[tuple[str, type], ...], selected_alone: bool) -> Any:
     fields: list[Any] = [(name, cls, cls()) for name, cls in members]
     names = dict.fromkeys([default, *dict(members)])
-    which = setting(default, chooses=tuple(names) if chosen_alone else ())
+    which = setting(default, chooses=tuple(names) if selected_alone else ())
     fields.insert(0, (field, Literal[*names], which))
     return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True)
 

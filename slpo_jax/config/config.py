@@ -175,7 +175,7 @@ def objective_of(config: Config, name: str) -> Objective:
 
 def ends_at(config: Config) -> str:
     """The text that a thought ends where it comes; "" where there is none."""
-    found: str = getattr(config.latent_policy.chosen, "end_text", "")
+    found: str = getattr(config.latent_policy.selected, "end_text", "")
     return found or config.prompt.closing
 
 
@@ -201,7 +201,7 @@ def make_latent_policy(config: Config, token: Callable[[str], int], closing_ids:
     Raises:
         UserError: a text that should be one token is not.
     """
-    settings: Any = config.latent_policy.chosen
+    settings: Any = config.latent_policy.selected
     if closing_ids and hasattr(settings, "halt_id"):
         return dataclasses.replace(settings, halt_id=closing_ids[0])
     if not getattr(settings, "end_text", ""):

@@ -148,7 +148,7 @@ def _check_model(settings: Config, need: Any) -> None:
 
 
 def _check_imitation(config: Config, need: Any) -> None:
-    imitate, architecture, soft = config.imitate, architecture_of(config.reasoner), config.latent_policy.chosen
+    imitate, architecture, soft = config.imitate, architecture_of(config.reasoner), config.latent_policy.selected
     name, own = imitate.recipe or architecture.default_recipe, imitate.c_thought * imitate.max_latent_stage
     need(
         imitate.c_thought == 0 or architecture.has_latents,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError, in_a_line
-from slpo_jax.evaluation.rollout_cache import Batch, KeptRollouts
+from slpo_jax.evaluation.rollout_cache import Batch, RolloutCache
 from slpo_jax.evaluation.schedule import RolloutBatch, rollout_batches
 from slpo_jax.io import hosts
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
@@ -21,7 +21,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.beam import beam_search
 from slpo_jax.policy.explain import Reads, explain, reads_of
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import watch
+from slpo_jax.policy.probe import probe
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.policy.scorers import SCORERS
@@ -36,7 +36,7 @@ class Completions:
     Attributes:
         values: arrays [N, ..] of what is known of a rollout, by name: tokens, int32 [N, A], or [N, T + A] where
             thoughts are written down, see `Trajectories.completions`; latent_steps, int32 [N]; and if asked for,
-            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is watched, `watch`'s
+            latents, float32 [N, T, D], and float32 [N] under each scorer's name; and of what is probed, `probe`'s
             stop, [N, T], nearest_probability and nearest_token, [N, T, K], and where thoughts can be said in words,
             those (`policy.explain`).
     """
@@ -86,12 +86,12 @@ class Evaluator:
         noisy: bool,
         stopping: Stopping,
         keep_latents: bool,
-        watched: bool = False,
+        probed: bool = False,
         reads: Reads | None = None,
         searched: bool = False,
     ) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents, watched, reads, searched)
+        mode = (noisy, stopping, keep_latents, probed, reads, searched)
         if mode in self._programs:
             return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
@@ -105,8 +105,8 @@ class Evaluator:
             values = {"tokens": out.completions, "latent_steps": out.lengths}
             if keep_latents:
                 values["latents"] = policy.latent_policy.feed(params, out.actions).astype(jnp.float32)
-            if watched:
-                seen = watch(policy, params, prompts, out.actions, out.lengths)
+            if probed:
+                seen = probe(policy, params, prompts, out.actions, out.lengths)
                 values |= dict(zip(("stop", "nearest_probability", "nearest_token"), seen, strict=True))
             if reads:
                 values["words"] = explain(policy, params, policy.latent_policy.feed(params, out.actions), reads)
@@ -139,10 +139,10 @@ class Evaluator:
         samples: int = 1,
         limit: int = 0,
         keep_latents: bool = False,
-        watched: bool = False,
+        probed: bool = False,
         searched: bool = False,
         label: str = "",
-        kept: KeptRollouts | None = None,
+        cache: RolloutCache | None = None,
         name: str = "",
     ) -> Completions:
         """Roll out every problem `samples` times.
@@ -153,21 +153,21 @@ class Evaluator:
             rule: the threshold, or the number of latents, or that of each problem.
             seed: dropout seed; None is the deterministic pass.
             limit: only the first problems of the set; 0 is all.
-            watched: also what is seen of the thoughts, of a deterministic pass.
+            probed: also what is seen of the thoughts, of a deterministic pass.
             searched: thoughts are searched for, one of each problem.
             label: of the progress bar.
-            kept: where finished batches are, from an earlier run of this very evaluation too, and are put.
+            cache: where finished batches are, from an earlier run of this very evaluation too, and are put.
             name: of the set, by which noise is drawn: the i-th problems of two are independent. "" is `solve`'s.
         Returns:
             rows in the order problem 0 sample 0, problem 0 sample 1, ...
         """
         count = min(limit or len(problems), len(problems))
-        reads = reads_of(params) if watched else None
-        program = self.program(seed is not None, stopping, keep_latents, watched, reads, searched)
+        reads = reads_of(params) if probed else None
+        program = self.program(seed is not None, stopping, keep_latents, probed, reads, searched)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
         rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
-        results = kept.batches() if kept else []
+        results = cache.batches() if cache else []
         known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it
         progress, pending = Progress(label, count * samples, unit="rollout", keep=False), None
@@ -178,21 +178,21 @@ class Evaluator:
             rows = shard_rows((batch.prompts, batch.index_N, batch.sample_N, batch.real_N), self.mesh)
             out = program(params, *rows, key, shard_rows(rules[batch.index_N], self.mesh))
             if pending is not None:  # wait for the batch before, so that one is always under way
-                results.append(_finished(*pending, kept))
+                results.append(_finished(*pending, cache))
                 known[results[-1].rows] = True
                 progress.update(int(known.sum()))
             pending = number, rows_N, batch.real_N, out
         if pending is not None:
-            results.append(_finished(*pending, kept))
+            results.append(_finished(*pending, cache))
         progress.close()
         return _in_order(results, count * samples)
 
 
-def _finished(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any, kept: KeptRollouts | None) -> Batch:
+def _finished(number: int, rows_N: np.ndarray, real_N: np.ndarray, out: Any, cache: RolloutCache | None) -> Batch:
     """A batch's rollouts on the host, without what filled it up."""
     batch = Batch(rows_N[real_N], {name: hosts.whole(values)[real_N] for name, values in out.items()})
-    if kept:
-        kept.add(number, batch)
+    if cache:
+        cache.add(number, batch)
     return batch
 
 
@@ -325,11 +325,11 @@ def in_words(reward: Reward, words_SL: np.ndarray, step: int, reads: Reads) -> s
 def thought_rows(
     reward: Reward, texts: Sequence[str], seen: Completions, gated: bool, reads: Reads | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What `SET.thoughts.json` says of rollouts that were watched, one a problem.
+    """What `SET.thoughts.json` says of rollouts that were probed, one a problem.
 
     Args:
         texts: of each token.
-        seen: the deterministic rollouts of a set's first problems, watched.
+        seen: the deterministic rollouts of a set's first problems, probed.
         gated: whether a trained gate chooses the number of latents; otherwise its probabilities mean nothing.
         reads: how thoughts were said in words, if they were.
     """

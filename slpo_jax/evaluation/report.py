@@ -24,7 +24,7 @@ from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
 from slpo_jax.evaluation.rows import Rows, read_rows
 from slpo_jax.evaluation.statistics import mean_se, summarise
 from slpo_jax.evaluation.sweeps import sweeps_of
-from slpo_jax.evaluation.trained_settings import differing_settings, shown_settings
+from slpo_jax.evaluation.trained_settings import differing_settings, reported_settings
 from slpo_jax.evaluation.verdict import verdict
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
 from slpo_jax.io.workdir import Workdir
@@ -135,7 +135,7 @@ def _build(runs: Sequence[Evals], rows: Sequence[Rows], notes: list[str]) -> dic
         "chance": chance_levels(runs[0]),
         "differences": differences,
         "rows": {name: row.facts for name, row in rows[0].items()},
-        "settings": shown_settings(rows),
+        "settings": reported_settings(rows),
         "notes": notes + left_out,
         "curves": pass_curves(runs),
         "stop_times": stop_times(runs),

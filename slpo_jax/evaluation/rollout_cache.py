@@ -28,7 +28,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class KeptRollouts:
+class RolloutCache:
     """The finished batches of one pass over a problem set: `FOLDER/EVALUATION.PASS.NUMBER.npz`.
 
     Attributes:
@@ -41,9 +41,9 @@ class KeptRollouts:
     evaluation: str
     name: str = "rollouts"
 
-    def having(self, name: str) -> "KeptRollouts":
+    def having(self, name: str) -> "RolloutCache":
         """The same evaluation's other pass."""
-        return KeptRollouts(self.folder, self.evaluation, name)
+        return RolloutCache(self.folder, self.evaluation, name)
 
     def batches(self) -> list[Batch]:
         """What is there and whole."""

@@ -30,7 +30,7 @@ class Row:
         stopping: how rollouts end, "threshold" or "length".
         rules: thresholds or numbers of latents to choose from on the validation split.
         rule: the chosen one.
-        chosen_for: digest of what the choice depended on; "" where there was none.
+        selected_for: digest of what the choice depended on; "" where there was none.
         checkpoint: digest of the parameters.
         evaluation: what all its evaluations depend on, see `manifest.Manifest.settings`.
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
@@ -49,7 +49,7 @@ class Row:
     stopping: Literal["threshold", "length"] = "length"
     rules: tuple[float | int, ...] = ()
     rule: float | int | None = None
-    chosen_for: str = ""
+    selected_for: str = ""
     checkpoint: str = ""
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -68,7 +68,7 @@ Rows = dict[str, Row]
 
 _KINDS: dict[str, Any] = {
     "label": str, "order": int, "gated": bool, "fixed": bool, "baselines": list, "stage": str, "stopping": str,
-    "rules": list, "rule": (int, float, type(None)), "chosen_for": str, "checkpoint": str, "evaluation": dict,
+    "rules": list, "rule": (int, float, type(None)), "selected_for": str, "checkpoint": str, "evaluation": dict,
     "settings": dict, "shown": dict, "source": str, "about": str,
 }  # fmt: skip
 

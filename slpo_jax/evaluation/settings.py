@@ -28,7 +28,7 @@ class EvaluateConfig:
         beams: of a search over latents by latent_rm, see `policy.beam`; 0 is none.
         candidates: of each beam's next latent.
         thresholds: of the gate, swept on the validation split.
-        watched: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
+        probed: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
         save_latents: also write eval/ROW/NAME.latents.npz.
         rows_from: workdir of another run, evaluated on the same problems in the same way, whose further rows the report
             also has.
@@ -50,7 +50,7 @@ class EvaluateConfig:
     beams: int = setting(0, least=0, note="0 is none")
     candidates: int = setting(8, least=1)
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
-    watched: int = setting(20, least=0, note="0 is none", affects="nothing")
+    probed: int = setting(20, least=0, note="0 is none", affects="nothing")
     save_latents: bool = False
     rows_from: str = ""
 

@@ -8,7 +8,7 @@ from slpo_jax.evaluation.rows import Rows
 from slpo_jax.io.files import flatten
 
 
-def shown_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
+def reported_settings(runs: Sequence[Rows]) -> dict[str, dict[str, Any]]:
     """What the checkpoints of some runs' rows were trained with, as far as all runs agree.
 
     Args:

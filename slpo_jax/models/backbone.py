@@ -20,7 +20,7 @@ from slpo_jax.models.packing import Packing
 from slpo_jax.models.xla_cpu import made_again
 
 LAYERS = "layers"
-"""The parameters of all blocks in one tree, see `Backbone.in_loop`."""
+"""The parameters of all blocks in one tree, see `Backbone.stacked`."""
 
 
 @struct.dataclass
@@ -146,7 +146,7 @@ class Backbone(nn.Module):
     block_type: ClassVar[type[Block]]
 
     @staticmethod
-    def in_loop(params: Mapping[str, Any]) -> dict[str, Any]:
+    def stacked(params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters as a loop over layers reads them: those of all blocks as one, `LAYERS`, the layers first."""
         found = {int(match[1]): name for name in params if (match := re.fullmatch(r"\w+_(\d+)", name))}
         if not found:
@@ -263,7 +263,7 @@ class Backbone(nn.Module):
             mask_BLS = own_mask(valid_BL, valid_BL.shape[1], 0, owner_BL)
             mask_BLS = mask_BLS if sees_BLL is None else mask_BLS & sees_BLL
             context = Context(mask_BLS, before, None, 0, dropout, rotation, packing)
-            x_BLD, own, levels = self._in_loop(x_BLD, context, at_B, last)
+            x_BLD, own, levels = self._stacked(x_BLD, context, at_B, last)
             if cache is not None:  # once for all layers, in place
                 own = write((cache.keys, cache.values), own, start)
         hidden_BLD = self.final_norm(x_BLD)
@@ -284,9 +284,9 @@ class Backbone(nn.Module):
             layers.append(kv)
         return x_BLD, tuple(zip(*layers, strict=True)), levels
 
-    def _in_loop(self, x_BLD, context: Context, at_B, last: int):
+    def _stacked(self, x_BLD, context: Context, at_B, last: int):
         """`_one_by_one` as a loop over one block, which is compiled once; of the last block all positions are made."""
-        block, params = self.block_type(self.config, 0, parent=None), self.in_loop(self.variables["params"])[LAYERS]
+        block, params = self.block_type(self.config, 0, parent=None), self.stacked(self.variables["params"])[LAYERS]
 
         def body(x_BLD, layer):
             number, params, slots = layer

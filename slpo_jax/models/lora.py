@@ -123,7 +123,7 @@ def without_adapter(params: Tree, scale: float, apart: bool = False) -> Tree:
     others = {name: part for name, part in params.items() if name != ADAPTER}
     reasoner, adapter = params[REASONER], params[ADAPTER]
     trained = {name: part for name, part in adapter.items() if name != "lora"}
-    looped = Backbone.in_loop if apart else dict
+    looped = Backbone.stacked if apart else dict
     backbone = merge(looped(reasoner["backbone"]), looped(adapter["lora"]), scale, apart)
     return {**others, REASONER: {**reasoner, **trained, "backbone": backbone}}
 
@@ -135,9 +135,9 @@ def merging(reasoner: Reasoner, scale: float) -> Reasoner:
         scale: alpha / rank.
     """
 
-    def in_loop(params: Tree) -> Tree:
+    def stacked(params: Tree) -> Tree:
         if ADAPTER in params:
             params = without_adapter(params, scale, reasoner.config.scan_layers)
-        return reasoner.in_loop(params)
+        return reasoner.stacked(params)
 
-    return dataclasses.replace(reasoner, in_loop=in_loop)
+    return dataclasses.replace(reasoner, stacked=stacked)

@@ -12,10 +12,10 @@ import jax
 Params = dict[str, Any]
 Init = Callable[[jax.Array], Any]
 
-REASONER, GATE, LATENT_POLICY, ADAPTER, EXPLAINER = "reasoner", "gate", "latent_policy", "adapter", "explainer"
-OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, EXPLAINER)
+REASONER, GATE, LATENT_POLICY, ADAPTER, DECODER = "reasoner", "gate", "latent_policy", "adapter", "decoder"
+OF_A_REASONER = (REASONER, GATE, LATENT_POLICY, DECODER)
 """What a finished stage's checkpoint may have, of which a reward model's has others."""
-CARRIED = (EXPLAINER,)
+CARRIED = (DECODER,)
 """Parts that no stage has to have: those of its start it leaves as they were, and computes nothing with."""
 
 

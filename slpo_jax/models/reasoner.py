@@ -83,7 +83,7 @@ class Reasoner:
         logits: (params, hidden_BLD) -> float32 [B, L, V]; of few positions.
         log_probs: (params, hidden_BLD, tokens_BL, asked_BL, likeliest) -> (float32 [B, L], int [B, L] or None); see
             `models.likelihood.token_log_probs`.
-        in_loop: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
+        stacked: params -> params as programs read them; where layers are a loop, those of all layers as one, once a
             program and not in each pass. Their gradient is that of what was given.
         cast: params -> params as loops without a gradient read them; see `_cast`.
         empty_cache: (rows, slots) -> KVCache.
@@ -99,7 +99,7 @@ class Reasoner:
     transition: Callable[[Params, jax.Array], jax.Array]
     logits: Callable[[Params, jax.Array], jax.Array]
     log_probs: Callable[..., tuple[jax.Array, jax.Array | None]]
-    in_loop: Callable[[Params], Params]
+    stacked: Callable[[Params], Params]
     cast: Callable[[Params], Params]
     empty_cache: Callable[[int, int], KVCache]
     law: Callable[[Params, jax.Array], LatentLaw] | None = None
@@ -116,23 +116,23 @@ class Reasoner:
         names = ("forward", "trace", "embed", "transition", "logits", "log_probs")
         bound: dict[str, Any] = {name: reads(REASONER, getattr(self, name)) for name in names}
         bound["law"] = self.law and reads(REASONER, self.law)
-        bound |= {name: writes(REASONER, getattr(self, name)) for name in ("in_loop", "cast")}
+        bound |= {name: writes(REASONER, getattr(self, name)) for name in ("stacked", "cast")}
         return dataclasses.replace(self, **bound)
 
 
-def _in_loop(config: BackboneConfig, params: Params) -> Params:
-    return params | {BACKBONE: Backbone.in_loop(params[BACKBONE])} if config.scan_layers else params
+def _stacked(config: BackboneConfig, params: Params) -> Params:
+    return params | {BACKBONE: Backbone.stacked(params[BACKBONE])} if config.scan_layers else params
 
 
 def _cast(config: BackboneConfig, params: Params) -> Params:
-    """`Reasoner.in_loop`, the matrices in the activations' type, as every use of them takes them: once."""
+    """`Reasoner.stacked`, the matrices in the activations' type, as every use of them takes them: once."""
 
     def cast(tree: Params, axes: int) -> Params:
         return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim >= axes else x, tree)
 
     layers = params[BACKBONE].get(LAYERS)
     if layers is None:
-        return _in_loop(config, cast(params, 2))
+        return _stacked(config, cast(params, 2))
     return params | {BACKBONE: cast(params[BACKBONE], 2) | {LAYERS: cast(updated(layers), 3)}}
 
 
@@ -154,7 +154,7 @@ def as_functions(module: LatentReasoner) -> Reasoner:
         transition=method("transition"),
         logits=method("logits"),
         log_probs=method("log_probs"),
-        in_loop=functools.partial(_in_loop, module.backbone.config),
+        stacked=functools.partial(_stacked, module.backbone.config),
         cast=functools.partial(_cast, module.backbone.config),
         empty_cache=module.backbone.empty_cache,
         law=method("law") if hasattr(module, "law") else None,

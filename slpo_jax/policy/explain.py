@@ -1,4 +1,4 @@
-"""Thoughts in words: what the second model of SIM-CoT (Wei et al., 2025) says of latents, where it was kept."""
+"""Thoughts in words: what the decoder of SIM-CoT (Wei et al., 2025) says of latents, where it was kept."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 
 from slpo_jax.models.attention import KVCache
-from slpo_jax.models.parts import EXPLAINER
+from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import (
     BackboneConfig,
     LatentReasoner,
@@ -40,27 +40,27 @@ class _Words:
     cache: KVCache
 
 
-def second_model(config: BackboneConfig, params: Any) -> Reasoner:
-    """The functions of the second model; its vocabulary need not be the reasoner's.
+def decoder_of(config: BackboneConfig, params: Any) -> Reasoner:
+    """The functions of the decoder; its vocabulary need not be the reasoner's.
 
     Args:
         config: the reasoner's shapes.
         params: all parts.
     """
-    rows = vocabulary_rows(params[EXPLAINER]["backbone"])
+    rows = vocabulary_rows(params[DECODER]["backbone"])
     return as_functions(LatentReasoner(backbone(dataclasses.replace(config, vocab_size=rows))))
 
 
 def reads_of(params: Any) -> Reads | None:
     """How a kept model reads; None where none was kept."""
-    if READS not in params.get(EXPLAINER, {}):
+    if READS not in params.get(DECODER, {}):
         return None
-    latents, first = np.asarray(params[EXPLAINER][READS]).tolist()
+    latents, first = np.asarray(params[DECODER][READS]).tolist()
     return latents, first
 
 
 def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -> jax.Array:
-    """What the second model writes of each thought, its likeliest token at every place.
+    """What the decoder writes of each thought, its likeliest token at every place.
 
     Args:
         params: all parts.
@@ -72,7 +72,7 @@ def explain(policy: Policy, params: Any, latents_NTD: jax.Array, reads: Reads) -
     """
     (count, first), (rows, steps, width) = reads, latents_NTD.shape
     thoughts, config = steps // count, policy.config
-    model, own = second_model(policy.reasoner.config, params), params[EXPLAINER]
+    model, own = decoder_of(policy.reasoner.config, params), params[DECODER]
     slots = min(MOST, model.config.n_positions - first - count)
     z_RCD = latents_NTD[:, : thoughts * count].reshape(rows * thoughts, count, width)
 

@@ -11,7 +11,7 @@ from slpo_jax.policy.prompted import Prompts
 NEAREST = 5  # tokens of a latent
 
 
-def watch(
+def probe(
     policy: Policy, params: Any, prompts: Prompts, actions: Any, lengths_N: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Look at rollouts that were made without noise, one of each prompt.

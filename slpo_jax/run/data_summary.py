@@ -19,7 +19,7 @@ _WHOLE = 1000  # and of a line of a problem
 _SHOWN = 3  # reasons
 
 
-def understood(config: Config, key: str, problems: EncodedProblems) -> list[str]:
+def data_summary(config: Config, key: str, problems: EncodedProblems) -> list[str]:
     """One line, and others on the source's fields and, of training data, with an example.
 
     Args:
@@ -48,7 +48,7 @@ def read_as(source: str, problems: Problems, answers: str) -> list[str]:
     return lines
 
 
-def shown(problems: Iterable[Problem]) -> list[str]:
+def problem_lines(problems: Iterable[Problem]) -> list[str]:
     """Problems as prompt, steps and answer."""
     lines = []
     for number, problem in enumerate(problems, start=1):

@@ -31,7 +31,7 @@ _SOURCES = ("data.train", "data.valid", "init")  # which are cut into parts, and
 _START = ("init", "reasoner", "tokenizer")
 
 
-def own_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
+def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:
     """Make a config for problems of one's own.
 
     Args:

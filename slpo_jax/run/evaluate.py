@@ -15,7 +15,7 @@ from slpo_jax.evaluation.evaluate import record_rows, thought_rows
 from slpo_jax.evaluation.manifest import Manifest, is_whole, problems_digest, read_manifest, write_manifest
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
-from slpo_jax.evaluation.rollout_cache import KeptRollouts
+from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
 from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
 from slpo_jax.evaluation.thoughts import read_thoughts, write_thoughts
@@ -26,7 +26,7 @@ from slpo_jax.io.workdir import SetFiles
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
-from slpo_jax.run.rows import rows, shown_settings, trained_with
+from slpo_jax.run.rows import reported_settings, rows, trained_with
 from slpo_jax.run.scoring import check_scorers, scorers_digests, scorers_params
 from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
@@ -109,7 +109,7 @@ def _evaluate_row(
         for name, test in tests.items()
     }
     trained = trained_with(experiment, row.stage)
-    row = dataclasses.replace(row, settings=trained, shown=shown_settings(trained), evaluation=settings)
+    row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
     if row.name == row.stage and made_like(experiment.config, row.settings):
         write_rule(experiment.workdir.stage(row.stage), row)
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
@@ -117,16 +117,16 @@ def _evaluate_row(
         files, what = experiment.workdir.set_files(name, row.name), manifest.evaluation
         if not hosts.decided(_is_current(files, manifest, config.save_latents)):
             if what not in done:
-                _evaluate_set(experiment, row, load(row.stage) | scoring, files, KeptRollouts(files.partial, what))
+                _evaluate_set(experiment, row, load(row.stage) | scoring, files, RolloutCache(files.partial, what))
             elif hosts.is_first():
                 _copy(done[what], files)
             if hosts.is_first():
                 write_manifest(files, manifest)
-        KeptRollouts(files.partial, what).clear()
+        RolloutCache(files.partial, what).clear()
         done[what] = files
-        count = min(config.watched, manifest.problems) if experiment.config.max_latents else 0
+        count = min(config.probed, manifest.problems) if experiment.config.max_latents else 0
         if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
-            _watch_set(experiment, row, load(row.stage), files, what, count)
+            _probe_set(experiment, row, load(row.stage), files, what, count)
 
 
 def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
@@ -137,13 +137,13 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
             write_sweep(experiment.workdir.thresholds, row.name, None)  # of an earlier command
         return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
     valid = problems_digest(experiment.valid, experiment.config.evaluate.limit)
-    chosen_for = digest([checkpoint, valid, _settings(experiment), row.stopping, row.rules])
+    selected_for = digest([checkpoint, valid, _settings(experiment), row.stopping, row.rules])
     before = read_row(experiment.workdir.root, row.name)
     rule = read_sweeps(experiment.workdir.thresholds).get(row.name, {}).get("chosen")
-    known = before is not None and before.chosen_for == chosen_for and rule is not None and rule == before.rule
+    known = before is not None and before.selected_for == selected_for and rule is not None and rule == before.rule
     if not hosts.decided(known):
-        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), chosen_for)
-    return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, chosen_for=chosen_for)
+        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), selected_for)
+    return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, selected_for=selected_for)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _copy(source: SetFiles, target: SetFiles) -> None:
             new.unlink(missing_ok=True)
 
 
-def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, kept: KeptRollouts) -> None:
+def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, cache: RolloutCache) -> None:
     config, problems = experiment.config.evaluate, experiment.test_set(files.name)
     label, latents = f"{row.name} on {files.name}", config.save_latents
     assert row.rule is not None
@@ -173,16 +173,16 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     evaluate = functools.partial(
         experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit, name=files.name
     )
-    greedy_kept = kept.having("greedy with latents" if latents else "greedy")
-    greedy = evaluate(keep_latents=latents, label=label, kept=greedy_kept)
+    greedy_cache = cache.having("greedy with latents" if latents else "greedy")
+    greedy = evaluate(keep_latents=latents, label=label, cache=greedy_cache)
     sampled = {}
     for seed in range(config.used_seeds):
         name = f"seed {seed}"
-        sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", kept=kept.having(name))
+        sampled[seed] = evaluate(seed=seed, samples=config.samples, label=f"{label}, {name}", cache=cache.having(name))
     searched = {}
     for seed in range(config.seeds if config.beams else 0):
         name = f"search, seed {seed}"
-        searched[seed] = evaluate(seed=seed, searched=True, label=f"{label}, {name}", kept=kept.having(name))
+        searched[seed] = evaluate(seed=seed, searched=True, label=f"{label}, {name}", cache=cache.having(name))
     if not hosts.is_first():
         return
     note_cuts(experiment, label, [greedy, *sampled.values(), *searched.values()])
@@ -193,7 +193,7 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
         np.savez_compressed(files.latents, latents=greedy.values["latents"], latent_steps=greedy.latent_steps)
 
 
-def _watch_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, what: str, count: int) -> None:
+def _probe_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, what: str, count: int) -> None:
     """Roll the first problems out once more, and write down what is seen of their thoughts.
 
     With as many latents as they had, so that one program does for all rows, however their rollouts stop.
@@ -202,7 +202,7 @@ def _watch_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, w
     with files.records.open(encoding="utf-8") as lines:
         lengths = [json.loads(line)["latent_steps"] for line in itertools.islice(lines, count)]
     seen = experiment.evaluator.run(
-        params, problems, "length", lengths, limit=count, watched=True, label=label, name=files.name
+        params, problems, "length", lengths, limit=count, probed=True, label=label, name=files.name
     )
     if hosts.is_first():
         texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)

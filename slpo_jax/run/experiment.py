@@ -42,7 +42,7 @@ from slpo_jax.run.validate import (
     check_answers,
     check_latent_policy,
     check_prompts,
-    check_usable,
+    check_start,
     earnable,
     fitting_slots,
     say_unknown,
@@ -192,7 +192,7 @@ class Setup:
 
         Args:
             draws_latent_policy: parameters of the latent policy's own that it lacks need not be trained afterwards.
-            explain: also SIM-CoT's second model of a foreign checkpoint, if there is one; ours always have theirs.
+            explain: also SIM-CoT's decoder of a foreign checkpoint, if there is one; ours always have theirs.
         """
         found: dict[str, Any] = {}
         stored = self.stored_params(draws_latent_policy)
@@ -289,7 +289,7 @@ def assemble(
     """
     checkpoint = _opened(config, workdir, identity)
     template, model = checkpoint.template, checkpoint.description.model
-    check_usable(config, checkpoint, workdir)
+    check_start(config, checkpoint, workdir)
     config = _resolve(config, checkpoint)
     if not xla_cpu.on_cpu():
         # What is float32 is computed in float32, not in a type with fewer bits that the device is quicker in.

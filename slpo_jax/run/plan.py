@@ -18,7 +18,7 @@ from slpo_jax.io import hosts
 from slpo_jax.io.files import write_text
 from slpo_jax.io.watchdog import watched
 from slpo_jax.run import cold_start, imitate, latent_rm, rl
-from slpo_jax.run.data_summary import understood
+from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.evaluate import check_evaluation, run_evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.header import say_run
@@ -52,7 +52,7 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
             resolved = values(experiment.config)
             write_text(experiment.workdir.config, json.dumps(resolved, indent=1) + "\n")
             if wanted(config, experiment.workdir.finished_stages()):
-                _say_understood(experiment)
+                _say_summary(experiment)
                 experiment.log.start(config.trackers, resolved)
             for stage in wanted(experiment.config):
                 run_stage(experiment, stage)
@@ -66,9 +66,9 @@ def run_stages(config: Config, workdir: Path, given: Collection[str] = ()) -> Ex
     return experiment
 
 
-def _say_understood(experiment: Experiment) -> None:
+def _say_summary(experiment: Experiment) -> None:
     sets = experiment.sets.items() if hosts.is_first() else ()
-    lines = [line for key, problems in sets for line in understood(experiment.config, key, problems)]
+    lines = [line for key, problems in sets for line in data_summary(experiment.config, key, problems)]
     for line in dict.fromkeys(lines):  # parts of one source have the same fields
         print(line, file=sys.stderr, flush=True)
 

@@ -42,7 +42,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
     architecture = architecture_of(config.reasoner)
     thinks = config.max_latents and not (section == IMITATE and not architecture.has_latents)
-    if not thinks and not config.latent_policy.chosen.has_parameters:
+    if not thinks and not config.latent_policy.selected.has_parameters:
         del facts["latent_policy"]
     facts["stage"] = section
     if section == RL:

@@ -75,7 +75,7 @@ def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
     return init if orbax is None else init | read_json(StageFolder.of(orbax).facts, default={})
 
 
-def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Of what a checkpoint was trained with, by key: the seed, and what is not at its default."""
     said, default = flatten(facts), flatten(as_json(values(Config())))
     for name, own in facts.get("objective", {}).items():

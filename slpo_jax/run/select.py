@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import Completions, accuracy
-from slpo_jax.evaluation.rollout_cache import KeptRollouts
+from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.evaluation.sweeps import write_sweep
 from slpo_jax.io.progress import begin
 from slpo_jax.policy.policy import Stopping
@@ -19,15 +19,15 @@ def validation_accuracy(
     params: Params,
     stopping: Stopping,
     rule: float | int,
-    kept: KeptRollouts | None = None,
+    cache: RolloutCache | None = None,
 ) -> float:
     """Acc on the validation split, where all choices are made.
 
     Args:
-        kept: see `Evaluator.run`.
+        cache: see `Evaluator.run`.
     """
     valid, limit = experiment.valid, experiment.config.evaluate.limit
-    done = experiment.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", kept=kept)
+    done = experiment.evaluator.run(params, valid, stopping, rule, limit=limit, label="validation", cache=cache)
     note_cuts(experiment, "validation", [done])
     return accuracy(experiment.reward, valid, done)
 
@@ -40,23 +40,23 @@ def note_cuts(experiment: Experiment, label: str, found: Sequence[Completions]) 
 
 
 def choose(
-    experiment: Experiment, name: str, params: Params, stopping: Stopping, rules: list, chosen_for: str
+    experiment: Experiment, name: str, params: Params, stopping: Stopping, rules: list, selected_for: str
 ) -> float | int:
     """The rule (threshold or number of latents) with the best validation Acc, ties to the smaller.
 
     The sweep is kept in `thresholds.json` under `name`.
 
     Args:
-        chosen_for: digest of all that the choice depends on.
+        selected_for: digest of all that the choice depends on.
     """
     begin(f"evaluate: the {'number of latents' if stopping == 'length' else 'threshold'} of {name}")
-    kept = KeptRollouts(experiment.workdir.sweep(name), chosen_for)
+    cache = RolloutCache(experiment.workdir.sweep(name), selected_for)
     found = {
-        str(rule): validation_accuracy(experiment, params, stopping, rule, kept.having(f"rule {rule}"))
+        str(rule): validation_accuracy(experiment, params, stopping, rule, cache.having(f"rule {rule}"))
         for rule in sorted(rules)
     }
     best = sorted(rules)[int(np.argmax(list(found.values())))]
     problems = min(experiment.config.evaluate.limit or len(experiment.valid), len(experiment.valid))
     write_sweep(experiment.workdir.thresholds, name, found | {"chosen": best, "problems": problems})
-    kept.clear()
+    cache.clear()
     return best

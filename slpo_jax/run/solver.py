@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of
-from slpo_jax.checkpoints.decoder import with_second
+from slpo_jax.checkpoints.decoder import with_decoder
 from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import pad_prompts, padded_chunks
@@ -25,7 +25,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of
 from slpo_jax.policy.explain import explain as explained
 from slpo_jax.policy.policy import Policy, Stopping
-from slpo_jax.policy.probe import watch
+from slpo_jax.policy.probe import probe
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories, sample
 from slpo_jax.rewards.answers import AnswerStyle, in_one_form
@@ -51,7 +51,7 @@ class Solver:
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
         drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin with.
-        reads: how its second model says thoughts in words; None where that is not asked for.
+        reads: how its decoder says thoughts in words; None where that is not asked for.
     """
 
     setup: Setup
@@ -172,7 +172,7 @@ def load_solver(
     params = setup.initial_params(draws_latent_policy=bool(latent_policy), explain=explain)
     _say_others(identity, asked)
     lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
-    reads = reads_of(with_second(params, explain, checkpoint))
+    reads = reads_of(with_decoder(params, explain, checkpoint))
     return Solver(setup, params, stopping, rule, lacking, reads)
 
 
@@ -222,7 +222,7 @@ def _solved(solver: Solver, prompts: Prompts, questions: list[str]) -> list[Solu
     """A batch's solutions."""
     setup, policy = solver.setup, solver.setup.policy
     out = _roll_out(solver, prompts, np.zeros(len(questions), np.int32), 0, noisy=False)
-    seen = _watch(policy, solver.reads, solver.params, prompts, out.actions, out.lengths)
+    seen = _probe(policy, solver.reads, solver.params, prompts, out.actions, out.lengths)
     stop_BT, probability_BTK, token_BTK, latents_BTD, *words_BSL = map(np.asarray, seen)
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     solutions = []
@@ -299,8 +299,8 @@ def _sample(policy: Policy, params, prompts: Prompts, key, sample_N, rule_N) -> 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _watch(policy: Policy, reads: Reads | None, params, prompts: Prompts, actions, lengths_B):
-    """What `watch` sees of a batch, its latents, float32 [B, T, D], and what they say, if that was asked for."""
+def _probe(policy: Policy, reads: Reads | None, params, prompts: Prompts, actions, lengths_B):
+    """What `probe` sees of a batch, its latents, float32 [B, T, D], and what they say, if that was asked for."""
     fed_BTD = policy.latent_policy.feed(params, actions)
     said = [explained(policy, params, fed_BTD, reads)] if reads else []
-    return *watch(policy, params, prompts, actions, lengths_B), fed_BTD.astype(jnp.float32), *said
+    return *probe(policy, params, prompts, actions, lengths_B), fed_BTD.astype(jnp.float32), *said

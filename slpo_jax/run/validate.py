@@ -24,7 +24,7 @@ from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 
 
-def check_usable(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
+def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     architecture = checkpoint.architecture
     _check_thought(config, architecture)
@@ -56,7 +56,7 @@ def check_usable(config: Config, checkpoint: Checkpoint, workdir: Workdir | None
 
 def _check_thought(config: Config, architecture: Architecture) -> None:
     """The latent policy must be one for this architecture, and have something to do."""
-    name, latent_policy = config.latent_policy.name, config.latent_policy.chosen
+    name, latent_policy = config.latent_policy.name, config.latent_policy.selected
     if not architecture.has_latents and config.max_latents and latent_policy.of_latents:
         others = ", ".join(each for each, settings in LATENT_POLICIES.items() if not settings.of_latents)
         raise UserError(
@@ -113,8 +113,8 @@ def _check_recipe(config: Config, architecture: Architecture) -> None:
 def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) -> None:
     """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
     name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    for field in config.latent_policy.chosen.counts_tokens if most else ():
-        if (count := getattr(config.latent_policy.chosen, field)) > vocabulary:
+    for field in config.latent_policy.selected.counts_tokens if most else ():
+        if (count := getattr(config.latent_policy.selected, field)) > vocabulary:
             raise UserError(
                 f"{name}.{field}: {count} tokens are more than the {vocabulary} of the vocabulary; lower it"
             )

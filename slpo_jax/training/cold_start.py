@@ -58,7 +58,7 @@ def make_loss(policy: Policy, reward: RewardFn, config: ColdStartConfig) -> Loss
 
     def loss_fn(params, batch: PromptedBatch, key):
         steps_T = jnp.arange(1, policy.config.max_latents + 1)
-        copies, params = config.trajectories, policy.reasoner.in_loop(params)
+        copies, params = config.trajectories, policy.reasoner.stacked(params)
         prompts = batch.prompts
         index_N, references = repeat_rows((batch.index, batch.references), copies)
         keys_N = noise.row_keys(key, index_N, jnp.tile(jnp.arange(copies), batch.index.shape[0]))

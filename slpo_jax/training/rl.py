@@ -109,7 +109,7 @@ def make_loss(policy: Policy, objective: Objective, reward: RewardFn, group: int
     improve = make_improvement(policy, objective)
 
     def loss_fn(params, batch: PromptedBatch, key):
-        params = policy.reasoner.in_loop(params)
+        params = policy.reasoner.stacked(params)
         rolled = jax.lax.stop_gradient(roll_out(policy, params, batch, reward, group, key))
         return improve(params, (batch, *rolled), key)
 
@@ -121,7 +121,7 @@ def make_improvement(policy: Policy, objective: Objective) -> LossFn:
 
     def loss_fn(params, rolled: tuple[PromptedBatch, Trajectories, jax.Array], key):
         batch, trajectories, rewards_BG = rolled
-        loss, metrics = objective(policy, policy.reasoner.in_loop(params), batch, trajectories, rewards_BG, key)
+        loss, metrics = objective(policy, policy.reasoner.stacked(params), batch, trajectories, rewards_BG, key)
         entropy = {}
         if "answer_log_likelihood" in metrics:
             spoken_NA = used_slots(policy, trajectories)[1]

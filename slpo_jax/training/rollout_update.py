@@ -96,7 +96,7 @@ def make_rollout(
 
     def one(params, reference, batch, key):
         before = {**params, **reference}
-        params = policy.reasoner.in_loop(params)
+        params = policy.reasoner.stacked(params)
         trajectories, rewards_BG = roll_out(policy, params, batch, reward, group, key)
         kept = objective.behaviour(policy, params, batch, trajectories) if objective.needs_behaviour else None
         start = objective.reference(policy, before, batch, trajectories) if objective.needs_reference else None

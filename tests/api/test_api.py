@@ -248,10 +248,10 @@ def test_an_export_overwrites_what_it_wrote_and_else_only_when_asked(reasoner, t
 
 def test_an_export_leaves_nothing_of_the_one_before_it(reasoner, tmp_path):
     reasoner.export(tmp_path / "exported")
-    (tmp_path / "exported" / "second_model.safetensors").write_text("of a thought in words")
+    (tmp_path / "exported" / "decoder.safetensors").write_text("of a thought in words")
     write_checksums(tmp_path / "exported")
     reasoner.export(tmp_path / "exported")
-    assert not (tmp_path / "exported" / "second_model.safetensors").exists()
+    assert not (tmp_path / "exported" / "decoder.safetensors").exists()
 
 
 def test_a_run_is_not_overwritten_by_an_export(reasoner, tmp_path):

@@ -1,4 +1,4 @@
-"""SIM-CoT's published checkpoints, laid out as its two programs write them, and what their second model says."""
+"""SIM-CoT's published checkpoints, laid out as its two programs write them, and what their decoder says."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from slpo_jax.checkpoints.export import export_checkpoint, import_checkpoint
 from slpo_jax.config import Config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, stored_params
-from slpo_jax.models.parts import EXPLAINER
+from slpo_jax.models.parts import DECODER
 from slpo_jax.models.reasoner import vocabulary_rows
 from slpo_jax.policy.explain import MOST, READS, explain
 
@@ -75,20 +75,20 @@ def _equal(ours, theirs) -> None:
 
 
 def test_everything_arrives(simcot):
-    """The reasoner as without a second model, its markers after the base's rows, and the second model on request."""
+    """The reasoner as without a decoder, its markers after the base's rows, and the decoder on request."""
     case, plain = simcot.case, len(tokenizer(simcot.identity.backbone))
     found, alone = simcot.checkpoint.read(True), simcot.checkpoint.read()
-    assert set(found) - set(alone) == {EXPLAINER}
+    assert set(found) - set(alone) == {DECODER}
     tokens = simcot.checkpoint.tokens
     assert (tokens["start"], tokens["end"]) == (case.start, case.end)
     config, rows = simcot.checkpoint.description.model, plain + simcot.more
     assert vocabulary_rows(found["reasoner"]["backbone"]) == config.vocab_size == rows
     load = load_hf if simcot.identity.backbone == "gpt2" else load_hf_llama
-    for tree, model, size in ((found["reasoner"], case.model, rows), (found[EXPLAINER], simcot.second, plain)):
+    for tree, model, size in ((found["reasoner"], case.model, rows), (found[DECODER], simcot.second, plain)):
         state = load(tree, dataclasses.replace(config, vocab_size=size)).state_dict()
         for name, tensor in model.state_dict().items():
             np.testing.assert_allclose(state[name][: len(tensor)], tensor, atol=1e-6, err_msg=name)
-    assert tuple(found[EXPLAINER][READS]) == simcot.reads
+    assert tuple(found[DECODER][READS]) == simcot.reads
     for identity in (simcot.identity, identify(str(simcot.imported))):  # COCONUT's is of five thoughts
         assert config_of(identity).max_latents == simcot.latents
 
@@ -99,10 +99,10 @@ def test_it_comes_back_to_the_bit_and_is_left_out_unasked(simcot, tmp_path):
     for asked in (True, False):
         export, back = tmp_path / f"export_{asked}", tmp_path / f"back_{asked}"
         export_checkpoint(simcot.imported, export, asked)
-        assert ("`second_model.safetensors`" in (export / "README.md").read_text()) == asked
+        assert ("`decoder.safetensors`" in (export / "README.md").read_text()) == asked
         made = import_checkpoint(identify(str(export)), back, Config(reasoner=simcot.identity.reasoner), asked)
         assert made.description.architecture == simcot.checkpoint.description.architecture
-        left = {name: part for name, part in kept.items() if asked or name != EXPLAINER}
+        left = {name: part for name, part in kept.items() if asked or name != DECODER}
         _equal(load_params(back, stored_params(back)), left)
 
 
@@ -140,11 +140,11 @@ def test_thoughts_in_words_are_transformers_own(simcot):
 
 
 def test_what_can_not_say_it(simcot, tmp_path, caplog):
-    """Without a second model, with one of other shapes, or with an export's that doesn't say how it reads."""
+    """Without a decoder, with one of other shapes, or with an export's that doesn't say how it reads."""
     with pytest.raises(UserError, match=r"^explain: .* was dropped after training; imitate with config\.imitate\."):
         slpo_jax.load(written(coconut_hugging_face).settings["init"], explain=True)
     export_checkpoint(simcot.imported, tmp_path / "x", explain=True)
-    file = tmp_path / "x" / "second_model.safetensors"
+    file = tmp_path / "x" / "decoder.safetensors"
     tensors = load_file(file)
     save_file({name: tensor for name, tensor in tensors.items() if name != READS}, file)
     with pytest.raises(UserError, match=rf"^{file}: has no tensor reads of two numbers; "):

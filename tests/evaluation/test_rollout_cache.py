@@ -9,7 +9,7 @@ import pytest
 from tiny import END, PAD, ROLLOUT, policy_of
 
 from slpo_jax.evaluation.evaluate import Evaluator
-from slpo_jax.evaluation.rollout_cache import Batch, KeptRollouts
+from slpo_jax.evaluation.rollout_cache import Batch, RolloutCache
 from slpo_jax.io.mesh import device_mesh
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -37,12 +37,12 @@ class Rollouts:
     def __init__(self, dies_at: int = 0):
         self.calls, self.dies_at = 0, dies_at
 
-    def evaluate(self, kept, latents=False, **changes):
+    def evaluate(self, cache, latents=False, **changes):
         evaluator = Evaluator(
             policy_of(BY_THRESHOLD), device_mesh(jax.devices("cpu")[:2]), BATCH, (3, 6, 9), jax.random.key(2)
         )
         evaluator.program = lambda *_: self._program(latents)
-        arguments = {"samples": SAMPLES, "seed": 1, "keep_latents": latents, "kept": kept} | changes
+        arguments = {"samples": SAMPLES, "seed": 1, "keep_latents": latents, "cache": cache} | changes
         return evaluator.run({}, PROBLEMS, "threshold", 0.5, **arguments)
 
     def _program(self, latents):
@@ -73,48 +73,48 @@ def test_no_batch_is_rolled_out_twice(tmp_path, latents, dies_at):
     whole = Rollouts()
     _assert_right(whole.evaluate(None, latents), latents)
     assert whole.calls >= 4
-    kept, cut, again = KeptRollouts(tmp_path / "set.partial", "a" * 64, "seed 1"), Rollouts(dies_at), Rollouts()
+    cache, cut, again = RolloutCache(tmp_path / "set.partial", "a" * 64, "seed 1"), Rollouts(dies_at), Rollouts()
     with pytest.raises(Crash):
-        cut.evaluate(kept, latents)
-    _assert_right(again.evaluate(kept, latents), latents)
+        cut.evaluate(cache, latents)
+    _assert_right(again.evaluate(cache, latents), latents)
     # The batch that was under way when the next one died is lost too.
     assert cut.calls + again.calls == whole.calls + min(dies_at, 2)
     third = Rollouts()
-    _assert_right(third.evaluate(kept, latents), latents)
+    _assert_right(third.evaluate(cache, latents), latents)
     assert third.calls == 0
-    kept.clear()
-    assert not kept.folder.exists()
+    cache.clear()
+    assert not cache.folder.exists()
 
 
 def test_other_evaluations_batches_are_not_taken(tmp_path):
     folder = tmp_path / "set.partial"
-    Rollouts().evaluate(KeptRollouts(folder, "a" * 64, "seed 1"))
+    Rollouts().evaluate(RolloutCache(folder, "a" * 64, "seed 1"))
     for evaluation, name in (("b" * 64, "seed 1"), ("a" * 64, "seed 2"), ("a" * 64, "seed 11")):
         other = Rollouts()
-        _assert_right(other.evaluate(KeptRollouts(folder, evaluation, name)))
+        _assert_right(other.evaluate(RolloutCache(folder, evaluation, name)))
         assert other.calls >= 4
 
 
 def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_path):
     """As after a change of the batch size or of the number of devices."""
-    kept = KeptRollouts(tmp_path, "a" * 64, "seed 1")
+    cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
     rows = np.arange(4 * SAMPLES)
     tokens, steps = np.stack([rows // SAMPLES, rows % SAMPLES], axis=1), 10 * (rows // SAMPLES) + rows % SAMPLES
-    kept.add(0, Batch(rows, {"tokens": tokens, "latent_steps": steps}))
+    cache.add(0, Batch(rows, {"tokens": tokens, "latent_steps": steps}))
     again = Rollouts()
-    _assert_right(again.evaluate(kept))
+    _assert_right(again.evaluate(cache))
     assert again.calls > 0
 
 
 @pytest.mark.parametrize("damage", ["torn", "empty", "other arrays"])
 def test_a_torn_file_is_rolled_out_again(tmp_path, damage):
-    kept = KeptRollouts(tmp_path, "a" * 64, "seed 1")
-    Rollouts().evaluate(kept)
+    cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
+    Rollouts().evaluate(cache)
     path = next(tmp_path.glob("*.1.npz"))
     if damage == "other arrays":
         np.savez(path, rows=np.arange(2))
     else:
         path.write_bytes(path.read_bytes()[: {"torn": 200, "empty": 0}[damage]])
     again = Rollouts()
-    _assert_right(again.evaluate(kept))
+    _assert_right(again.evaluate(cache))
     assert again.calls == 1

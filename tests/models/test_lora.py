@@ -182,7 +182,7 @@ def test_programs_read_fresh_adapters_as_if_there_were_none(loop):
     plain = Coconut().on(dataclasses.replace(LLAMA, scan_layers=loop)).in_tree()
     params = {REASONER: random_tree(Coconut().on(LLAMA)), "gate": {"bias": jnp.ones(1)}}
     own = {ADAPTER: lora.adapter(jax.random.key(3), params, RANK)}
-    reads, wanted = lora.merging(plain, ALPHA / RANK).in_loop, plain.in_loop(params)
+    reads, wanted = lora.merging(plain, ALPHA / RANK).stacked, plain.stacked(params)
     once = reads(params | own)
     pairs = [x.shape for x in jax.tree.leaves(once) if x.ndim == 3 and RANK in x.shape]
     assert len(pairs) == (14 if loop else 0), "A and B of seven kernels"
@@ -207,7 +207,7 @@ def test_a_loop_over_layers_merges_one_after_the_other(remat):
         reasoner = lora.merging(Coconut().on(config).in_tree(), ALPHA / RANK)
 
         def loss(own):
-            found = reasoner.in_loop(params | {ADAPTER: own})
+            found = reasoner.stacked(params | {ADAPTER: own})
             return jnp.square(reasoner.forward(found, inputs_BLD, positions_BL, positions_BL >= 0)[0]).sum()
 
         return jax.value_and_grad(loss)

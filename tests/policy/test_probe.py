@@ -5,13 +5,13 @@ import numpy as np
 from scipy import special
 from tiny import CONFIG, ROLLOUT, SlowReasoner, both_params, compiled, policy_of, random_prompts, real_tokens
 
-from slpo_jax.policy.probe import NEAREST, watch
+from slpo_jax.policy.probe import NEAREST, probe
 
 
 def test_the_tokens_nearest_to_a_latent_are_of_the_state_that_made_it():
     params, prompts, lengths = both_params(), random_prompts((4, 6), 6), (3, ROLLOUT.max_latents)
     latents = np.random.default_rng(0).normal(size=(2, ROLLOUT.max_latents, CONFIG.n_embd)).astype(np.float32)
-    _, probability, token = compiled(watch, policy_of())(params, prompts, latents, jnp.array(lengths))
+    _, probability, token = compiled(probe, policy_of())(params, prompts, latents, jnp.array(lengths))
     slow = SlowReasoner(params["reasoner"])
     for row, length in enumerate(lengths):
         prompt = real_tokens(prompts, row)

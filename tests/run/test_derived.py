@@ -22,7 +22,7 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten
 from slpo_jax.models import xla_cpu
-from slpo_jax.run.derived import own_settings
+from slpo_jax.run.derived import derived_settings
 from slpo_jax.run.experiment import assemble, build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.solver import Solver, solve
@@ -59,7 +59,7 @@ def _chosen(train: str, valid: str = "", eval=None, fields=None, **given):
     config = default_config()
     config.data.update(train=train, valid=valid, eval=eval or {}, fields=fields or {})
     override(config, given)
-    return config, own_settings(config, given)
+    return config, derived_settings(config, given)
 
 
 def _logical(path: Path, count: int = 20) -> str:

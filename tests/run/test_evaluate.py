@@ -74,18 +74,18 @@ class Run:
         seen = []
 
         def roll_out(
-            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, watched=False,
+            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, probed=False,
             label="", kept=None, name="",
         ):  # fmt: skip
             seen.append(label.partition(",")[0])
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
-            if not watched:
+            if not probed:
                 self.limits.add((seen[-1] == "validation", limit))
             if seen[-1] == interrupt:
                 raise KeyboardInterrupt
             n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
             values = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
-            if watched:
+            if probed:
                 values |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
                 values["nearest_token"] = np.full((n, 9, 1), 3)
             return Completions(values | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
@@ -151,11 +151,11 @@ def test_thoughts_are_watched_where_they_are_not_known(finished, monkeypatch):
     before = finished.records("slpo", "made").stat().st_mtime_ns
     assert finished.evaluate(monkeypatch) == {"slpo on made"}
     assert finished.records("slpo", "made").stat().st_mtime_ns == before
-    assert finished.evaluate(monkeypatch, **{"evaluate.watched": 2}) == EVERYTHING
+    assert finished.evaluate(monkeypatch, **{"evaluate.probed": 2}) == EVERYTHING
     assert len(thoughts("slpo", "made")) == 2
-    assert finished.evaluate(monkeypatch, **{"evaluate.watched": 0}) == set()
+    assert finished.evaluate(monkeypatch, **{"evaluate.probed": 0}) == set()
     finished.train("slpo", 5)
-    finished.evaluate(monkeypatch, **{"evaluate.watched": 2})
+    finished.evaluate(monkeypatch, **{"evaluate.probed": 2})
     assert [len(problem["latents"]) for problem in thoughts("slpo")] == [5] * 2
 
 

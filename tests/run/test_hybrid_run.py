@@ -14,7 +14,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import thought_rows
 from slpo_jax.evaluation.rows import baselines_of
 from slpo_jax.io.orbax import save_params
-from slpo_jax.models.parts import EXPLAINER
+from slpo_jax.models.parts import DECODER
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.policy.rollout import NO_TOKEN, Trajectories
@@ -123,19 +123,19 @@ def test_recipes_with_parts_of_their_own_leave_what_rl_starts_from(changes, tmp_
     experiment = _built(tmp_path, changes)
     train(experiment, "imitate")
     first, left = experiment.initial_params(), starting_params(experiment, "grpo")
-    kept = {EXPLAINER} if changes.get("imitate.simcot.keep") else set()
+    kept = {DECODER} if changes.get("imitate.simcot.keep") else set()
     assert left.keys() == first.keys() | kept
     assert jax.tree.structure({name: left[name] for name in first}) == jax.tree.structure(first)
     if kept:
         assert reads_of(left) == (1, 1)
         problems, texts = experiment.test_set("made"), token_texts(experiment.template, 99)
-        seen = experiment.evaluator.run(left, problems, "length", 2, limit=3, watched=True)
+        seen = experiment.evaluator.run(left, problems, "length", 2, limit=3, probed=True)
         words = [[experiment.reward.read(said).text.strip() for said in row[:2]] for row in seen.values["words"]]
-        watched = thought_rows(experiment.reward, texts, seen, gated=False, reads=reads_of(left))
-        for row, said in zip(watched, words, strict=True):
+        probed = thought_rows(experiment.reward, texts, seen, gated=False, reads=reads_of(left))
+        for row, said in zip(probed, words, strict=True):
             assert [latent["words"].removesuffix(" ...") for latent in row["latents"]] == said
         train(experiment, "rl")
-        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[EXPLAINER], left[EXPLAINER])
+        jax.tree.map(np.testing.assert_array_equal, stage_params(experiment, "grpo")[DECODER], left[DECODER])
     for name in left.keys() - {"reasoner", *kept}:
         jax.tree.map(np.testing.assert_array_equal, left[name], first[name])
     assert np.any(left["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
@@ -179,7 +179,7 @@ def test_rewards_and_votes_read_it_too(hybrid, monkeypatch):
 
     monkeypatch.setattr(rl, "sample", sampled)
     monkeypatch.setattr(solver, "_sample", sampled)
-    monkeypatch.setattr(solver, "_watch", lambda *_: [np.zeros((1, T, 1), int)] * 4)
+    monkeypatch.setattr(solver, "_probe", lambda *_: [np.zeros((1, T, 1), int)] * 4)
     batch = PromptedBatch(Prompts(None, None), encode_references(["5"], 1), jnp.zeros(1, int))
     rewards = compiled(lambda key: rl.roll_out(experiment.policy, None, batch, experiment.reward.on_device, 1, key)[1])(
         experiment.key

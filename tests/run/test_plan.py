@@ -12,7 +12,7 @@ from small_run import load_config, train
 from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
 from slpo_jax.run import imitate
-from slpo_jax.run.data_summary import understood
+from slpo_jax.run.data_summary import data_summary
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, say_shared
 from slpo_jax.run.stage import open_stage

@@ -19,7 +19,7 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
 from slpo_jax.run.provenance import check_starts, ensure_manifest, evaluated_settings, settings_of, starting_stage
-from slpo_jax.run.rows import shown_settings
+from slpo_jax.run.rows import reported_settings
 from slpo_jax.training.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("cpu_devices")
@@ -241,7 +241,7 @@ def test_a_report_names_what_is_not_at_its_default(run):
     config = run.config(**{"rl.steps": 7})
     objective_variant(config, "mine", "grpo", clip=0.5)
     config.rl.objectives = ("mine",)
-    shown = shown_settings(settings_of(read_config(config), "mine"))
+    shown = reported_settings(settings_of(read_config(config), "mine"))
     assert {key: value for key, value in shown.items() if key.startswith(("objective.", "rl.s", "seed", "gate"))} == {
         "seed": 0, "objective.mine.kind": "grpo", "objective.mine.clip": 0.5, "rl.steps": 7
     }  # fmt: skip
@@ -303,7 +303,7 @@ FREE = {
     "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
-    "evaluate.save_latents", "evaluate.watched", "evaluate.rows_from", "evaluate.scorers", "evaluate.reward_model",
+    "evaluate.save_latents", "evaluate.probed", "evaluate.rows_from", "evaluate.scorers", "evaluate.reward_model",
     "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "trackers",
 }  # fmt: skip
 

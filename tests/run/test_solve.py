@@ -180,7 +180,7 @@ def test_thoughts_that_an_evaluation_keeps_are_those_of_whom_one_asks(solver):
     problems = [Problem(question, (), "5") for question in questions]
     empty = [[] for _ in questions]
     encoded = EncodedProblems(tuple(problems), prompts, empty, empty, setup.template)
-    seen = setup.evaluator.run(solver.params, encoded, solver.stopping, solver.rule, watched=True)
+    seen = setup.evaluator.run(solver.params, encoded, solver.stopping, solver.rule, probed=True)
     assert len(set(seen.latent_steps)) > 1, "the numbers must differ in this test"
     texts = token_texts(setup.template, setup.reasoner.config.vocab_size)
     for found, question in zip(thought_rows(setup.reward, texts, seen, gated=True), questions, strict=True):

@@ -23,7 +23,7 @@ from slpo_jax.models import likelihood
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import RolloutConfig
 from slpo_jax.training.recipes import imitate_config, recipe_of
-from slpo_jax.training.recipes.simcot import EXPLAINER
+from slpo_jax.training.recipes.simcot import DECODER
 
 LONG = ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3", "3 + 1 = 4", "4 + 4 = 8", "8 - 2 = 6")
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 + 2 = 5"), LONG[:3], LONG)
@@ -64,7 +64,7 @@ def case(request, tmp_path_factory):
     rng, reasoner = np.random.default_rng(0), Coconut().on(config)
     shapes = jax.eval_shape(reasoner.init, jax.random.key(0))
     draw = lambda: jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), shapes)  # noqa: E731
-    params = {"reasoner": draw(), "gate": tiny.random_gate(), EXPLAINER: draw()}
+    params = {"reasoner": draw(), "gate": tiny.random_gate(), DECODER: draw()}
     rollout = RolloutConfig(LATENTS, 4, template.closing_ids, template.eos_ids, template.pad_id, dropout_rate=0.0)
     problems, policy = encode_problems(template, PROBLEMS), policy_of(rollout, reasoner)
     settings = _settings(name)
@@ -78,7 +78,7 @@ def _explained(case) -> float:
     """What SIM-CoT adds to the loss, thought by thought."""
     slow, found = SlowReasoner(case.params["reasoner"], case.config), {}
     coconuts, tokenizer = case.name == "curriculum", case.template.tokenizer
-    backbone = jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[EXPLAINER]["backbone"])
+    backbone = jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[DECODER]["backbone"])
     own = case.batch.own if coconuts else case.batch.own.student
     for row, index in enumerate(own.index % len(PROBLEMS)):
         prompt = real_tokens(own.prompts, row)
@@ -158,7 +158,7 @@ def test_the_second_model_has_dropout_where_the_published_one_has(case):
 
 @pytest.mark.parametrize("case", ["distil"], indirect=True)
 def test_no_two_forwards_share_a_row_s_key(case, monkeypatch):
-    """CODI's of the student and of the teacher, and of each thought the second model's."""
+    """CODI's of the student and of the teacher, and of each thought the decoder's."""
     rows, row_keys = [], noise.row_keys
 
     def kept(*of):
@@ -192,13 +192,13 @@ def test_without_weight_it_is_the_recipe_s_own(case):
     ours = gradient(recipe_of(weightless, case.name), case.batch)
     jax.tree.map(np.testing.assert_array_equal, ours, own)
     _, weighted = gradient(case.recipe, case.batch)
-    assert all(np.any(x) for x in jax.tree.leaves(weighted[EXPLAINER]))
+    assert all(np.any(x) for x in jax.tree.leaves(weighted[DECODER]))
     assert np.abs(weighted["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]
                   - own[1]["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]).max() > 1e-4  # fmt: skip
 
 
 def test_no_logits_are_whole(case, monkeypatch):
-    """Not the answers', nor a teacher's, nor of what the second model says."""
+    """Not the answers', nor a teacher's, nor of what the decoder says."""
     loss = case.recipe.loss_of(case.policy)
     gradient = jax.grad(lambda params: loss(params, case.batch, jax.random.key(0)), has_aux=True)
     assert case.config.vocab_size in last_axes(gradient, case.params), "the test must see them"
@@ -211,8 +211,8 @@ def test_no_logits_are_whole(case, monkeypatch):
 def test_the_second_model_begins_as_the_backbone(case):
     reasoner = {"backbone": case.params["reasoner"]["backbone"], "projector": {"x": np.ones(1)}}
     own = case.recipe.init(jax.random.key(0), case.policy, {"reasoner": reasoner, "gate": {}})
-    jax.tree.map(np.testing.assert_array_equal, own[EXPLAINER], {"backbone": reasoner["backbone"]})
-    assert own.keys() == {EXPLAINER}
+    jax.tree.map(np.testing.assert_array_equal, own[DECODER], {"backbone": reasoner["backbone"]})
+    assert own.keys() == {DECODER}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class LatentPolicyConfig:
         check_fields(self)
 
     @property
-    def chosen(self) -> LatentPolicySettings:
+    def selected(self) -> LatentPolicySettings:
         """The settings of the one that is used."""
         found: LatentPolicySettings = getattr(self, self.name)
         return found
@@ -59,7 +59,7 @@ class LatentPolicyConfig:
 
 def latent_policy_config() -> LatentPolicyConfig:
     """The defaults, with a section for each of `LATENT_POLICIES`."""
-    section: LatentPolicyConfig = choice(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, chosen_alone=True)
+    section: LatentPolicyConfig = choice(LatentPolicyConfig, "name", "latent", LATENT_POLICIES, selected_alone=True)
     return section
 
 

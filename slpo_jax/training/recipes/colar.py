@@ -131,7 +131,7 @@ def chunk_loss(
         vectors: of the slots' inputs [B, S, D].
     """
     reasoner, rate = policy.reasoner, policy.config.dropout_rate
-    params = reasoner.in_loop(params)
+    params = reasoner.stacked(params)
     keys_B, slots_S = noise.row_keys(key, batch.index), jnp.arange(batch.sizes.shape[1])
     noisy = noise.prompt_dropout(keys_B, batch.prompts.valid, rate, "all")
     first_BD, prefix = encode_prompts(reasoner, params, batch.prompts, noisy)

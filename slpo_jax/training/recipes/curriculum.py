@@ -181,7 +181,7 @@ def loss(policy: Policy, params, batch: ImitationBatch, key, may_lack: bool = Fa
         policy: as in `Recipe.loss`; the latent policy's own noise is nowhere.
         may_lack: see `after_latents`.
     """
-    params = policy.reasoner.in_loop(params)
+    params = policy.reasoner.stacked(params)
     inputs, thought = after_latents(policy, params, batch, noise.row_keys(key, batch.index), may_lack)
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
     total, right_B = cross_entropy(policy.reasoner, params, hidden_BAD, batch.suffix)

@@ -153,7 +153,7 @@ class Distillation:
         Args:
             policy: as in `Recipe.loss`; dropout, if any, is on for the teacher too.
         """
-        rows, params = jnp.float32(batch.index.shape[0]), policy.reasoner.in_loop(params)
+        rows, params = jnp.float32(batch.index.shape[0]), policy.reasoner.stacked(params)
         teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None

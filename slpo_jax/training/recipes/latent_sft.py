@@ -237,7 +237,7 @@ class LatentSft:
         rate = 0.0 if batch.labelled else policy.config.dropout_rate
         slots_L = jnp.arange(read.tokens.shape[1])
         hidden_BLD, _ = reasoner.forward(
-            reasoner.in_loop(own),
+            reasoner.stacked(own),
             jnp.where(read.latents[..., None] > 0, compress_D[None, None], inputs_BLD),
             read.positions,
             read.positions >= 0,
@@ -258,7 +258,7 @@ class LatentSft:
             encoder: its parameters, as the reasoner's.
         """
         reasoner, text, count = policy.reasoner, batch.text, batch.rows.weights.sum()
-        own, keys_B = reasoner.in_loop(params), noise.row_keys(key, batch.index)
+        own, keys_B = reasoner.stacked(params), noise.row_keys(key, batch.index)
         inputs_BLD, labels = reasoner.embed(params, text.tokens), None
         if batch.read is not None:
             others_B = noise.row_keys(key, batch.index, jnp.ones_like(batch.index))

@@ -21,9 +21,9 @@ from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
-from slpo_jax.models.parts import EXPLAINER, REASONER, Params, reads
+from slpo_jax.models.parts import DECODER, REASONER, Params, reads
 from slpo_jax.policy import noise
-from slpo_jax.policy.explain import READS, second_model
+from slpo_jax.policy.explain import READS, decoder_of
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
@@ -57,11 +57,11 @@ class _Thoughts:
     Attributes:
         latents: in one thought.
         after: whether the last latent's hidden state makes one more, that is not fed (CODI's).
-        first: the position of a thought's first latent in the second model.
+        first: the position of a thought's first latent in the decoder.
         lines: whether steps are said as they are, with line breaks between those that one thought says; else as the
             recipe writes them.
         spare: what a thought beyond the steps says: the answer, or nothing.
-        noise: whether the second model has dropout, where imitation has.
+        noise: whether the decoder has dropout, where imitation has.
         mean: of the loss, see `SimCot`.
     """
 
@@ -82,7 +82,7 @@ class SimCot:
         weight: of the explanations, beside the loss of the reasoner's own recipe.
         mean: "rows": of the sums over a text's tokens, over rows and thoughts (published on COCONUT); "tokens": of each
             thought's tokens, then over thoughts (on CODI); "" is what was published.
-        keep: the second model stays in the stage's checkpoint, and in later ones as it is, to show thoughts in words.
+        keep: the decoder stays in the stage's checkpoint, and in later ones as it is, to show thoughts in words.
     """
 
     weight: float = setting(1.0, least=0)
@@ -133,10 +133,10 @@ class SimCot:
 
         def kept(params):
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
-            return params | {EXPLAINER: params[EXPLAINER] | {READS: reading}}
+            return params | {DECODER: params[DECODER] | {READS: reading}}
 
         recipe = dataclasses.replace(default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init)
-        return dataclasses.replace(recipe, finish=kept, keeps=(EXPLAINER,)) if self.keep else recipe
+        return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
 
 
 def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
@@ -218,7 +218,7 @@ def _padded(rows: list[list[Ids]], slots: ExplainedSlots, mean: str, total: floa
 
 
 def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key) -> jax.Array:
-    """The weighted sum of the texts' cross-entropies under the second model."""
+    """The weighted sum of the texts' cross-entropies under the decoder."""
     texts, latents_BTD = batch.texts, thought.actions
     if thoughts.after:
         latents_BTD = jnp.concatenate([latents_BTD, thought.action[:, None]], axis=1)
@@ -230,17 +230,17 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    model, rate = second_model(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.noise else 0.0
-    hidden_NLD, _ = reads(EXPLAINER, model.forward)(
+    model, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.noise else 0.0
+    hidden_NLD, _ = reads(DECODER, model.forward)(
         params,
         inputs_NLD,
         jnp.broadcast_to(thoughts.first + places_L, inputs_NLD.shape[:2]),
         jnp.ones(inputs_NLD.shape[:2], bool),  # padding is on the right, where no word looks
         dropout=noise.answer_dropout(keys_N, places_L, rate, "all"),
     )
-    before_NLD, log_probs = hidden_NLD[:, thoughts.latents - 1 :], reads(EXPLAINER, model.log_probs)
+    before_NLD, log_probs = hidden_NLD[:, thoughts.latents - 1 :], reads(DECODER, model.log_probs)
     return -jnp.sum(log_probs(params, before_NLD, targets_NL, weights_NL != 0)[0] * weights_NL)
 
 
 def _init(key: jax.Array, policy: Policy, params: Params) -> Params:
-    return {EXPLAINER: {"backbone": jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"])}}
+    return {DECODER: {"backbone": jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER]["backbone"])}}
