@@ -183,10 +183,10 @@ def test_what_was_understood_is_said_before_training(tmp_path):
     experiment = build(read_config(config), tmp_path / "work")
     answers_are = "answers are numbers, read after the last #, without units and currencies, as that of '4 pens'"
     fields = ["  question from question; answer from answer; steps from steps", "  not used: id"]
-    assert understood(experiment.config, "config.data.train", experiment.train) == [
+    assert data_summary(experiment.config, "config.data.train", experiment.train) == [
         f"config.data.train: 3 problems, 1.0 steps each, 1 without steps, {answers_are}",
         *fields,
         r"  the first: 'Tom has 1 pens .\n' | '1 + 2 = 3\n3 + 1 = 4\n' | '### 4'",
     ]
     line = f"config.data.eval.mine: 3 problems, {answers_are}"
-    assert understood(experiment.config, "config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]
+    assert data_summary(experiment.config, "config.data.eval.mine", experiment.test_set("mine")) == [line, *fields]

@@ -44,12 +44,12 @@ def backbone_of(model: BackboneConfig) -> str:
 
 
 __all__ = [
-    "IN_WORDS",
     "ARCHITECTURES",
+    "IN_WORDS",
     "PLAIN",
     "REASONERS",
     "Architecture",
     "Unwrapped",
-    "backbone_of",
     "architecture_of",
+    "backbone_of",
 ]
