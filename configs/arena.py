@@ -23,8 +23,8 @@ _SIMCOT = {"recipe": "simcot"}
 _COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
 _LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the architecture, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of five
-# tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
+# By name: the architecture, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of
+# five tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 3),
     "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),

@@ -9,7 +9,8 @@
     e = r.evaluate("my_test.jsonl")         # e.summary, e.records, e.to_pandas(), e.plot(), e.compare(other)
     r.export("exported")                    # for transformers
 
-`register_objective` and its like (reward, recipe, scorer, latent policy, tracker) have a config take methods of your own.
+`register_objective` and its like (reward, recipe, scorer, latent policy, tracker) have a config take methods of your
+own.
 
 An array's name ends with its axes, one letter each, and docstrings give shapes in the same letters:
 

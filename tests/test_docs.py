@@ -205,7 +205,7 @@ def test_other_commands_have_their_files_and_flags(page):
             path = ROOT / words[1]
         else:
             continue
-        shared = ("main.py", "cli/command.py", "cli/reasoner_flags.py")
+        shared = ("cli/main.py", "cli/command.py", "cli/reasoner_flags.py")
         sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
@@ -381,7 +381,7 @@ def test_example_of_a_tracker(example, tmp_path):
     assert (tmp_path / "rewards.txt").read_text() == "slpo/reward 20 0.5\n"
 
 
-def test_example_of_a_kind(example):
+def test_example_of_an_architecture(example):
     damped = example("damped").Damped(factor=0.25)
     hidden_BLD = np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
     np.testing.assert_allclose(damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD)

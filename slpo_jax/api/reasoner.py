@@ -243,7 +243,7 @@ def load(
     set_up_jax()
     solver = load_solver(
         _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
-        tokenizer=tokenizer, lora_alpha=lora_alpha, latent_policy=latent_policy, instruction=instruction, answers=answers,
-        speed=speed, explain=explain,
+        tokenizer=tokenizer, lora_alpha=lora_alpha, latent_policy=latent_policy, instruction=instruction,
+        answers=answers, speed=speed, explain=explain,
     )  # fmt: skip
     return TrainedReasoner(solver)

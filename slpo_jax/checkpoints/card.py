@@ -38,8 +38,8 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
         f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {architecture.name}, slpo]\n---",
         f"# {name}",
         (
-            f"A latent reasoner: {architecture.title} on {description.model.title} ({description.model.n_layer} layers, width "
-            f"{description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
+            f"A latent reasoner: {architecture.title} on {description.model.title} ({description.model.n_layer} "
+            f"layers, width {description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
         ),
         "## Training",
         _training(stage) if in_run else _converted(checkpoint, description),

@@ -233,7 +233,7 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
 def _check_vocabulary(
     architecture: type[Architecture], opened: CheckpointSource, base: int, tokenizer: "PreTrainedTokenizerFast"
 ) -> int:
-    """A file without a config has the base's rows, or those of the architecture's tokens too; how many come after these."""
+    """A file without a config has the base's rows, or the architecture's tokens' too; how many come after these."""
     embedding, more = opened.embedding, len(architecture.tokens)
     rows, sizes = embedding.shape[0], {base} if architecture.after_vocabulary else {base, len(tokenizer)}
     spare = _SPARE if architecture.after_vocabulary and rows == base + more + _SPARE else 0

@@ -1,6 +1,7 @@
 """The config that goes with a checkpoint, found out from the checkpoint: no config file is needed to use one.
 
-What decides what it answers (the settings that affect rollouts, see `slpo_jax.config.bounds`) is also taken into a config
+What decides what it answers (the settings that affect rollouts, see `slpo_jax.config.bounds`) is also taken into a
+config
 that only evaluates: what was set there, on the command line or away from the default, goes before what the checkpoint
 was made with, and that before the default. Where a config and its checkpoint differ, a line says so.
 """

@@ -1,4 +1,4 @@
-"""What a checkpoint is, asked once: architecture, backbone, gate, texts, and the run around it. Weights are read later."""
+"""What a checkpoint is, asked once: architecture, backbone, gate, texts, and its run. Weights are read later."""
 
 import dataclasses
 import math
@@ -30,7 +30,8 @@ class Identity:
 
     Attributes:
         source: as it was given.
-        architecture: None where it has a language model's tensors alone, which are a base model's or `architectures.PLAIN`'s.
+        architecture: None where it has a language model's tensors alone, which are a base model's or
+            `architectures.PLAIN`'s.
         backbone: its name in `models.reasoner.BACKBONES`.
         description: what it says of itself, its gate included; None for what this project did not write.
         tokenizer: loads the tokenizer that comes with it; None if there is none.

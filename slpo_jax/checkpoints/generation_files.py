@@ -1,4 +1,4 @@
-"""What an export has beside its weights to think in plain PyTorch: `checkpoints.custom_generate`, and what that goes by."""
+"""What an export has beside its weights to think in plain PyTorch: `custom_generate`, and what that goes by."""
 
 import json
 from pathlib import Path

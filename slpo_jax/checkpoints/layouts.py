@@ -85,7 +85,8 @@ def _unknown(stored: Mapping[str, Stored], source: str) -> UserError:
     shown = [f"{count} {first}.*" if count > 1 else first for first, count in counts.most_common(4)]
     held = ", ".join([*shown, *([f"{len(counts) - 4} other prefixes"] if len(counts) > 4 else [])])
     example = next(name for name in stored if name.split(".")[0] == counts.most_common(1)[0][0])
+    titles = ", ".join(each.title for each in ARCHITECTURES.values())
     return UserError(
         f"{source}: neither transformer.wte.weight nor model.embed_tokens.weight is in it, but {held}, e.g. {example}; "
-        f"give a GPT-2 or Llama checkpoint, or a reasoner's ({', '.join(architecture.title for architecture in ARCHITECTURES.values())})"
+        f"give a GPT-2 or Llama checkpoint, or a reasoner's ({titles})"
     )

@@ -54,7 +54,7 @@ def load_requested(explain: bool = False) -> "TrainedReasoner":
         raise UserError("--checkpoint: not given; give WORKDIR, WORKDIR/checkpoints/STAGE or a Hugging Face directory")
     from slpo_jax.api.reasoner import load  # takes seconds, for which --help need not wait
 
-    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha", "latent_policy",
-             "instruction", "speed")  # fmt: skip
+    names = ("threshold", "latents", "max_answer_tokens", "reasoner", "base", "tokenizer", "lora_alpha",
+             "latent_policy", "instruction", "speed")  # fmt: skip
     asked = {name: getattr(values, name) for name in names}
     return load(values.checkpoint, answers=values.answers or "", explain=explain, **asked)

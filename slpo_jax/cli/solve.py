@@ -3,9 +3,9 @@
 Prints the answer, the number of latents, and for each latent the gate's stop probability and the nearest vocabulary
 tokens: those that the model's own output head makes most probable at the hidden state that the latent was made of. For
 COCONUT that is the latent itself; for CODI it is the state before the projector, as in CODI's paper. With --samples=N
-it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the latent policy's own, and lets them vote.
---explain says each latent in words, with the decoder of SIM-CoT where that was kept. "-" for the question reads it
-from standard input. Nothing is written.
+it also draws N rollouts under the noise of the run's evaluation, MC-dropout or the latent policy's own, and lets them
+vote. --explain says each latent in words, with the decoder of SIM-CoT where that was kept. "-" for the question reads
+it from standard input. Nothing is written.
 """
 
 import codecs

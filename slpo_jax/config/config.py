@@ -4,7 +4,7 @@ A section is the dataclass that it fills, which has its keys, defaults and range
 
     config.model               models/shapes.py          ModelConfig
     config.dropout             policy/noise.py           DropoutConfig
-    config.latent_policy             policy/latent_policies/          LatentPolicyConfig
+    config.latent_policy       policy/latent_policies/   LatentPolicyConfig
     config.prompt              data/chat.py              PromptConfig
     config.gate                models/gate.py            GateConfig
     config.data                data/problems.py          DataConfig

@@ -190,8 +190,8 @@ LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "temp
 SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
 """SofT-GRPO's of the latent policy gumbel_top_k, whose defaults are Latent-GRPO's."""
 SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "dual_clip": 3.0, "kl_weight": 0.001, "detach_inputs": True}
-# By method: the latent policy, T (None: the block's), the noise of dropout, the objective and its settings, and the learning
-# rate published for Llama-3.2-3B. Settings of latent policies are the papers' by default.
+# By method: the latent policy, T (None: the block's), the noise of dropout, the objective and its settings, and the
+# learning rate published for Llama-3.2-3B. Settings of latent policies are the papers' by default.
 SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
     "cot": ("soft", 0, 0.0, "", {}, 1e-6),
     "latent": ("soft", None, 0.0, "", {}, 1e-6),

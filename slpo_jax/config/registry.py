@@ -30,7 +30,8 @@ def register_objective(name: str, objective: type) -> None:
 
 
 def register_latent_policy(name: str, settings: type) -> None:
-    """Have `config.latent_policy.name` take a latent policy under this name, with its section `config.latent_policy.NAME`.
+    """Have `config.latent_policy.name` take a latent policy under this name, with its section
+    `config.latent_policy.NAME`.
 
     Args:
         settings: a frozen dataclass that extends `slpo_jax.policy.latent_policies.LatentPolicySettings`.

@@ -1,4 +1,4 @@
-"""What spans several sections of a config, checked before anything is loaded; `run.validate` knows the checkpoint too."""
+"""What spans several sections of a config, before anything is loaded; `run.validate` knows the checkpoint too."""
 
 import re
 from collections.abc import Collection
@@ -168,8 +168,8 @@ def _check_imitation(config: Config, need: Any) -> None:
         mixed, labels = min(filter(None, (soft.top_k, soft.most)), default=0), getattr(imitate, name).top_k
         need(
             mixed == labels,
-            f"imitate.latent_sft.top_k: {labels}, but config.latent_policy.{config.latent_policy.name} mixes {mixed or 'all'} "
-            "tokens (the fewer of its top_k and most); give both the same",
+            f"imitate.latent_sft.top_k: {labels}, but config.latent_policy.{config.latent_policy.name} mixes "
+            f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same",
         )
 
 

@@ -36,8 +36,8 @@ class PromptConfig:
         chat: whether in the tokenizer's chat template: where it has one ("auto"), or "never".
         format: in the place of these three: the whole prompt, with {question} in it and all special tokens that it
             needs, such as the text that opens a thought.
-        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. LatentPolicies in soft tokens
-            end before the step at which the first of them is the likeliest.
+        closing: ends a thought, as </think> does: all of its tokens are fed before the answer. LatentPolicies in soft
+            tokens end before the step at which the first of them is the likeliest.
         answers: "auto": what follows the last # is one number, as imitation has it written; "last_number": the last
             number, for a model that goes on after it; "boxed": what the last \boxed{} holds, LaTeX; "texts": any text
             behind the mark, also of reasoners that have a way of their own to ask.

@@ -1,4 +1,5 @@
-"""What an evaluation depended on and what it wrote: `eval/ROW/SET.manifest`, by which stale or damaged results are known.
+"""What an evaluation depended on and what it wrote: `eval/ROW/SET.manifest`, by which stale or damaged results are
+known.
 
 A result is current if it was made by the same parameters, from the same problems, under the same settings, and its
 files are to the byte what was written then. All four are digests, so that neither a path nor a step stands for them.

@@ -158,7 +158,8 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     Returns:
         row -> set -> records, rows in the report's order, sets by name; and notes on what was left out: records that
         are not to the byte what their manifest says, or were made by another checkpoint, under other settings, or from
-        other problems than the newest of their set. Records without a manifest count in rows without a checkpoint alone.
+        other problems than the newest of their set. Records without a manifest count in rows without a checkpoint
+        alone.
 
     Raises:
         UserError: there are no records, or a file is malformed.

@@ -25,7 +25,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The digests that a folder was sealed with, by file; {} for another folder."""
+    """The digests that lie in a folder, by file; {} where there are none."""
     try:
         found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         return {str(name): str(value) for name, value in found.items()}
@@ -34,30 +34,30 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def matches_checksums(folder: Path) -> bool:
-    """Whether a folder holds what it was sealed with, to the byte, and nothing else."""
+    """Whether a folder holds what its checksums are of, to the byte, and nothing else."""
     expected = read_checksums(folder)
     return bool(expected) and expected == {name: file_digest(folder / name) for name in _files(folder)}
 
 
 def edited(folder: Path, suffix: str) -> list[str]:
-    """The files with names that end so which are others than the folder was sealed with, or gone."""
+    """The files with names that end so which are not as their checksums say, or gone."""
     ours = {name: value for name, value in read_checksums(folder).items() if name.endswith(suffix)}
     return [name for name, value in ours.items() if file_digest(folder / name) != value]
 
 
 def damage(folder: Path, part: str = "") -> str:
-    """What has happened to a checkpoint since it was sealed.
+    """What has happened to a checkpoint since its checksums were written.
 
     Args:
         folder: WORKDIR/checkpoints/STAGE/STEP.
         part: look at the files below this folder of it alone; "" is all.
     Returns:
         the first file that is gone or another, and which of the two; "" for a whole checkpoint, or, with a warning, one
-        that nobody sealed, such as one whose program was killed at that moment.
+        that has none, such as one whose program was killed at that moment.
     """
     try:
-        sealed = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        expected = {str(name): str(value) for name, value in sealed.items()}
+        stored = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        expected = {str(name): str(value) for name, value in stored.items()}
     except FileNotFoundError:
         # Orbax deletes a checkpoint file by file; one that is whole always has this one.
         if not part and not (folder / _WHOLE).exists():

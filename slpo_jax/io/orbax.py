@@ -40,8 +40,8 @@ def load_params(directory: Path, like: Any) -> Any:
         except (ValueError, KeyError) as error:
             what = _difference(stored_params(directory), like) or _reason(error)
             raise UserError(
-                f"{path}: does not fit this config's model ({what}); set config.gate, config.model and config.latent_policy "
-                "as they were"
+                f"{path}: does not fit this config's model ({what}); set config.gate, config.model and "
+                "config.latent_policy as they were"
             ) from None
     for at, leaf in jax.tree.leaves_with_path(found):
         # What is spread over processes is a running stage's own.

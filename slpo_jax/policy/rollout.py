@@ -4,7 +4,8 @@
 slot t, the end marker's M tokens at the first slots after that, the last of which says the first answer token; there
 are A + M - 1. Without an end marker (`RolloutConfig.closing_ids` ()) that comes out of the last latent, or of the
 prompt, and is fed at the first answer slot.
-All loops end when every row has ended. Where a thought is written down (`LatentPolicy.says`), so that it is a part of the
+All loops end when every row has ended. Where a thought is written down (`LatentPolicy.says`), so that it is a part of
+the
 completion, one that says eos ends its row: there is no answer.
 """
 

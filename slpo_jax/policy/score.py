@@ -1,4 +1,4 @@
-"""Teacher-forced passes over realised trajectories: what a latent policy would have drawn, and the answer's likelihood."""
+"""Teacher-forced passes over realised trajectories: what a latent policy would draw, and the answer's likelihood."""
 
 import dataclasses
 import functools
@@ -25,13 +25,15 @@ class Scores:
     """What one pass says of N trajectories.
 
     Attributes:
-        actions: z_1 .. z_T, leaves [N, T, ..]: what the latent policy draws here; z_t comes from the prefix of steps < t.
+        actions: z_1 .. z_T, leaves [N, T, ..]: what the latent policy draws here; z_t comes from the prefix of steps <
+            t.
         action_log_probs: float32 [N, T], of the trajectories' own actions; None where the latent policy has no density
             or T is 0.
         token_log_probs: float32 [N, A], of the answer's tokens, the one that ended it included; anything after them.
         answer_log_prob: float32 [N], their sum.
         hidden: [N, A, D], of the positions that these tokens come out of.
-        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None where there is none.
+        halting_log_prob: float32 [N], of `LatentPolicy.halting_token` after a thought's last step; None where there is
+            none.
     """
 
     actions: Action

@@ -35,8 +35,8 @@ _OF_STAGES = (*SECTIONS, "objective")  # of which a stage has its own alone
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """A stage's part of the config, as it comes back from JSON.
 
-    Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are not
-    used. An objective has the shared settings of the stage rl with its own in their place.
+    Without the latent policy where it neither thinks nor has parameters in the checkpoint, and without recipes that are
+    not used. An objective has the shared settings of the stage rl with its own in their place.
     """
     every, section = values(config, _TRAINED), stage_of(config, stage).section
     facts = {key: value for key, value in every.items() if key not in _OF_STAGES}
@@ -89,7 +89,7 @@ def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> N
     if not folder.steps:  # what never got to its first checkpoint binds nobody
         if write:
             facts = _manifest(experiment, stage)
-            hosts.barrier(f"claim {stage}")  # nobody still looks for what is written now
+            hosts.barrier(f"manifest {stage}")  # nobody still looks for what is written now
             if hosts.is_first():
                 experiment.checkpoint.write(experiment.workdir.reasoner)
             write_text(folder.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")

@@ -36,8 +36,8 @@ ROWS = 64  # rollouts at a time
 _MOST_LOGITS = 2**28  # 1 GiB
 # By flag, the key of the config that it sets.
 _KEYS = {
-    "max_answer_tokens": "evaluate.max_answer_tokens", "latent_policy": "latent_policy.name", "instruction": "prompt.instruction",
-    "answers": "prompt.answers", "speed": "prompt.speed",
+    "max_answer_tokens": "evaluate.max_answer_tokens", "latent_policy": "latent_policy.name",
+    "instruction": "prompt.instruction", "answers": "prompt.answers", "speed": "prompt.speed",
 }  # fmt: skip
 
 
@@ -50,7 +50,8 @@ class Solver:
         params: all parts.
         stopping: "threshold" or "length".
         rule: the threshold, or the number of latents.
-        drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin with.
+        drawn_latent_policy: the checkpoint lacks the latent policy's own parameters; they are what training would begin
+            with.
         reads: how its decoder says thoughts in words; None where that is not asked for.
     """
 

@@ -61,8 +61,8 @@ def _check(experiment: Experiment, row: Row, files: SetFiles) -> None:
     data, _, count = problems_digest(experiment.test_set(files.name), config.evaluate.limit)
     if manifest.data != data:
         raise UserError(
-            f"config.data.eval.{files.name}: these {count:,} problems are not the {manifest.problems:,} that {where} was "
-            f"evaluated on; give the same data and config.evaluate.limit, or another {_KEY}"
+            f"config.data.eval.{files.name}: these {count:,} problems are not the {manifest.problems:,} that {where} "
+            f"was evaluated on; give the same data and config.evaluate.limit, or another {_KEY}"
         )
     then = {**manifest.settings, "evaluate.samples": manifest.samples, "evaluate.seeds": manifest.seeds}
     for key, now in comparable(config).items():

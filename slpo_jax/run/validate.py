@@ -42,9 +42,9 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
     finished = workdir.finished_stages() if workdir else []
     if checkpoint.is_base and IMITATE not in {*config.stages, *finished}:
         raise UserError(
-            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the {checkpoint.lacks}); "
-            "put imitate into config.stages, give a reasoner's checkpoint, or ask it in words with config.reasoner="
-            f"{IN_WORDS}"
+            f"config.init: {config.init} is a base model and no {config.reasoner} yet (it lacks the "
+            f"{checkpoint.lacks}); put imitate into config.stages, give a reasoner's checkpoint, or ask it in "
+            f"words with config.reasoner={IN_WORDS}"
         )
     trains = set(config.stages) != {EVALUATE} or bool(finished)
     if config.gate.enabled and config.init and not checkpoint.description.gate_trained and not trains:
@@ -60,12 +60,13 @@ def _check_thought(config: Config, architecture: Architecture) -> None:
     if not architecture.has_latents and config.max_latents and latent_policy.of_latents:
         others = ", ".join(each for each, settings in LATENT_POLICIES.items() if not settings.of_latents)
         raise UserError(
-            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for config.latent_policy.name="
-            f"{name}; set it to 0, or use one of {others}"
+            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for "
+            f"config.latent_policy.name={name}; set it to 0, or use one of {others}"
         )
     if latent_policy.of_architecture not in ("", architecture.name):
         raise UserError(
-            f"config.latent_policy.name: {name} is for a {latent_policy.of_architecture} reasoner, not {config.reasoner}; use another"
+            f"config.latent_policy.name: {name} is for a {latent_policy.of_architecture} reasoner, not "
+            f"{config.reasoner}; use another"
         )
     end: str = "" if latent_policy.of_latents else getattr(latent_policy, "end_text", "")
     if architecture.has_latents and (latent_policy.writes or end):
@@ -75,18 +76,18 @@ def _check_thought(config: Config, architecture: Architecture) -> None:
         )
     if config.prompt.closing and (latent_policy.writes or end):
         raise UserError(
-            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and config.latent_policy.{name} "
-            "writes them, or has an end_text of its own; leave one of them out"
+            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and "
+            f"config.latent_policy.{name} writes them, or has an end_text of its own; leave one of them out"
         )
     if latent_policy.writes and not config.max_latents:
         raise UserError(
-            f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at least 1, or "
-            "another latent policy"
+            f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at least "
+            "1, or another latent policy"
         )
     if latent_policy.writes and config.prompt.stop:
         raise UserError(
-            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and config.latent_policy.name="
-            f"{name} writes in its thought too; leave it out"
+            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and "
+            f"config.latent_policy.name={name} writes in its thought too; leave it out"
         )
     steps = getattr(latent_policy, "cold_steps", 0) if getattr(latent_policy, "cold_entropy", 0) else 0
     if config.max_latents and steps > config.max_latents:
@@ -120,24 +121,24 @@ def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) ->
             )
     if 0 < most < latent_policy.least:
         raise UserError(
-            f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents ({most}); "
-            "lower it or raise that"
+            f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents "
+            f"({most}); lower it or raise that"
         )
 
 
 def check_latent_policy(config: Config, stored: dict[str, Any], shapes: dict[str, Any], may_lack: bool) -> None:
-    """Parameters of the latent policy's own must be of this latent policy, and be there, be trained, or be known to be lacking."""
+    """The latent policy's own parameters must be of this one, and be there, be trained, or be known to be lacking."""
     name = config.latent_policy.name
     ours, theirs = (jax.tree.map(lambda x: x.shape, tree.get(LATENT_POLICY)) for tree in (shapes, stored))
     if theirs is not None and theirs != ours:
         raise UserError(
-            f"config.latent_policy.name: {config.init} has parameters of another latent policy than {name}, or of another width; "
-            "set config.latent_policy as it was trained with"
+            f"config.latent_policy.name: {config.init} has parameters of another latent policy than {name}, or of "
+            "another width; set config.latent_policy as it was trained with"
         )
     if ours is not None and theirs is None and RL not in config.stages and not may_lack:
         raise UserError(
-            f"config.latent_policy.name: {config.init} comes without the parameters of {name}; train them in the stage rl, "
-            "or use another latent policy"
+            f"config.latent_policy.name: {config.init} comes without the parameters of {name}; train them in the stage "
+            "rl, or use another latent policy"
         )
 
 

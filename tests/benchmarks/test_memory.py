@@ -76,7 +76,7 @@ def test_a_step_with_the_host_between_is_two_programs(monkeypatch):
 
 
 def test_adapters_alone_are_counted_with_moments_and_what_is_trained_whole_with_a_reference():
-    """HRPO's, of rank 32: beside the parameters two moments of each adapter and of the latent policy's, nothing compiled."""
+    """HRPO's, of rank 32: beside the parameters two moments of adapters and the latent policy's, nothing compiled."""
     tiny = TINY | {
         "model.n_kv_head": 1,
         "model.n_inner": 64,

@@ -24,9 +24,10 @@ pytestmark = pytest.mark.usefixtures("cpu_devices")
 STEPS, RANK = 4, 2
 # A latent policy with parameters of its own, several updates a step, and the start as a reference.
 CHANGES = {
-    "reasoner": "text_gpt2", "gate.enabled": False, "latent_policy.name": "hybrid", "dropout.rate": 0.0, "stages": ("rl",),
-    "latent_policy.hybrid.end_text": "", "tokenizer": "", "rl.objectives": ("grpo",), "rl.steps": STEPS, "rl.batch_size": 8,
-    "checkpoint_every": 1, "rl.capacities": ((1.0, 1.0),), "objective.grpo.kl_weight": 0.5,
+    "reasoner": "text_gpt2", "gate.enabled": False, "latent_policy.name": "hybrid", "dropout.rate": 0.0,
+    "stages": ("rl",), "latent_policy.hybrid.end_text": "", "tokenizer": "", "rl.objectives": ("grpo",),
+    "rl.steps": STEPS, "rl.batch_size": 8, "checkpoint_every": 1, "rl.capacities": ((1.0, 1.0),),
+    "objective.grpo.kl_weight": 0.5,
     "objective.grpo.minibatches": 2, "rl.optimizer.name": "adamw", "rl.optimizer.learning_rate": 3e-2,
     "rl.lora.rank": RANK, "rl.lora.alpha": 5.0, "sharding.fsdp": 2,
 }  # fmt: skip

@@ -171,7 +171,7 @@ def _text(name="gumbel", **settings):
 
 
 def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
-    """A text's has no latents, so any latent policy may follow, but for one whose parameters are saved with the others."""
+    """A text's has no latents, so any latent policy may follow, but for one whose parameters are saved beside."""
     for stage in ORDER:
         run.delete(stage)
     imitation, both = {"stages": ("imitate",)}, {"stages": ("imitate", "rl")}

@@ -1,4 +1,4 @@
-"""The laws of a step of thought. A new one is a file here, a line in `LATENT_POLICIES`, and `config.latent_policy.name`."""
+"""The laws of a step of thought. A new one is a file here, a line in `LATENT_POLICIES`, and its name in a config."""
 
 import dataclasses
 
@@ -64,6 +64,6 @@ def latent_policy_config() -> LatentPolicyConfig:
 
 
 __all__ = [
-    "LATENT_POLICIES", "Action", "LatentPolicy", "LatentPolicyConfig", "LatentPolicySettings", "has_parameters", "latent_policy_config",
-    "with_likelihood",
+    "LATENT_POLICIES", "Action", "LatentPolicy", "LatentPolicyConfig", "LatentPolicySettings", "has_parameters",
+    "latent_policy_config", "with_likelihood",
 ]  # fmt: skip

@@ -29,7 +29,8 @@ def ending_at(latent_policy: LatentPolicy, kept: Kept, reasoner: Reasoner) -> La
     Args:
         kept: whose `end_id` None is the latent policy as it is.
     Returns:
-        one with actions {"of": the latent policy's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B, L]}.
+        one with actions {"of": the latent policy's own, "ends": bool [B, L]}, and with a cold stop {"cold": int [B,
+        L]}.
     """
     end_id = kept.end_id if kept.halt_id is None else kept.halt_id
     if end_id is None:

@@ -26,7 +26,8 @@ class LatentPolicy:
     Attributes:
         init: key -> the latent policy's own parameters, {} where it has none.
         draw: (params, hidden [B, L, D], keys [B, L] or None) -> action. The hidden state is that of the position before
-            the one that the action is fed at. None: without the latent policy's noise (its mean, or its likeliest action).
+            the one that the action is fed at. None: without the latent policy's noise (its mean, or its likeliest
+            action).
         feed: (params, action) -> inputs [B, L, D].
         stop_logits: (params, action, dropout=None) -> float32 [B, L], the logits of rho, the probability to stop here.
         log_prob: (params, hidden [B, L, D], action) -> float32 [B, L], differentiable in the hidden state; None where
@@ -83,7 +84,7 @@ class LatentPolicy:
 
 @dataclass(frozen=True)
 class LatentPolicySettings(abc.ABC):
-    """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the latent policy."""
+    """A latent policy's settings, a frozen dataclass that is its own config section; calling it makes the policy."""
 
     of_latents: ClassVar[bool] = False
     """Whether it feeds the reasoner's own latents, which a text reasoner has none of."""
@@ -105,7 +106,7 @@ class LatentPolicySettings(abc.ABC):
 
     @property
     def ended_by(self) -> tuple[str, int]:
-        """For exports: the text of one token that ends a thought as the likeliest, "" is none, and `LatentPolicy.least`."""
+        """For exports: the text of one token that ends a thought as the likeliest, "" is none; `LatentPolicy.least`."""
         return "", 0
 
     @abc.abstractmethod

@@ -29,8 +29,8 @@ class Exact(Objective):
         super().check(key, policy, group)
         if policy.latent_policy.log_prob is None:
             raise UserError(
-                f"{key}: needs a thought with a likelihood, and that of config.latent_policy.name is intractable; use one of "
-                f"{with_likelihood()}, or another objective (slpo, pathwise)"
+                f"{key}: needs a thought with a likelihood, and that of config.latent_policy.name is intractable; use "
+                f"one of {with_likelihood()}, or another objective (slpo, pathwise)"
             )
         if policy.config.dropout_rate:
             raise UserError(

@@ -56,7 +56,7 @@ def clipped_gains(ratio: jax.Array, advantages: jax.Array, clip: float | None, d
 
 
 def with_detached_inputs(policy: Policy) -> Policy:
-    """The policy, in whose passes embeddings that are fed have no gradient; a latent policy's own parameters keep theirs."""
+    """The policy, in whose passes fed embeddings have no gradient; a latent policy's own parameters keep theirs."""
     reasoner, latent_policy = policy.reasoner, policy.latent_policy
 
     def embed(params, tokens_BL):

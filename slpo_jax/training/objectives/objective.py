@@ -124,8 +124,8 @@ class Objective(abc.ABC):
         """
         if policy.config.max_latents and policy.latent_policy.says is not None and not self.of_written_thoughts:
             raise UserError(
-                f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use the "
-                "objective grpo or exact, or another latent policy"
+                f"{key}: is for thoughts in vectors, and those of config.latent_policy.name are sampled tokens; use "
+                "the objective grpo or exact, or another latent policy"
             )
         most = {"pkpo": group, "pkpo_sloo": group - 1}.get(self.advantage)
         if most is not None and self.pass_k > most:
