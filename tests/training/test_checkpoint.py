@@ -455,7 +455,7 @@ def test_a_disk_that_fills_during_a_save_is_one_line_that_says_so(tmp_path, monk
     def fail(step):
         raise error
 
-    monkeypatch.setattr(keeper, "_seal", fail)
+    monkeypatch.setattr(keeper, "_checksum", fail)
     keeper.save(_state().replace(step=jnp.int32(16)))
     with pytest.raises(SaveError, match=r"written \(No space left on device\); make room, and .* the one before$"):
         keeper.wait()
