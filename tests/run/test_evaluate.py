@@ -75,7 +75,7 @@ class Run:
 
         def roll_out(
             _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, probed=False,
-            label="", kept=None, name="",
+            label="", cache=None, name="",
         ):  # fmt: skip
             seen.append(label.partition(",")[0])
             assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
