@@ -124,7 +124,7 @@ def _evaluate_row(
                 write_manifest(files, manifest)
         RolloutCache(files.partial, what).clear()
         done[what] = files
-        count = min(config.probed, manifest.problems) if experiment.config.max_latents else 0
+        count = min(config.probed, manifest.problems) if experiment.config.max_latents and row.rules != (0,) else 0
         if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
             _probe_set(experiment, row, load(row.stage), files, what, count)
 
@@ -170,8 +170,11 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     label, latents = f"{row.name} on {files.name}", config.save_latents
     assert row.rule is not None
     begin(f"evaluate: {label}")
+    rule: Any = row.rule
+    if config.by_steps and row.stopping == "length":
+        rule = [min(rule, len(each.steps) or rule) for each in problems.problems[: config.limit or None]]
     evaluate = functools.partial(
-        experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit, name=files.name
+        experiment.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
     )
     greedy_cache = cache.having("greedy with latents" if latents else "greedy")
     greedy = evaluate(keep_latents=latents, label=label, cache=greedy_cache)

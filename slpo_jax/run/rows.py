@@ -10,6 +10,7 @@ from slpo_jax.evaluation.rows import BEST_FIXED, Row
 from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.stages import NO_THOUGHT, wanted
 from slpo_jax.training.objectives import OBJECTIVES
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
@@ -27,26 +28,31 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     """
     config, workdir = experiment.config, experiment.workdir
     planned_stages: set[str] = set(config.stages) if planned else set()
-    if "imitate" in planned_stages and config.imitate.control:
-        planned_stages.add("imitate_control")
+    if "imitate" in planned_stages:
+        planned_stages.update(stage.name for stage in wanted(config) if stage.section == "imitate")
     stages = planned_stages.union(workdir.finished_stages())
     own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
+    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    lengths = tuple(range(1, total + 1)) if by_steps else (own,)
     by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
     if gated:
         by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
     before = () if gated else ("imitate",)
     found = []
+    if NO_THOUGHT in stages:
+        about = "Imitation in as many stages and steps, without latents."
+        found.append(Row(NO_THOUGHT, "no thought", -1, stage=NO_THOUGHT, rules=(0,), about=about))
     if "imitate" in stages:
-        imitated = {"stage": "imitate", "fixed": True}
+        imitated = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         label, about = _imitation(config), "Imitation, as it ended."
-        found.append(Row("imitate", label, 0, rules=(own,), about=about, **imitated))  # type: ignore[arg-type]
+        found.append(Row("imitate", label, 0, rules=lengths, about=about, **imitated))  # type: ignore[arg-type]
         if total and not (own == total and ends_at(config)):  # or the two would be one
             imitated["about"] = "Imitation, with as many latents as there may be at most."
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)
     if "imitate_control" in stages:
-        rules = tuple(sorted({own, total}))
+        rules = tuple(sorted({*lengths, total}))
         control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
         control["about"] = "Imitation for as many further steps as an objective takes: more training without rewards."
         found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
@@ -97,7 +103,8 @@ def _objectives(experiment: Experiment, planned: bool) -> list[str]:
 def _imitation(config: Config) -> str:
     """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
     if own_latents(config):
-        return "imitation, own length"
+        by_steps = config.imitate.final_latents == "steps"
+        return "imitation, best fixed length" if by_steps else "imitation, own length"
     if config.imitate.recipe == "icot":
         return "iCoT"
     if config.imitate.final_steps:
