@@ -14,12 +14,14 @@ IMITATE, COLD_START, RL, LATENT_RM, EVALUATE = SECTIONS
 USUAL: tuple[Section, ...] = (IMITATE, COLD_START, RL, EVALUATE)
 USUAL_START = COLD_START, IMITATE
 CONTROL = "imitate_control"
+NO_THOUGHT = "imitate_no_thought"
 UNFINISHED = "imitate_adapter"
 """Where imitation runs whose recipe has parts of its own, until it is finished into `IMITATE`'s checkpoint."""
 
 TITLES = {
     IMITATE: "imitation (CoT-SFT and the latent curriculum or self-distillation)",
     CONTROL: "further imitation, a control",
+    NO_THOUGHT: "imitation without latents, a baseline",
     COLD_START: "cold start of the stopping gate",
     RL: "reinforcement learning",
 }
@@ -49,6 +51,7 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
         Stage(IMITATE, "imitate", (), asked[IMITATE]),
         Stage(UNFINISHED, "imitate", (), False),
         Stage(CONTROL, "imitate", (IMITATE,), asked[IMITATE] and config.imitate.control),
+        Stage(NO_THOUGHT, "imitate", (), asked[IMITATE] and config.imitate.no_thought),
         Stage(COLD_START, "cold_start", (IMITATE,), asked[COLD_START]),
     ]
     names = dict.fromkeys((*config.rl.objectives, *config.objective))

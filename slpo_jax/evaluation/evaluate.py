@@ -89,12 +89,14 @@ class Evaluator:
         watched: bool = False,
         reads: Reads | None = None,
         searched: bool = False,
+        thinks: bool = True,
     ) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents, watched, reads, searched)
+        mode = (noisy, stopping, keep_latents, watched, reads, searched, thinks)
         if mode in self._programs:
             return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
+        policy = policy if thinks else policy.having(max_latents=0)
 
         def local(params, prompts, index_N, sample_N, real_N, key, rule_N):
             if searched:
@@ -163,10 +165,11 @@ class Evaluator:
         """
         count = min(limit or len(problems), len(problems))
         reads = reads_of(params) if watched else None
-        program = self.program(seed is not None, stopping, keep_latents, watched, reads, searched)
+        rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
+        thinks = stopping == "threshold" or bool(rules.any())  # without a thought even where it ends with a marker
+        program = self.program(seed is not None, stopping, keep_latents, watched, reads, searched, thinks)
         key = noise.stream_key(self.key, "evaluate", seed or 0)
         key = jax.random.fold_in(key, zlib.crc32(name.encode())) if name else key
-        rules = np.broadcast_to(np.asarray(rule, np.float32 if stopping == "threshold" else np.int32), count)
         results = kept.batches() if kept else []
         known = np.isin(np.arange(count * samples), [row for batch in results for row in batch.rows])
         hosts.barrier("evaluation")  # all have read what there is before the first adds to it

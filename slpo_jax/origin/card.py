@@ -8,7 +8,7 @@ from slpo_jax.evaluation.markdown import percent, shown_columns
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.origin.description import Description
-from slpo_jax.stages import CONTROL, IMITATE, RL, TITLES
+from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, TITLES
 
 _LINES = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -66,7 +66,7 @@ def _training(stage: StageFolder) -> str:
         if not (made.facts.is_file() and made.is_finished):
             continue
         facts, kind, steps = read_json(made.facts, "mend the file"), _kind(made), made.finished.read_text().strip()
-        section = facts[kind.removesuffix("_control")]
+        section = facts[next(section for section in SECTIONS if kind.startswith(section))]
         own = facts.get("objective", {}).get(made.name, {})
         rate = own.get("learning_rate") or section["optimizer"]["learning_rate"]
         title = TITLES[kind] + (f" with the objective `{made.name}`" if kind == RL else "")

@@ -124,7 +124,7 @@ def _evaluate_row(
                 write_stamp(files, stamp)
         KeptRollouts(files.partial, what).clear()
         done[what] = files
-        count = min(config.watched, stamp.problems) if experiment.config.max_latents else 0
+        count = min(config.watched, stamp.problems) if experiment.config.max_latents and row.rules != (0,) else 0
         if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
             _watch_set(experiment, row, load(row.stage), files, what, count)
 

@@ -16,11 +16,11 @@ from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import close_stage, note_finished, open_stage
 from slpo_jax.run.stage_ends import StageEnds, check_ends
 from slpo_jax.run.usable import check_answers
-from slpo_jax.stages import CONTROL, IMITATE, UNFINISHED
+from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.recipes import Phase, Recipe
+from slpo_jax.training.recipes import Phase, Recipe, recipe_of
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 
@@ -57,7 +57,7 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
     return chosen
 
 
-def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
+def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
     """How the reasoner imitates, the stage's phases, and the optimizer of each.
 
     Raises:
@@ -65,6 +65,14 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
             trained.
     """
     config, recipe = experiment.config.imitate, experiment.recipe
+    if stage == NO_THOUGHT:
+        if recipe.name != "curriculum":
+            raise UserError(
+                f"config.imitate.no_thought: True, but {recipe.name} has no stages that can do without latents; set it "
+                "to False"
+            )
+        config = dataclasses.replace(config, c_thought=0, final_latents="published")
+        recipe = recipe_of(config, recipe.name)
     if recipe.ends_apart and config.control:
         what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
         raise UserError(
@@ -85,13 +93,13 @@ def planned(experiment: Experiment) -> tuple[Recipe, list[Phase], list[Optimizer
 def check(experiment: Experiment, stage: str) -> None:
     """Fail before the first stage on problems or settings that could not be imitated."""
     if not experiment.workdir.stage(stage).is_finished:
-        recipe, plan, _ = planned(experiment)
+        recipe, plan, _ = planned(experiment, stage)
         imitated(experiment, recipe, plan)
 
 
 def train(experiment: Experiment, stage: str) -> None:
     """Run the phases of the recipe; for the control the last goes on for as many steps as the stage rl has."""
-    recipe, plan, optimizer_configs = planned(experiment)
+    recipe, plan, optimizer_configs = planned(experiment, stage)
     more = experiment.config.rl.steps if stage == CONTROL else 0
     problems, total = imitated(experiment, recipe, plan), len(experiment.train)
     if len(problems) < total:
@@ -119,7 +127,7 @@ def train(experiment: Experiment, stage: str) -> None:
         state, known = before.restore(state, newest=True)
         before.close()
     run, state, extra = open_stage(experiment, stage, state, plan[-1].end + more, folder)
-    ends, programs = StageEnds(config, plan, more, known or extra), dict[Any, Any]()
+    ends, programs = StageEnds(stage, config, plan, more, known or extra), dict[Any, Any]()
     for number, (optimizer, optimizer_config) in enumerate(zip(optimizers, optimizer_configs, strict=True)):
         phase = ends.phases()[number]
         run.end_at(ends.phases()[-1].end)

@@ -10,6 +10,7 @@ from slpo_jax.io.files import as_json, flatten, read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.sections import values
+from slpo_jax.stages import NO_THOUGHT, wanted
 from slpo_jax.training.objectives import OBJECTIVES
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
@@ -27,8 +28,8 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     """
     config, workdir = experiment.config, experiment.workdir
     planned_stages: set[str] = set(config.stages) if planned else set()
-    if "imitate" in planned_stages and config.imitate.control:
-        planned_stages.add("imitate_control")
+    if "imitate" in planned_stages:
+        planned_stages.update(stage.name for stage in wanted(config) if stage.section == "imitate")
     stages = planned_stages.union(workdir.finished_stages())
     own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
     by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
@@ -37,8 +38,11 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     # Without a gate there is no cold start, and imitation itself is what an objective starts from.
     before = () if gated else ("imitate",)
     found = []
+    if NO_THOUGHT in stages:
+        about = "Imitation in as many stages and steps, without latents."
+        found.append(Row(NO_THOUGHT, "no thought", -1, stage=NO_THOUGHT, rules=(0,), about=about))
     if "imitate" in stages:
-        imitated = {"stage": "imitate", "fixed": True}
+        imitated = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         label, about = _imitation(config), "Imitation, as it ended."
         found.append(Row("imitate", label, 0, rules=(own,), about=about, **imitated))  # type: ignore[arg-type]
         if total and not (own == total and ends_at(config)):  # or the two would be one

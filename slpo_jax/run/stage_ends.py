@@ -39,14 +39,15 @@ class StageEnds:
     """The phases, one after the other, some of which end before their time.
 
     Args:
+        stage: name of what is trained.
         config: of the stage.
         plan: the phases as planned, which are the longest that they can be.
         more: steps that the last phase goes on for, as a control; then none ends before its time.
         saved: beside the checkpoint that is gone on from.
     """
 
-    def __init__(self, config: ImitateSettings, plan: list[Phase], more: int, saved: dict[str, Any]):
-        self._config, self._plan, self._more = config, plan, more
+    def __init__(self, stage: str, config: ImitateSettings, plan: list[Phase], more: int, saved: dict[str, Any]):
+        self._stage, self._config, self._plan, self._more = stage, config, plan, more
         self._ends: dict[str, int] = dict(saved.get(_ENDS, {}))
         self._accuracies: list[float] = saved.get(_ACCURACIES, [])
         self._phase = plan[0]
@@ -84,9 +85,11 @@ class StageEnds:
             return
         name, steps = self._phase.name.replace("_", " "), step - self._phase.start
         if learning.end is not None or learning.is_learned:
-            logging.warning("imitate: %s learned after %d steps (accuracy %.3f)", name, steps, learning.accuracy)
+            logging.warning(
+                "%s: %s learned after %d steps (accuracy %.3f)", self._stage, name, steps, learning.accuracy
+            )
         else:
             logging.warning(
-                "imitate: %s not learned in its %d steps (accuracy %.3f, config.imitate.stage_until is %g); going on",
-                name, steps, learning.accuracy, learning.until,
+                "%s: %s not learned in its %d steps (accuracy %.3f, config.imitate.stage_until is %g); going on",
+                self._stage, name, steps, learning.accuracy, learning.until,
             )  # fmt: skip

@@ -128,6 +128,14 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
     np.testing.assert_array_equal(curriculum.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
 
 
+def test_latents_by_steps_are_as_many_as_are_dropped(problems):
+    plan = curriculum.phases(ImitateSettings(c_thought=2, max_latent_stage=2, final_latents="steps"), 8)
+    for phase, most in zip(plan, (0, 1, 2, 2), strict=True):
+        batch = curriculum.make_batch(problems, phase, 3, 0, 6, (12,), curriculum.suffix_slots(problems, phase))
+        assert batch.latents.tolist() == [2 * min(len(STEPS[example]), most) for example in batch.index % 3]
+    assert {len(steps) for steps in STEPS} >= {1, 2}
+
+
 def test_a_problem_without_steps_has_a_latent_at_least(problems):
     """And a place for each that it can have, where their number is drawn."""
     bare = encode_problems(problems.template, [Problem("Tom has 3 pens .", (), "3")])

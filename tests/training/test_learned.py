@@ -71,7 +71,7 @@ def test_a_stage_without_accuracies_takes_its_steps():
 def test_later_stages_begin_where_earlier_ones_ended(caplog):
     plan = [Phase("cot", 0, 50, 0, 0, 0), Phase("stage_1", 50, 90, 1, 1, 1), Phase("final", 90, 150, None, 1, 1)]
     settings, spans = _settings(stage_until=0.5, stage_least=1), []
-    ends, saved = StageEnds(settings, plan, 0, {}), []
+    ends, saved = StageEnds("imitate", settings, plan, 0, {}), []
     for number, length in enumerate((30, 40, 25)):  # the second takes all of its steps
         phase = ends.phases()[number]
         ends.begin(phase, phase.start)
@@ -91,7 +91,7 @@ def test_later_stages_begin_where_earlier_ones_ended(caplog):
         "imitate: stage 1 not learned in its 40 steps",
         "imitate: final learned after 25 steps",
     ]
-    control = StageEnds(settings, plan, 7, ends.saved())
+    control = StageEnds("imitate", settings, plan, 7, ends.saved())
     assert [(phase.start, phase.end) for phase in control.phases()] == [(0, 30), (30, 70), (70, 102)]
     control.begin(control.phases()[-1], 95)
     assert control.learning is None

@@ -44,12 +44,13 @@ def phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
     plans: list[tuple[str, int, int | None, int | None]] = [("cot", settings.cot_steps, 0, 0)]
     plans += [(f"stage_{s}", settings.stage_steps, s, s * c_thought) for s in range(1, last + 1)]
     random = settings.final_latents == "random" and c_thought > 0
+    a_step = c_thought if settings.final_latents == "steps" else 0
     plans.append(("final", settings.final_steps, None, None if random else c_thought * last))
     out, start = [], 0
     for name, steps, dropped, latents in plans:
         if steps:
             slots = max_latents if latents is None else latents
-            out.append(Phase(name, start, start + steps, dropped, latents, slots))
+            out.append(Phase(name, start, start + steps, dropped, latents, slots, latents_a_step=a_step))
             start += steps
     return out
 
@@ -117,6 +118,9 @@ def make_batch(
     if stages_B is not None:
         latents = np.where(stages_B < 0, latents, stages_B * c_thought).astype(np.int32)
         dropped = [phase.dropped if stage < 0 else int(stage) for stage in stages_B]
+    if phase.latents_a_step:
+        of_steps_B = [phase.latents_a_step * max(1, len(problems.steps[i])) for i in indices]
+        latents = np.minimum(latents, np.array(of_steps_B, np.int32))
     suffixes = [problems.suffix(i, first, n) for i, first, n in zip(indices, dropped, removed_B, strict=True)]
     longest = max(map(len, suffixes)) - 1
     suffix = pad_suffixes(suffixes, next(s for s in slots if s >= longest), problems.template.pad_id)

@@ -37,13 +37,15 @@ class ImitateSettings:
         stage_least: steps that a stage then has at least; it has `cot_steps`, `stage_steps` or `final_steps` at most.
         mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
             draws later ones too).
-        final_latents: c_thought * max_latent_stage of them, as "published", or a "random" number: from a problem's
-            steps to T.
+        final_latents: of the last stage: c_thought * max_latent_stage of them, as "published", or a "random" number,
+            from a problem's steps to T. With "steps" every stage has c_thought for each step that it drops, so that
+            shorter problems have fewer.
         dropout: at every position, while imitating.
         suffix_slots: buckets of written steps and answer (of CODI's whole teacher text), below the one that holds all;
             each is compiled.
         reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
         control: also imitate on for as many steps as reinforcement learning takes, as its control.
+        no_thought: also imitate without latents, in as many stages and steps, as the baseline of what they are worth.
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
     """
@@ -60,11 +62,12 @@ class ImitateSettings:
     stage_until: float = setting(0.0, least=0, most=1, note="0 takes all steps")
     stage_least: int = setting(100, least=1)
     mix: float = setting(0.0, least=0, most=1)
-    final_latents: Literal["published", "random"] = "published"
+    final_latents: Literal["published", "random", "steps"] = "published"
     dropout: float = setting(0.0, least=0, below=1)
     suffix_slots: tuple[int, ...] = setting((), least=1)
     reset_optimizer: bool = True
     control: bool = setting(False, affects="report")
+    no_thought: bool = setting(False, affects="report")
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig("adamw", 1e-4)
 
@@ -86,6 +89,7 @@ class Phase:
         learning_rate: of its own; None is the optimizer's.
         copies: (part, another) each: it begins with that part as a copy of the other.
         rise: for iCoT, steps after which one token more is dropped of those that `dropped` leaves; 0 drops none.
+        latents_a_step: where not 0, an example has at most so many for each of its steps, and one at least.
     """
 
     name: str
@@ -98,6 +102,7 @@ class Phase:
     trains: tuple[str, ...] = ()
     learning_rate: float | None = None
     copies: tuple[tuple[str, str], ...] = ()
+    latents_a_step: int = 0
 
     @property
     def stretches(self) -> list[tuple[int, int]]:

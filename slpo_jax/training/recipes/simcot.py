@@ -103,7 +103,9 @@ class SimCot:
 
         def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> ExplainedSlots:
             count = phase.latent_slots // thoughts.latents
-            counts = [count] if phase.latents is not None else range(count + 1)  # fewer thoughts say longer texts
+            counts = (
+                range(count + 1) if phase.latents is None or phase.latents_a_step else [count]
+            )  # fewer thoughts say longer texts
             every = range(len(problems) if count else 0)
             steps = _steps(thoughts, problems, every)
             texts = (text for n in counts for row in _texts(thoughts, problems, phase, every, steps, n) for text in row)
