@@ -20,7 +20,7 @@ from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
 from slpo_jax.text.batches import EncodedProblems
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.recipes import Phase, Recipe, recipe_of
+from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, recipe_of
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 
@@ -57,6 +57,13 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
     return chosen
 
 
+def _settings(experiment: Experiment, stage: str) -> ImitateSettings:
+    own = experiment.config.imitate
+    if stage == NO_THOUGHT:
+        return dataclasses.replace(own, c_thought=0, final_latents="published", stage_until=0.0)
+    return own
+
+
 def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
     """How the reasoner imitates, the stage's phases, and the optimizer of each.
 
@@ -64,14 +71,13 @@ def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], li
         UserError: there are no steps, a phase has fewer than its warm-up, or the control can't go on with what is
             trained.
     """
-    config, recipe = experiment.config.imitate, experiment.recipe
+    config, recipe = _settings(experiment, stage), experiment.recipe
     if stage == NO_THOUGHT:
         if recipe.name != "curriculum":
             raise UserError(
                 f"config.imitate.no_thought: True, but {recipe.name} has no stages that can do without latents; set it "
                 "to False"
             )
-        config = dataclasses.replace(config, c_thought=0, final_latents="published")
         recipe = recipe_of(config, recipe.name)
     if recipe.ends_apart and config.control:
         what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
@@ -98,7 +104,11 @@ def check(experiment: Experiment, stage: str) -> None:
 
 
 def train(experiment: Experiment, stage: str) -> None:
-    """Run the phases of the recipe; for the control the last goes on for as many steps as the stage rl has."""
+    """Run the phases of the recipe.
+
+    For the control the last goes on for as many steps as the stage rl has; without thoughts they end where they did
+    with them.
+    """
     recipe, plan, optimizer_configs = planned(experiment, stage)
     more = experiment.config.rl.steps if stage == CONTROL else 0
     problems, total = imitated(experiment, recipe, plan), len(experiment.train)
@@ -108,7 +118,7 @@ def train(experiment: Experiment, stage: str) -> None:
     bare = sum(not steps for steps in problems.steps)
     if bare and recipe.fewest_steps(plan):
         logging.warning("imitate: %d of %d problems have no steps: just answers are written", bare, len(problems))
-    config, seed = experiment.config.imitate, experiment.config.seed
+    config, seed = _settings(experiment, stage), experiment.config.seed
     optimizers = [make_optimizer(each) for each in optimizer_configs]
     params = experiment.initial_params()
     trained, own = () if recipe.alone else experiment.trained_by(IMITATE, params), {}
@@ -122,10 +132,11 @@ def train(experiment: Experiment, stage: str) -> None:
     state = init_state(params, now, optimizers[0], experiment.key, experiment.layout)
     del params  # the state has its own
     known: dict[str, Any] = {}
-    if stage == CONTROL:
+    if stage in (CONTROL, NO_THOUGHT):
         before = StageCheckpoints(experiment.workdir.stage(IMITATE).path)
-        state, known = before.restore(state, newest=True)
+        imitated_state, known = before.restore(state, newest=True)
         before.close()
+        state = imitated_state if stage == CONTROL else state
     run, state, extra = open_stage(experiment, stage, state, plan[-1].end + more, folder)
     ends, programs = StageEnds(stage, config, plan, more, known or extra), dict[Any, Any]()
     for number, (optimizer, optimizer_config) in enumerate(zip(optimizers, optimizer_configs, strict=True)):
