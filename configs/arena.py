@@ -1,9 +1,10 @@
 """One cell of the arena: a reasoner on a small GPT-2 or Llama, and what rewards make of it.
 
 `--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
-problems, in as many steps as every other, and then each objective that applies to it, from where imitation ended: a
-control without rewards, SLPO, Pass@k by replay, and its own where it has one. There is no gate: all latent reasoners
-think `LATENTS` latents, but those that stop themselves.
+chains of operations, in as many steps as every other at most (its stages end when they are learned, where it has
+stages), and then each objective that applies to it, from where imitation ended: a control without rewards, SLPO, Pass@k
+by replay, and its own where it has one. There is no gate: all latent reasoners think `DEPTH` latents, but those that
+stop themselves. Test sets are by depth, of which the last is one deeper than any that was trained on.
 
 With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` and evaluates on the validation problems
 alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
@@ -13,15 +14,16 @@ from slpo_jax.config import default_config
 from slpo_jax.errors import UserError
 from slpo_jax.run.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 
-LATENTS = 3  # no problem has more steps
-STEPS, RL_STEPS = 2000, 120
+DEPTH = 3  # the steps of the deepest problems
+STEPS, RL_STEPS = 4000, 120
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
-_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
-_CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
+_LEARNED = {"stage_until": 0.98}  # where a recipe has stages
+_COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH, "cot_steps": 600, "stage_steps": 900} | _LEARNED
+_CODI = {"c_thought": 1, "max_latent_stage": DEPTH, "cot_steps": 0} | _LEARNED
 _SIMCOT = {"recipe": "simcot"}
-_COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
-_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
+_COLAR = {"c_thought": 1, "cot_steps": 600, "stage_steps": 0}
+_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 600, "stage_steps": 300}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
 # By name: the kind, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of five
 # tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
@@ -31,11 +33,11 @@ REASONERS = {
     "codi": ("codi", _CODI, 7),
     "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
     "colar": ("colar", _COLAR | {"recipe": "colar", "max_latent_stage": 4}, 4),
-    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": LATENTS}, 4),
+    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": DEPTH}, 4),
     "dart": ("dart", _CODI, 7),
     "latent_sft": ("text", _LATENT_SFT, 4),
     "latent_grpo": ("text", _LATENT_SFT, 4),
-    "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
+    "cot_sft": ("coconut", _WORDS | _LEARNED | {"cot_steps": STEPS}, 24),
     "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
     "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),
 }
@@ -58,26 +60,26 @@ def get_config(cell: str = "coconut_gpt2"):
     kind, imitate, answer_tokens = REASONERS[name]
     config = default_config()
     config.reasoner = f"{kind}_{backbone}"
-    config.tokenizer = "synthetic:30"
-    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
+    config.tokenizer = "words"
+    config.model.update(n_layer=2, n_head=8, n_embd=64, n_positions=64)
     config.gate.enabled = False
     config.min_latents = 1
     config.max_latents = imitate["c_thought"] * imitate["max_latent_stage"]
-    config.prompt_slots = (24,)
+    config.prompt_slots = (16,)
     config.max_answer_tokens = answer_tokens
-    config.data.train = "synthetic:train"
-    config.data.valid = "synthetic:valid"
+    config.data.chain.depth = DEPTH
+    config.data.train = "chain:train"
+    config.data.valid = "chain:valid"
     if tune:
-        config.data.eval.valid = "synthetic:valid"
+        config.data.eval.valid = "chain:valid"
     else:
-        config.data.eval.same = "synthetic:test"
-        config.data.eval.large = "synthetic:large"
-        config.data.eval.template = "synthetic:template"
+        for depth in range(1, DEPTH + 2):
+            config.data.eval[f"depth_{depth}"] = f"chain:{depth}"
 
     stages = 3 if kind == "text" else imitate["max_latent_stage"]
     before = imitate["cot_steps"] + stages * imitate.get("stage_steps", 0)
-    config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
+    config.imitate.update(batch_size=128, dropout=0.0, final_latents="published", final_steps=STEPS - before, **imitate)
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 5
     if imitate.get("recipe") == "icot":  # which begins its optimizer anew every 94 steps

@@ -32,6 +32,8 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         planned_stages.update(stage.name for stage in wanted(config) if stage.section == "imitate")
     stages = planned_stages.union(workdir.finished_stages())
     own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
+    by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
+    lengths = tuple(range(1, total + 1)) if by_steps else (own,)
     by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
     if gated:
         by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
@@ -44,13 +46,13 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     if "imitate" in stages:
         imitated = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         label, about = _imitation(config), "Imitation, as it ended."
-        found.append(Row("imitate", label, 0, rules=(own,), about=about, **imitated))  # type: ignore[arg-type]
+        found.append(Row("imitate", label, 0, rules=lengths, about=about, **imitated))  # type: ignore[arg-type]
         if total and not (own == total and ends_at(config)):  # or the two would be one
             imitated["about"] = "Imitation, with as many latents as there may be at most."
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)
     if "imitate_control" in stages:
-        rules = tuple(sorted({own, total}))
+        rules = tuple(sorted({*lengths, total}))
         control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
         control["about"] = "Imitation for as many further steps as an objective takes: more training without rewards."
         found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
@@ -101,7 +103,8 @@ def _objectives(experiment: Experiment, planned: bool) -> list[str]:
 def _imitation(config: Config) -> str:
     """What tables call imitation at its own number of latents; without any, by what is still written in the end."""
     if own_latents(config):
-        return "imitation, own length"
+        by_steps = config.imitate.final_latents == "steps"
+        return "imitation, best fixed length" if by_steps else "imitation, own length"
     if config.imitate.recipe == "icot":
         return "iCoT"
     if config.imitate.final_steps:
