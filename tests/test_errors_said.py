@@ -45,7 +45,9 @@ def _lines() -> list[str]:
 
 def test_every_error_and_warning_says_what_it_did():
     known = GOLDEN.read_text(encoding="utf-8").splitlines()
-    diff = [line for line in difflib.unified_diff(known, _lines(), "known", "now", lineterm="", n=0) if line[:2] != "@@"]
+    diff = [
+        line for line in difflib.unified_diff(known, _lines(), "known", "now", lineterm="", n=0) if line[:2] != "@@"
+    ]
     assert not diff, "\n".join([*diff, f"if this is meant: python tests/{Path(__file__).name}"])
 
 
