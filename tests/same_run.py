@@ -61,13 +61,9 @@ def checkpoint_of(workdir: Path, stage: str) -> dict[str, Any]:
 
 def texts_of(workdir: Path) -> dict[str, bytes]:
     """Every file of a run but events, checkpoints, the rows that tell the time, and the page, which draws them."""
-    files = [path for path in workdir.rglob("*") if path.is_file()]
-    kept = [path for path in files if not {"tensorboard", "checkpoints"} & set(path.relative_to(workdir).parts)]
-    return {
-        str(path.relative_to(workdir)): _timeless(path)
-        for path in kept
-        if path.name not in ("metrics.jsonl", ".lock", "report.html")
-    }
+    aside = {"tensorboard", "checkpoints", "metrics.jsonl", ".lock", "report.html"}
+    files = {path.relative_to(workdir): path for path in workdir.rglob("*") if path.is_file()}
+    return {str(name): _timeless(path) for name, path in files.items() if not aside & set(name.parts)}
 
 
 def _timeless(path: Path) -> bytes:
