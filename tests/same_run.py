@@ -34,6 +34,7 @@ _LONGEST = 200  # characters of a value that is shown as it is
 _ASIDE = {"tensorboard", "metrics.jsonl", "report.html", "digests.json", "params", "rest"}
 _DERIVED = (".lock", ".stamp", ".digest.json")  # of what is looked at, in whatever words
 _MOVING = re.compile(r"commit|version|sha256|digest|seconds|elapsed")
+_HEX = re.compile(r"\b[0-9a-f]{64}\b")  # of what is looked at itself, or of where it lies
 
 
 def rows_of(workdir: Path, timing: bool = False) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ def _file(path: Path, hidden: dict[str, str]) -> dict[str, str]:
         return flat(load_file(path))
     if path.suffix == ".npz":
         return flat(dict(np.load(path)))
-    text = _timeless(path).decode(errors="replace")
+    text = _HEX.sub("DIGEST", _timeless(path).decode(errors="replace"))
     for here, there in hidden.items():
         text = text.replace(here, there)
     if path.suffix == ".json":
