@@ -124,7 +124,7 @@ def test_two_runs_are_told_apart(tmp_path):
     shutil.rmtree(slpo)
     shutil.copytree(other / "checkpoints" / "cold_start", slpo)
     found = differences(one, other)
-    assert [line.partition(":")[0] for line in found] == [
-        "metrics.jsonl", "checkpoints/slpo", "eval/slpo/new.jsonl", "report.md"
-    ]  # fmt: skip
-    assert all(line.endswith(": differs") for line in found[2:])
+    assert [line.partition(":")[0] for line in found] == ["metrics.jsonl", "checkpoints", "files"]
+    assert "first slpo" in found[1]
+    assert "1 changed, first report.md" in found[2]
+    assert "1 new, first eval/slpo/new.jsonl" in found[2]
