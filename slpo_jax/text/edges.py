@@ -39,7 +39,8 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
             problem = "is missing" if field not in record else f"holds {str(record[field])[:40]!r}"
             raise UserError(f"{where}: field {field!r} {problem}; write {example}, or leave out config.data.fields")
 
-    edges, layers = record.get(EDGES), record.get(_LAYERS)
+    edges: Any = record.get(EDGES)
+    layers: Any = record.get(_LAYERS)
     need(EDGES, isinstance(edges, list) and bool(edges) and all(map(_is_edge, edges)), "[[0, 2], [1, 3], ..]")
     for field in _NODES:
         need(field, _is_node(record.get(field)), "the number of a node")
@@ -48,7 +49,6 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
     far = far[:-1] if far and far[-1] is None else far  # where there is a layer 0, root itself
     good = bool(far) and all(isinstance(layer, list) and layer and all(map(_is_node, layer)) for layer in far)
     need(_LAYERS, good and target in map(str, far[-1]), '{"1": [9, 5], .., "4": [TARGET]}')
-    assert edges is not None
     told = [f"{begin} {end}" for begin, end in edges]
     rng = np.random.default_rng(zlib.crc32(" ".join([*told, target, other, root]).encode()))
     told = [told[place] for place in rng.permutation(len(told))]

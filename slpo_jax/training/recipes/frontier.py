@@ -144,13 +144,11 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     params, open_ended = policy.reasoner.in_loop(params), policy.having(closing_ids=())  # so it keeps the last state
     inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.index))
     hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
-    suffix = batch.suffix
+    suffix: Any = batch.suffix
     says_B1 = 1.0 - suffix.weights[:, :1]
-    rows = SuffixBatch(
-        tokens=suffix.tokens,
-        targets=jnp.concatenate([batch.nodes[:, None], suffix.targets], axis=1),
-        weights=jnp.concatenate([says_B1, suffix.weights], axis=1),
-    )
+    targets: Any = jnp.concatenate([batch.nodes[:, None], suffix.targets], axis=1)
+    weights: Any = jnp.concatenate([says_B1, suffix.weights], axis=1)
+    rows = SuffixBatch(suffix.tokens, targets, weights)
     hidden_BLD = jnp.concatenate([thought.hidden_ND[:, None], hidden_BAD], axis=1)
     total, right_B = curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows)
     metrics = {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
