@@ -39,13 +39,13 @@ def read_graph(where: str, record: Mapping[str, Any]) -> tuple[str, tuple[str, .
             problem = "is missing" if field not in record else f"holds {str(record[field])[:40]!r}"
             raise UserError(f"{where}: field {field!r} {problem}; write {example}, or leave out config.data.fields")
 
-    edges: Any = record.get(EDGES)
+    edges: Any = record.get(EDGES, [])
     layers: Any = record.get(_LAYERS)
     need(EDGES, isinstance(edges, list) and bool(edges) and all(map(_is_edge, edges)), "[[0, 2], [1, 3], ..]")
     for field in _NODES:
         need(field, _is_node(record.get(field)), "the number of a node")
     target, other, root = (str(record[field]) for field in _NODES)
-    far = [layers.get(str(k)) for k in range(1, len(layers) + 1)] if isinstance(layers, Mapping) else []
+    far: list[Any] = [layers.get(str(k)) for k in range(1, len(layers) + 1)] if isinstance(layers, Mapping) else []
     far = far[:-1] if far and far[-1] is None else far  # where there is a layer 0, root itself
     good = bool(far) and all(isinstance(layer, list) and layer and all(map(_is_node, layer)) for layer in far)
     need(_LAYERS, good and target in map(str, far[-1]), '{"1": [9, 5], .., "4": [TARGET]}')
