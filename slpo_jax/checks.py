@@ -81,6 +81,10 @@ def check(node: ConfigDict, given: Collection[str] = ()) -> Config:
         settings.max_latents or "latent_rm" not in settings.stages,
         "max_latents: 0, and latent_rm judges latents; set it, or take the stage out of config.stages",
     )
+    need(
+        not (settings.evaluate.by_steps and settings.gate.enabled),
+        "evaluate.by_steps: True, but the gate says when a thought ends; set it or config.gate.enabled to False",
+    )
     sets = settings.data.eval
     need(AVERAGE not in sets, f"data.eval.{AVERAGE}: the report calls the mean of the sets so; use another name")
     need("evaluate" not in settings.stages or sets, "data.eval: no sets; add NAME = source to it")

@@ -65,10 +65,10 @@ class Config:
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
         reasoner: kind and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
-        tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "bytes", "words" (of the training data), a directory or a
-            hub id; "" takes the checkpoint's.
+        tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
+            data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.
-        prompt: what a text reasoner is asked with.
+        prompt: what a reasoner without markers is asked with.
         max_latents: T; 0 is explicit text alone.
         min_latents: T_min, of the cold start's candidate lengths.
         prompt_slots: P: buckets, one compiled program each.

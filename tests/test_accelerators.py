@@ -1,6 +1,7 @@
 """Programs of every stage, reasoner, objective, latent policy and type, lowered for devices that are not here."""
 
 import itertools
+import json
 import re
 
 import jax
@@ -21,7 +22,7 @@ BACKBONES = ("gpt2", "llama")  # Qwen2 is Llama's program and biases
 UNLIKELY = tuple(name for name, settings in THINKERS.items() if not settings.has_likelihood)
 OF_LATENTS, IN_WORDS, OF_COLAR = ("latent", "additive"), ("hybrid",), ("colar",)
 RECIPE_OF = {"curriculum": "coconut", "silent": "dart", "distil": "codi", "icot": "text", "simcot": "coconut",
-             "colar": "colar", "regular": "colar", "latent_sft": "text"}  # fmt: skip
+             "colar": "colar", "regular": "colar", "latent_sft": "text", "frontier": "coconut"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,7 +140,7 @@ def test_an_rl_step_is_lowered_in_its_plain_form(reasoner, thinker, objective, d
 
 
 @pytest.mark.parametrize(("stage", "reasoner", "thinker", "recipe", "dtype"), [*_other_cases()])
-def test_the_other_stages_are_lowered_in_their_plain_form(stage, reasoner, thinker, recipe, dtype):
+def test_the_other_stages_are_lowered_in_their_plain_form(tmp_path, stage, reasoner, thinker, recipe, dtype):
     config = _config(reasoner, thinker, dtype)
     config.imitate.update(recipe=recipe, c_thought=int(recipe != "icot"))
     config.imitate.distil.last_step = True
@@ -149,4 +150,10 @@ def test_the_other_stages_are_lowered_in_their_plain_form(stage, reasoner, think
         config.prompt_slots, config.prompt.speed = (30,), 1
     if recipe == "latent_sft":
         config.prompt.update(format="{question}\n<think>", closing="</think>")
+    if recipe == "frontier":
+        graph = {"edges": [[0, 1], [2, 3]], "root": 0, "target": 1, "neg_target": 3, "neighbor_k": {"1": [1]}}
+        (tmp_path / "graphs.json").write_text(json.dumps([graph]))
+        config.data.train, config.data.fields.question = str(tmp_path / "graphs.json"), "edges"
+        config.tokenizer = "nodes:9"
+        config.prompt.update(format="<eos> {question}", closing="[A]")
     assert all(map(_is_plain, _lowered(config, stage)))

@@ -27,6 +27,8 @@ class EvaluateConfig:
             layout, a directory, file or hub id; "" is this run's.
         beams: of a search over latents by latent_rm, see `policy.beam`; 0 is none.
         candidates: of each beam's next latent.
+        by_steps: without a gate, a problem's thought has as many latents as the problem has steps, T at most: it is
+            told how far to think, as in the published evaluation of recipe frontier.
         thresholds: of the gate, swept on the validation split.
         watched: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
         save_latents: also write eval/ROW/NAME.latents.npz.
@@ -49,6 +51,7 @@ class EvaluateConfig:
     reward_model: str = ""
     beams: int = setting(0, least=0, note="0 is none")
     candidates: int = setting(8, least=1)
+    by_steps: bool = setting(False, affects="rollouts")
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     watched: int = setting(20, least=0, note="0 is none", affects="nothing")
     save_latents: bool = False

@@ -7,6 +7,7 @@ import numpy as np
 from slpo_jax.errors import UserError
 from slpo_jax.interop.weights import EMBEDDING, with_prefix
 from slpo_jax.kinds.kind import NO_PROMPT, Kind, Unwrapped, refuse_others
+from slpo_jax.text.chat import QUESTION
 from slpo_jax.text.templates import line, marked_template
 from slpo_jax.text.tokenizer import ANSWER_MARK, COCONUT_TOKENS, add_reasoner_tokens
 
@@ -21,16 +22,36 @@ class Coconut(Kind):
 
     name, title = "coconut", "COCONUT"
     tokens, layers = COCONUT_TOKENS, ()
+    prompt_keys = ("format", "closing")
 
     def template(self, tokenizer, first_id=None, prompt=NO_PROMPT):
-        """Question + line break + start | latents | end + steps, a line each + "### 72" + eos."""
-        return marked_template(
+        """Question + line break + start | latents | end + steps, a line each + "### 72" + eos.
+
+        With `prompt.closing` it is format | latents | closing + "72" + eos (Zhu et al., 2025).
+        """
+        if bool(prompt.format) != bool(prompt.closing):
+            raise UserError(
+                "config.prompt.format: takes the place of COCONUT's markers together with config.prompt.closing; give "
+                "both or neither"
+            )
+        marked = marked_template(
             tokenizer,
             add_reasoner_tokens(tokenizer, COCONUT_TOKENS, first_id),
             answer_style="texts" if prompt.answers == "texts" else "after_mark",
             question_text=line,
             step_text=lambda step, first: step + "\n",
             answer_text=lambda answer: f"{ANSWER_MARK} {answer}",
+        )
+        if not prompt.closing:
+            return marked
+        return dataclasses.replace(
+            marked,
+            start_id=None,
+            closing_ids=tuple(tokenizer(prompt.closing, add_special_tokens=False)["input_ids"]),
+            question_text=lambda question: prompt.format.replace(QUESTION, question),
+            step_text=lambda step, first: step,
+            answer_text=str,
+            bare=True,
         )
 
     @classmethod

@@ -170,8 +170,11 @@ def _evaluate_set(experiment: Experiment, row: Row, params: Any, files: SetFiles
     label, latents = f"{row.name} on {files.name}", config.save_latents
     assert row.rule is not None
     begin(f"evaluate: {label}")
+    rule: Any = row.rule
+    if config.by_steps and row.stopping == "length":
+        rule = [min(rule, len(each.steps) or rule) for each in problems.problems[: config.limit or None]]
     evaluate = functools.partial(
-        experiment.evaluator.run, params, problems, row.stopping, row.rule, limit=config.limit, name=files.name
+        experiment.evaluator.run, params, problems, row.stopping, rule, limit=config.limit, name=files.name
     )
     greedy_kept = kept.having("greedy with latents" if latents else "greedy")
     greedy = evaluate(keep_latents=latents, label=label, kept=greedy_kept)

@@ -19,7 +19,7 @@ def check_ends(config: ImitateSettings, recipe: Recipe, plan: list[Phase]) -> No
     Raises:
         UserError: the key, and the remedy.
     """
-    if config.mix and recipe.name != "curriculum":
+    if config.mix and recipe.name not in ("curriculum", "frontier"):
         raise UserError(
             f"config.imitate.mix: {config.mix}, but {recipe.name} has no earlier stages to mix; set it to 0"
         )

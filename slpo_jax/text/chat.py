@@ -30,6 +30,8 @@ QUESTION = "{question}"
 class PromptConfig:
     r"""The section `config.prompt`: what a question is asked with, by a text reasoner or CoLaR; how answers are read.
 
+    COCONUT takes format and closing, both together, in the place of its markers.
+
     Attributes:
         system: comes before the question, in a chat as the system's message.
         instruction: comes after the question, on a line of its own.

@@ -13,6 +13,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.text.cells import is_missing, listed, said, text_of, written
 from slpo_jax.text.choices import choices_of, columns_of
+from slpo_jax.text.edges import EDGES, ROLES, read_graph
 from slpo_jax.text.problem import Reading
 from slpo_jax.text.solutions import marked, measured_number, steps_of
 
@@ -34,7 +35,7 @@ class FieldsConfig:
     Sets other than the training data that lack such a field are read by the table.
 
     Attributes:
-        question: the field with the question; "" is: find it.
+        question: the field with the question; "" is: find it. "edges": a graph's, see `text/edges.py`.
         answer: with the answer, or a worked solution.
         steps: with the steps: a list, or one text.
     """
@@ -150,6 +151,12 @@ def read_record(
             if not strict and _layout(record, FOUND):
                 return read_record(where, record, reading=reading)
             raise unknown_field(where, record, key, name)
+    if fields.question == EDGES:
+        reading = reading or Reading()
+        reading.see(record)
+        for role, names in ROLES.items():
+            reading.note(role, names)
+        return RawProblem(*read_graph(where, record))
     given, record = record, _without_missing(_with_usual_names(record), fields.answer)
     layout = _layout(record, fields)
     if layout is None:

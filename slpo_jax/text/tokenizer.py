@@ -25,6 +25,7 @@ START_LATENT = "<|start-latent|>"
 END_LATENT = "<|end-latent|>"
 LATENT = "<|latent|>"
 WORDS = "words"  # a tokenizer that is made of the training data
+NODES = "nodes:"  # of graphs whose nodes are numbers
 PAD_LATENT = "[PAD]"  # CODI's own pad token, the first that it adds
 COCONUT_TOKENS = (START_LATENT, END_LATENT, LATENT)
 ANSWER_MARK = "###"
@@ -71,17 +72,35 @@ def task_tokenizer(source: str) -> "PreTrainedTokenizerFast":
         words = task.words(int(number))
     except FieldError as error:
         raise UserError(f"config.tokenizer: {source}: {error.problem}") from None
-    specials = (PAD, UNK, EOS)
-    latents = (START_LATENT, END_LATENT, LATENT)
-    tokens = [*specials, "\n", ANSWER_MARK, *words, *latents]
+    return _word_level([PAD, UNK, EOS, "\n", ANSWER_MARK, *words, *COCONUT_TOKENS], PAD)
+
+
+def nodes_tokenizer(source: str) -> "PreTrainedTokenizerFast":
+    """The word-level tokenizer of Zhu et al. (2025) for graphs: node n is token n, and eos pads.
+
+    Args:
+        source: "nodes:LARGEST", published with 30, which are 40 tokens. The last, which no text of theirs has, stands
+            here for what is unknown.
+    Raises:
+        UserError: that is no number.
+    """
+    number = source.removeprefix(NODES)
+    if not number.isdecimal():
+        raise UserError(f"config.tokenizer: {source}: the largest node is missing; write e.g. {NODES}30")
+    nodes = map(str, range(int(number) + 1))
+    return _word_level([*nodes, *COCONUT_TOKENS, "|", "[Q]", "[R]", "[A]", EOS, UNK], EOS)
+
+
+def _word_level(tokens: Sequence[str], pad: str) -> "PreTrainedTokenizerFast":
     backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(Regex(r"[^\S\n]+"), "removed")]
     )
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*specials, *latents)])
+    specials = dict.fromkeys((pad, UNK, EOS, *COCONUT_TOKENS))
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     import transformers
 
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, unk_token=UNK, eos_token=EOS)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad, unk_token=UNK, eos_token=EOS)
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
@@ -133,8 +152,9 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
     Args:
-        source: "synthetic:N" or "graph:N" (`task_tokenizer`), "bytes" (`byte_tokenizer()`), a directory with
-            tokenizer.json or with GPT-2's bare vocab.json and merges.txt, or a Hugging Face hub id.
+        source: "synthetic:N" or "graph:N" (`task_tokenizer`), "nodes:N" (`nodes_tokenizer`), "bytes"
+            (`byte_tokenizer()`), a directory with tokenizer.json or with GPT-2's bare vocab.json and merges.txt, or a
+            Hugging Face hub id.
     Returns:
         a fast tokenizer as it is in the source; see `add_reasoner_tokens` for what a reasoner needs on top.
     Raises:
@@ -142,6 +162,8 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """
     if task_of(source):
         return task_tokenizer(source)
+    if source.startswith(NODES):
+        return nodes_tokenizer(source)
     if source == "bytes":
         return byte_tokenizer()
     if source == WORDS:

@@ -8,6 +8,7 @@ from slpo_jax.training.recipes.colar import Compression
 from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.dart import Dart
 from slpo_jax.training.recipes.distil import Distillation
+from slpo_jax.training.recipes.frontier import Frontier
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
@@ -16,6 +17,7 @@ from slpo_jax.training.recipes.simcot import SimCot
 
 RECIPES: dict[str, Any] = {
     "curriculum": Curriculum,
+    "frontier": Frontier,
     "distil": Distillation,
     "icot": Internalization,
     "silent": Dart,

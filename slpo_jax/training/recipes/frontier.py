@@ -1,0 +1,155 @@
+"""COCONUT on graphs: after s latents, a node that is s + 1 edges from the root (Zhu et al., 2025).
+
+At stage s a problem of n steps has min(s, n) latents. Out of the last of them, or of the prompt, comes one of the nodes
+of step s + 1, by chance; where no step is left, the closing text and the answer follow. Whenever a problem comes, its
+edges are shuffled anew, and so are the two nodes that it asks about.
+
+Apart from the published program: eos is learned after the answer, as its rows in words have it, where that one takes
+just one token; a share `mix` of the rows is at any stage up to its own, as there.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from slpo_jax.errors import UserError
+from slpo_jax.policy import noise
+from slpo_jax.policy.policy import Policy
+from slpo_jax.policy.prompted import Prompts
+from slpo_jax.text.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_prompts, pad_suffixes
+from slpo_jax.text.edges import ASKED, BAR
+from slpo_jax.text.templates import Ids
+from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+
+
+@struct.dataclass
+class FrontierBatch(ImitationBatch):
+    """`ImitationBatch`, whose rows answer where their suffix has weights, and else say `nodes`, int [B]."""
+
+    nodes: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier(Curriculum):
+    """Nothing to set: the schedule is `config.imitate`'s own, `cot_steps` those of stage 0."""
+
+    def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
+        published = super().__call__(dataclasses.replace(settings, mix=0.0), default)
+
+        def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
+            for prompt in problems.prompts:
+                shuffled(prompt, *_signs(problems), np.random.default_rng(0))
+            return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
+
+        def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> FrontierBatch:
+            return make_batch(settings, problems, phase, step, seed, batch_size, prompt_slots, slots)
+
+        return dataclasses.replace(
+            published,
+            name="frontier",
+            phases=phases,
+            fewest_steps=lambda plan: 1,
+            slots=lambda problems, phase, *buckets: curriculum.suffix_slots(problems, _answers(phase), *buckets),
+            positions=lambda problems, phase: curriculum.positions(problems, _answers(phase)),
+            batch=batch,
+            loss=loss,
+        )
+
+
+def _answers(phase: Phase) -> Phase:
+    return dataclasses.replace(phase, dropped=None)
+
+
+def _signs(problems: EncodedProblems) -> tuple[int, int]:
+    """The tokens between edges, and behind them.
+
+    Raises:
+        UserError: there are none, or there is no closing text.
+    """
+    template = problems.template
+    try:
+        found = template.token(BAR), template.token(ASKED)
+    except UserError:
+        found = None
+    if found is None or template.start_id is not None or not template.closing_ids:
+        raise UserError(
+            "config.imitate.recipe: frontier is for graphs; set config.data.fields.question, config.tokenizer and "
+            "config.prompt as configs/prosqa.py:graph does, or take another recipe"
+        )
+    return found
+
+
+def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids:
+    """A prompt `.. a b | c d | e f [Q] x y ..` with its edges in another order, and x and y in either.
+
+    Args:
+        bar, asked: tokens | and [Q].
+    Raises:
+        UserError: it is no such prompt.
+    """
+    end = prompt.index(asked) if asked in prompt else 0
+    begin = end - 3 * prompt[:end].count(bar) - 2
+    edges = np.array([*prompt[begin:end], bar]).reshape(-1, 3) if 0 <= begin < end and len(prompt) > end + 2 else None
+    if edges is None or (edges[:, 2] != bar).any():
+        raise UserError("config.data.train: a question is no `0 2 | 1 3 [Q] 3 2 [R] 1`, which recipe frontier asks for")
+    told = rng.permutation(edges).reshape(-1)[:-1].tolist()
+    ends = prompt[end + 1 : end + 3]
+    return [*prompt[:begin], *told, asked, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
+
+
+def make_batch(
+    settings: ImitateSettings,
+    problems: EncodedProblems,
+    phase: Phase,
+    step: int,
+    seed: int,
+    batch_size: int,
+    prompt_slots,
+    slots: tuple[int, ...],
+) -> FrontierBatch:
+    """The batch of one step; a pure function of its arguments, as `curriculum.make_batch`."""
+    indices, rng = batch_indices(seed, step, len(problems), batch_size), np.random.default_rng([seed, step, 6])
+    steps_B = np.array([len(problems.steps[i]) for i in indices])
+    last = settings.max_latent_stage if phase.dropped is None else phase.dropped
+    stages_B = np.minimum(steps_B, last)
+    draws_2B = rng.random((2, batch_size))
+    stages_B = np.where(draws_2B[0] < settings.mix, np.floor(draws_2B[1] * (stages_B + 1)).astype(int), stages_B)
+    template, signs = problems.template, _signs(problems)
+    again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
+    pad = template.pad_id
+    prompts = Prompts(*pad_prompts(again, prompt_slots, indices, pad))
+    suffix = pad_suffixes([problems.suffix(i, None) for i in indices], slots[-1], pad)
+    answers_B = stages_B == steps_B
+    left = [() if done else problems.steps[i][s] for i, s, done in zip(indices, stages_B, answers_B, strict=True)]
+    return FrontierBatch(
+        prompts=prompts,
+        latents=(stages_B * settings.c_thought).astype(np.int32),
+        suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
+        index=draw_numbers(indices, len(problems)),
+        nodes=np.array([rng.choice(nodes) if nodes else pad for nodes in left], np.int32),
+    )
+
+
+def loss(policy: Policy, params, batch: FrontierBatch, key):
+    """Cross-entropy of a node after a number of latents, or of what follows them, with the gradient through them.
+
+    Args:
+        policy: as in `Recipe.loss`.
+    """
+    params, open_ended = policy.reasoner.in_loop(params), policy.having(closing_ids=())  # so it keeps the last state
+    inputs, thought = curriculum.after_latents(open_ended, params, batch, noise.row_keys(key, batch.index))
+    hidden_BAD, _ = policy.reasoner.forward(params, **inputs)
+    suffix: Any = batch.suffix
+    says_B1 = 1.0 - suffix.weights[:, :1]
+    targets: Any = jnp.concatenate([batch.nodes[:, None], suffix.targets], axis=1)
+    weights: Any = jnp.concatenate([says_B1, suffix.weights], axis=1)
+    rows = SuffixBatch(suffix.tokens, targets, weights)
+    hidden_BLD = jnp.concatenate([thought.hidden_ND[:, None], hidden_BAD], axis=1)
+    total, right_B = curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows)
+    metrics = {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+    return total, metrics, thought

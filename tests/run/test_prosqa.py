@@ -1,0 +1,440 @@
+"""ProsQA in its published layouts: rows against what the published programs build, and short runs of both configs."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+from small_run import ROOT, run
+from small_steps import IMITATION, PROMPTS, imitation_batch, small_params
+from tiny import SlowReasoner, compiled, real_tokens, slow_factors
+
+from slpo_jax.checks import check
+from slpo_jax.errors import UserError
+from slpo_jax.kinds.coconut import Coconut
+from slpo_jax.rewards.answers import are_right, parse_completion
+from slpo_jax.text.batches import batch_indices, encode_problems
+from slpo_jax.text.chat import PromptConfig
+from slpo_jax.text.problems import load_problems
+from slpo_jax.text.record_fields import FieldsConfig
+from slpo_jax.text.tokenizer import load_tokenizer
+from slpo_jax.training.recipes import frontier, imitate_config, recipe_of
+
+IGNORED = -100  # what the published programs write for a position without a target
+GRAPH_PROMPT, GRAPHS = PromptConfig(format="<eos> {question}", closing="[A]"), FieldsConfig(question="edges")
+
+
+def _record(rng: np.random.Generator, hops: int, number: int) -> dict:
+    """A graph with one or two shortest ways of so many edges, and a second end that can't be reached."""
+    names = [f"{'bcdfg'[n % 5]}{'aeiou'[n // 5]}mpus" for n in rng.permutation(25)[:12]]
+    root, *others = map(int, rng.permutation(12))
+    names[root] = ("Tom", "Eve", "Max")[number % 3]
+    chain, twin, (far, between, other) = [root, *others[:hops]], others[hops], others[hops + 1 : hops + 4]
+    edges = [*map(list, pairwise(chain)), [far, between], [between, other]]
+    twice = bool(rng.random() < 0.5)
+    if twice:
+        edges += [[root, twin], [twin, chain[2]]]
+
+    def said(a: int, b: int) -> str:
+        return f"{names[a]} is a {names[b]}." if a == root else f"Every {names[a]} is a {names[b]}."
+
+    facts = [said(*edges[place]) for place in rng.permutation(len(edges))]
+    layers = {str(k): [node, twin] if twice and k == 1 else [node] for k, node in enumerate(chain)}
+    return {
+        "question": f"{' '.join(facts)} Is {names[root]} a {names[chain[-1]]} or {names[other]}?",
+        "answer": f"{names[root]} is a {names[chain[-1]]}.",
+        "steps": [said(*pair) for pair in pairwise(chain)],
+        "idx_to_symbol": names,
+        "edges": edges,
+        "root": root,
+        "target": chain[-1],
+        "neg_target": other,
+        "neighbor_k": layers,
+    }
+
+
+def _write(folder: Path) -> None:
+    """Six files in the two published layouts; that of sentences has no neighbor_k."""
+    rng = np.random.default_rng(0)
+    for part, size in (("train", 24), ("valid", 6), ("test", 8)):
+        records = [_record(rng, 3 + number % 2, number) for number in range(size)]
+        (folder / f"prosqa_{part}_graph_4_coconut.json").write_text(json.dumps(records))
+        plain = [{key: value for key, value in record.items() if key != "neighbor_k"} for record in records]
+        (folder / f"prosqa_{part}.json").write_text(json.dumps(plain))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("prosqa")
+    _write(made)
+    return made
+
+
+def _config(which: str):
+    spec = importlib.util.spec_from_file_location("prosqa", ROOT / "configs" / "prosqa.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(which)
+
+
+def _recipe(name="curriculum", **changes):
+    return recipe_of(dataclasses.replace(imitate_config(), recipe=name, **changes), "curriculum")
+
+
+def _row(batch, row: int, latent: int) -> tuple[list[int], list[int]]:
+    """A row of ours as one sequence, with labels: prompt, a token for each latent, suffix."""
+    prompt, used = real_tokens(batch.prompts, row).tolist(), int(batch.suffix.weights[row].sum())
+    before = [*prompt, *[latent] * int(batch.latents[row])]
+    targets = batch.suffix.targets[row, :used].tolist()
+    if not used:
+        targets = [int(batch.nodes[row])]
+        return before + targets, [IGNORED] * len(before) + targets
+    fed = batch.suffix.tokens[row, :used].tolist()
+    first = len(before) + 1  # the end marker has no target
+    assert fed[1:] == targets[:-1]
+    return [*before, fed[0], *targets], [IGNORED] * first + targets
+
+
+def _right_padded(rows, pad: int) -> np.ndarray:
+    return np.array([[*row, *[pad] * (max(map(len, rows)) - len(row))] for row in rows])
+
+
+# Sentences, on bytes: byte b is token b, then eos, start, end and latent.
+EOS, START, END, LATENT = 256, 257, 258, 259
+
+
+def _published_sentences(record: dict, stage: int, last: int) -> tuple[list[int], list[int]]:
+    """One example at a stage, c_thought 1 and pad_latent_to_max: dataset.py of facebookresearch/coconut."""
+    latents, dropped = (last, 10_000) if stage > last else (stage, stage)
+    before = [*f"{record['question']}\n".encode(), START, *[LATENT] * latents, END]
+    steps = [byte for step in record["steps"][dropped:] for byte in f"{step}\n".encode()]
+    after = [*steps, *f"### {record['answer']}".encode(), EOS]
+    return before + after, [IGNORED] * len(before) + after
+
+
+@pytest.mark.parametrize("stage", range(8))
+def test_rows_of_sentences_are_the_published_ones(folder, stage):
+    """Tokens, labels, positions and the padding that has all thoughts of a batch begin in one column."""
+    problems = load_problems(str(folder / "prosqa_train.json"), answers="texts")
+    records = json.loads((folder / "prosqa_train.json").read_text())
+    template = Coconut().template(load_tokenizer("bytes"), prompt=PromptConfig(answers="texts"))
+    assert (template.eos_id, template.start_id, template.closing_ids, template.latent_id) == (
+        EOS,
+        START,
+        (END,),
+        LATENT,
+    )
+    encoded = encode_problems(template, problems)
+    recipe = _recipe(c_thought=1, max_latent_stage=6, cot_steps=5, stage_steps=5, final_steps=15)
+    plan = recipe.phases(encoded, 6)
+    assert [(phase.start, phase.end) for phase in plan] == [*((5 * n, 5 * n + 5) for n in range(7)), (35, 50)]
+    longest = max(map(len, encoded.prompts))
+    batch = recipe.batch(encoded, plan[stage], 3, 1, 7, (longest,), recipe.slots(encoded, plan[stage]))
+    examples = [_published_sentences(records[i], stage, 6) for i in batch_indices(1, 3, len(encoded), 7)]
+    assert [_row(batch, row, LATENT) for row in range(7)] == examples
+    # The published collator: left to where the thoughts begin, then right, with eos.
+    begin = max(ids.index(START) for ids, _ in examples)
+    left = [begin - ids.index(START) for ids, _ in examples]
+    ids = _right_padded([[EOS] * n + ids for n, (ids, _) in zip(left, examples, strict=True)], EOS)
+    labels = _right_padded([[IGNORED] * n + labels for n, (_, labels) in zip(left, examples, strict=True)], IGNORED)
+    positions = _right_padded([[0] * n + [*range(len(row))] for n, (row, _) in zip(left, examples, strict=True)], 0)
+    valid, latents = np.asarray(batch.prompts.valid), int(batch.latents[0])
+    prompts = np.asarray(batch.prompts.tokens)[:, longest - begin - 1 :]
+    suffix = batch.suffix
+    ours = np.concatenate([prompts, np.full((7, latents), LATENT), suffix.tokens, np.full((7, 1), EOS)], axis=1)
+    for row, (example, _) in enumerate(examples):  # the last token is a target alone
+        ours[row, left[row] + len(example) - 1] = EOS
+    np.testing.assert_array_equal(ours[:, : ids.shape[1]], ids)
+    assert (ours[:, ids.shape[1] :] == EOS).all()
+    targets = np.where(suffix.weights > 0, suffix.targets, IGNORED)
+    width = labels.shape[1] - begin - 1 - latents - 1
+    np.testing.assert_array_equal(labels[:, : begin + 1 + latents + 1], IGNORED)
+    np.testing.assert_array_equal(targets[:, :width], labels[:, begin + 1 + latents + 1 :])
+    ours = np.cumsum(valid, axis=1) - 1  # as `policy.rollout.encode_prompts` counts
+    np.testing.assert_array_equal(np.where(valid, ours, 0)[:, longest - begin - 1 :], positions[:, : begin + 1])
+
+
+def test_answers_are_sentences_judged_as_published():
+    """run.py: what follows the last #, without commas and outer blanks, has to be the answer.
+
+    Beside that, capitals and the period at the end make no difference here.
+    """
+    answer, said = (
+        "Tom is a zumpus.",
+        ["Tom is a zumpus.", "Tom is a zumpu.", "Tom is a zumpus. Tom", "Tom a zumpus.", ""],
+    )
+    texts = [f"### {text}" for text in said] + [f"Every a is a b.\n### {said[0]}", "### x ### Tom is a zumpus. "]
+    published = [text.split("#")[-1].replace(",", "").strip() == answer for text in texts]
+    judged = are_right([parse_completion(text, "texts") for text in texts], [answer] * len(texts), "texts")
+    assert judged == published == [True, False, False, False, False, True, True]
+
+
+# Graphs: stokenizer.py of Ber666/reasoning-by-superposition, but for its unused last token.
+VOCABULARY = {str(n): n for n in range(31)} | {
+    "<|start-latent|>": 31, "<|end-latent|>": 32, "<|latent|>": 33, "|": 34, "[Q]": 35, "[R]": 36, "[A]": 37,
+    "<eos>": 38,
+}  # fmt: skip
+
+
+def _published_graph(record: dict, edges, ends, stage: int, said: str) -> tuple[list[int], list[int]]:
+    """One example after the shuffles, at its own stage: dataset.py, with eos after an answer."""
+    question = "<eos> " + "|".join(f" {a} {b} " for a, b in edges).strip() + f" [Q] {ends[0]} {ends[1]}"
+    question += f" [R] {record['root']}" + " <|latent|>" * stage
+    if stage == len(record["steps"]):
+        question, said = question + " [A]", f"{record['target']} <eos>"
+    before, after = ([VOCABULARY[word] for word in text.split()] for text in (question, said))
+    return before + after, [IGNORED] * len(before) + after
+
+
+@pytest.fixture(scope="module")
+def graphs(folder):
+    problems = load_problems(str(folder / "prosqa_train_graph_4_coconut.json"), fields=GRAPHS)
+    records = json.loads((folder / "prosqa_train_graph_4_coconut.json").read_text())
+    template = Coconut().template(load_tokenizer("nodes:30"), prompt=GRAPH_PROMPT)
+    return encode_problems(template, problems), records
+
+
+def _told(prompt: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """The edges in their order, and the two ends in theirs."""
+    asked = prompt.index(VOCABULARY["[Q]"])
+    inner = [n for n in prompt[1:asked] if n != VOCABULARY["|"]]
+    return list(zip(inner[::2], inner[1::2], strict=True)), prompt[asked + 1 : asked + 3]
+
+
+def _graph_recipe(**changes):
+    schedule = dict(c_thought=1, max_latent_stage=4, cot_steps=25, stage_steps=25, final_steps=175)
+    return _recipe("frontier", **{**schedule, **changes})
+
+
+@pytest.mark.parametrize("stage", range(6))
+def test_rows_of_graphs_are_the_published_ones(graphs, stage):
+    encoded, records = graphs
+    recipe = _graph_recipe()
+    phase = recipe.phases(encoded, 4)[stage]
+    assert [phase.start, phase.end] == [25 * stage, 300 if stage == 5 else 25 * stage + 25]
+    batch = recipe.batch(encoded, phase, phase.start, 1, 9, (64,), recipe.slots(encoded, phase))
+    kinds = set()
+    for row, index in enumerate(batch_indices(1, phase.start, len(encoded), 9)):
+        record, prompt = records[index], real_tokens(batch.prompts, row).tolist()
+        edges, ends = _told(prompt)
+        assert sorted(map(list, edges)) == sorted(record["edges"])
+        assert sorted(ends) == sorted([record["target"], record["neg_target"]])
+        at = min(stage, len(record["steps"]))
+        said = int(batch.nodes[row])
+        if at < len(record["steps"]):
+            assert said in record["neighbor_k"][str(at + 1)]
+        kinds.add(at == len(record["steps"]))
+        assert _row(batch, row, VOCABULARY["<|latent|>"]) == _published_graph(record, edges, ends, at, str(said))
+    assert kinds == ({False} if stage < 3 else {False, True} if stage == 3 else {True})
+
+
+def test_whatever_is_drawn_is_drawn_anew_each_time(graphs):
+    """Orders of the edges and ends, and nodes of a step that has two, each as likely; stages by `mix`."""
+    encoded, records = graphs
+    recipe = _graph_recipe(mix=0.5)
+    phase, place = recipe.phases(encoded, 4)[3], next(i for i, r in enumerate(records) if len(r["neighbor_k"]["1"]) > 1)
+    one, hops = encoded.subset([place]), len(records[place]["steps"])
+    first, orders, nodes, stages = Counter(), set(), Counter(), Counter()
+    for step in range(300):
+        batch = recipe.batch(one, phase, step, 0, 2, (64,), recipe.slots(one, phase))
+        for row in range(2):
+            edges, ends = _told(real_tokens(batch.prompts, row).tolist())
+            orders.add(tuple(edges))
+            first[ends[0]] += 1
+            stages[int(batch.latents[row])] += 1
+            if batch.latents[row] == 0:
+                nodes[int(batch.nodes[row])] += 1
+    assert len(orders) > 550
+    assert set(first) == {records[place]["target"], records[place]["neg_target"]}
+    assert min(first.values()) > 230  # of 600, by chance 300: five standard errors
+    assert set(nodes) == set(records[place]["neighbor_k"]["1"])
+    assert min(nodes.values()) / nodes.total() > 0.2
+    own = min(3, hops)
+    assert set(stages) == set(range(own + 1))
+    shares = np.array([stages[s] for s in range(own + 1)]) / 600
+    np.testing.assert_allclose(shares, [0.5 / (own + 1)] * own + [0.5 + 0.5 / (own + 1)], atol=0.08)
+    again = [recipe.batch(one, phase, 7, 0, 2, (64,), recipe.slots(one, phase)) for _ in range(2)]
+    jax.tree.map(np.testing.assert_array_equal, *again)
+
+
+def test_what_is_read_is_shuffled_alike_each_time(folder, graphs):
+    """In the file the target's edges and the target come first."""
+    encoded, records = graphs
+    again = load_problems(str(folder / "prosqa_train_graph_4_coconut.json"), fields=GRAPHS)
+    assert encoded.problems == tuple(again)
+    first = [_told(prompt)[1][0] == record["target"] for prompt, record in zip(encoded.prompts, records, strict=True)]
+    assert 4 < sum(first) < 20
+    assert all(
+        [*map(list, _told(prompt)[0])] != record["edges"]
+        for prompt, record in zip(encoded.prompts, records, strict=True)
+    )
+    assert [each.answer for each in again] == [str(record["target"]) for record in records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_loss_is_the_slow_loop_s(rate):
+    """Rows that say a node after 0 and 3 latents, and rows that answer."""
+    rows = imitation_batch()
+    answers = np.array([True, False, True, False])
+    weights = rows.suffix.weights * answers[:, None]
+    batch = frontier.FrontierBatch(
+        rows.prompts, np.array([2, 0, 1, 3], np.int32), rows.suffix._replace(weights=weights), rows.index,
+        nodes=np.array([0, 4, 0, 6], np.int32),
+    )  # fmt: skip
+    params, policy = small_params(), IMITATION.having(dropout_rate=rate)
+    loss_fn = _graph_recipe().loss_of(policy)
+    (loss, sums), grads = compiled(jax.value_and_grad(loss_fn, has_aux=True))(params, batch, jax.random.key(5))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads["reasoner"]))
+    assert float(sums["loss"][1]) == weights.sum() + 2
+    slow = _slow(params, batch, policy.having(dropout_where="all"), jax.random.key(5))
+    assert float(loss) == pytest.approx(slow, rel=1e-5)
+
+
+def _slow(params, batch, policy, key) -> float:
+    reasoner, total = SlowReasoner(params["reasoner"]), 0.0
+    for row, length in enumerate(PROMPTS):
+        prompt, latents = real_tokens(batch.prompts, row), int(batch.latents[row])
+        used = int(batch.suffix.weights[row].sum())
+        row_key = jax.random.fold_in(key, batch.index[row])
+        config = policy.having(answer_slots=used).config
+        reasoner.factors = slow_factors(row_key, row_key, length, latents, config)
+        inputs = np.concatenate([reasoner.embed(prompt), reasoner.think(prompt, latents)])
+        targets = batch.suffix.targets[row, :used].tolist() or [int(batch.nodes[row])]
+        inputs = np.concatenate([inputs, reasoner.embed(batch.suffix.tokens[row, :used])])
+        log_probs = special.log_softmax(reasoner.logits(reasoner.hidden(inputs)[-len(targets) :]), axis=-1)
+        total -= sum(log_probs[place, target] for place, target in enumerate(targets))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"neighbor_k": None}, "record 1: field 'neighbor_k' holds 'None'; write {\"1\": [9, 5], .., \"4\": [TARGET]}"),
+        ({"neighbor_k": {"1": [1], "2": []}}, "record 1: field 'neighbor_k' holds "),
+        ({"neighbor_k": {"1": [1], "2": [30]}}, "record 1: field 'neighbor_k' holds "),
+        ({"neighbor_k": {"0": [0]}}, "record 1: field 'neighbor_k' holds "),
+        (
+            {"edges": []},
+            "record 1: field 'edges' holds '[]'; write [[0, 2], [1, 3], ..], or leave out config.data",
+        ),
+        ({"edges": [[0, 1, 2]]}, "record 1: field 'edges' holds "),
+        ({"edges": [[0, -1]]}, "record 1: field 'edges' holds "),
+        ({"root": "Tom"}, "record 1: field 'root' holds 'Tom'; write the number of a node"),
+    ],
+)
+def test_another_layout_is_one_line(folder, tmp_path, change, said):
+    record = json.loads((folder / "prosqa_test_graph_4_coconut.json").read_text())[0] | change
+    (tmp_path / "x.json").write_text(json.dumps([record]))
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        load_problems(str(tmp_path / "x.json"), fields=GRAPHS)
+    assert "\n" not in str(caught.value)
+
+
+def test_sentences_are_no_graph(folder):
+    with pytest.raises(UserError, match=r"prosqa_test.json, record 1: field 'neighbor_k' is missing; write"):
+        load_problems(str(folder / "prosqa_test.json"), fields=GRAPHS)
+
+
+def test_a_node_beyond_the_vocabulary_is_one_line(graphs):
+    template = Coconut().template(load_tokenizer("nodes:3"), prompt=GRAPH_PROMPT)
+    with pytest.raises(UserError, match=r"\| .*: the tokenizer doesn't know '\d+'.*, or another config.tokenizer$"):
+        encode_problems(template, graphs[0].problems)
+    with pytest.raises(
+        UserError, match=r"config.tokenizer: nodes:all: the largest node is missing; write e.g. nodes:30"
+    ):
+        load_tokenizer("nodes:all")
+
+
+def test_the_tokenizer_is_the_published_one():
+    tokenizer = load_tokenizer("nodes:30")
+    assert tokenizer.get_vocab() == VOCABULARY | {"<unk>": 39}
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 38
+
+
+def test_frontier_is_for_graphs_alone(folder, graphs):
+    sentences = load_problems(str(folder / "prosqa_train.json"), answers="texts")
+    plain = encode_problems(Coconut().template(load_tokenizer("bytes")), sentences)
+    with pytest.raises(
+        UserError, match=r"config.imitate.recipe: frontier is for graphs; set config.data.fields.question"
+    ):
+        _graph_recipe().phases(plain, 4)
+    template = graphs[0].template
+    bare = encode_problems(template, [type(sentences[0])("0 2 | 1 3 4 [Q] 2 3 [R] 0", ("2",), "2")])
+    with pytest.raises(UserError, match=r"config.data.train: a question is no `0 2"):
+        _graph_recipe().phases(bare, 4)
+
+
+def test_coconut_takes_format_and_closing_together():
+    with pytest.raises(UserError, match=r"config.prompt.format: takes the place of COCONUT's markers together with"):
+        Coconut().template(load_tokenizer("nodes:30"), prompt=PromptConfig(closing="[A]"))
+
+
+def test_by_steps_needs_thoughts_without_a_gate():
+    config = _config("graph")
+    config.gate.enabled = True
+    with pytest.raises(UserError, match=r"config.evaluate.by_steps: True, but the gate says when a thought ends"):
+        check(config)
+
+
+def test_published_settings():
+    """args/prosqa_coconut.yaml on 4 devices; args/prosqa_coconut_2l_8h_768d.yaml on 2, and its model's file."""
+    words, graph = (check(_config(which)) for which in ("sentences", "graph,there"))
+    epoch = 140  # 17,886 problems by 4 x 32
+    own = words.imitate
+    assert (own.c_thought, own.max_latent_stage, own.final_latents, words.max_latents) == (1, 6, "published", 6)
+    assert (own.cot_steps, own.stage_steps) == (5 * epoch, 5 * epoch)
+    assert own.cot_steps + 6 * own.stage_steps + own.final_steps == 50 * epoch
+    assert (own.batch_size, own.reset_optimizer, own.mix, own.dropout) == (128, True, 0.0, 0.1)
+    for each in (own.optimizer, graph.imitate.optimizer):
+        assert (each.name, each.learning_rate, each.weight_decay, each.decay_vectors) == ("adamw", 1e-4, 0.01, True)
+        assert (each.clip_norm, each.schedule, each.warmup_steps) == (None, "constant", 0)
+    assert (words.init, words.data.train) == ("openai-community/gpt2", "data/prosqa_train.json")
+    epoch, own = 58, graph.imitate  # 14,785 problems by 2 x 128
+    assert (own.recipe, own.c_thought, own.max_latent_stage, graph.max_latents) == ("frontier", 1, 4, 4)
+    assert own.cot_steps == own.stage_steps == 25 * epoch
+    assert own.cot_steps + 4 * own.stage_steps + own.final_steps == 300 * epoch
+    assert (own.batch_size, own.reset_optimizer, own.mix, own.dropout) == (256, False, 0.1, 0.1)
+    model = graph.model
+    assert (model.n_layer, model.n_head, model.n_embd, model.n_positions) == (2, 8, 768, 1024)
+    assert graph.data.eval["prosqa"] == "there/prosqa_test_graph_4_coconut.json"
+    with pytest.raises(UserError, match="no such model; give sentences or graph"):
+        _config("words")
+
+
+TINY = ("n_layer=1", "n_head=2", "n_embd=16")
+SHORT = ("cot_steps=4", "stage_steps=2", "final_steps=4", "batch_size=8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("which", "changes"),
+    [
+        ("sentences", ("init=", "tokenizer=bytes", "prompt_slots=(640,)", "max_answer_tokens=32")),
+        ("graph", ("prompt_slots=(64,)",)),
+    ],
+)
+def test_both_train_and_are_evaluated(folder, tmp_path, which, changes):
+    flags = [f"--config.{each}" for each in changes]
+    flags += [f"--config.model.{each}" for each in TINY] + [f"--config.imitate.{each}" for each in SHORT]
+    flags += ["--config.evaluate.samples=0", "--config.imitate.optimizer.learning_rate=1e-2"]
+    config = f"--config={ROOT / 'configs' / 'prosqa.py'}:{which},{folder}"
+    done = run(config, "--workdir=work", *flags, folder=tmp_path)
+    assert done.status == 0, done.stderr[-3000:]
+    work = tmp_path / "work"
+    losses = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in losses if "loss" in row]
+    assert np.isfinite(losses).all()
+    records = [json.loads(line) for line in (work / "eval" / "imitate" / "prosqa.jsonl").read_text().splitlines()]
+    assert [record["problem_steps"] for record in records] == [3, 4] * 4
+    assert [record["latent_steps"] for record in records] == ([3, 4] * 4 if which == "graph" else [6] * 8)
+    test = json.loads((folder / "prosqa_test.json").read_text())
+    answers = [record["answer"] if which == "sentences" else str(record["target"]) for record in test]
+    assert [record["reference"] for record in records] == answers
