@@ -60,7 +60,7 @@ def get_config(cell: str = "coconut_gpt2"):
     architecture, imitate, answer_tokens = REASONERS[name]
     config = default_config()
     config.reasoner = f"{architecture}_{backbone}"
-    config.tokenizer = "words"
+    config.tokenizer = "chain:10"
     config.model.update(n_layer=2, n_head=8, n_embd=64, n_positions=64)
     config.gate.enabled = False
     config.min_latents = 1

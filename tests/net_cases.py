@@ -67,22 +67,26 @@ CASES: dict[str, dict[str, Any]] = {
     "dart_llama silent additive exact": {
         "reasoner": "dart_llama", "latent_policy.name": "additive", "dropout.rate": 0.0, "rl.objectives": ("exact",)},
     "text_gpt2 latent_sft soft slpo": _TEXT | {"prompt.format": "{question}\n<think>", "prompt.closing": "</think>",
-        "reasoner": "text_gpt2", "latent_policy.name": "soft", "imitate.recipe": "latent_sft", "imitate.final_steps": 30,
-        "imitate.cot_steps": 10, "imitate.stage_steps": 10, "imitate.latent_sft.top_k": 10, "dropout.rate": 0.3,
+        "reasoner": "text_gpt2", "latent_policy.name": "soft", "imitate.recipe": "latent_sft",
+        "imitate.final_steps": 30, "imitate.cot_steps": 10, "imitate.stage_steps": 10,
+        "imitate.latent_sft.top_k": 10, "dropout.rate": 0.3,
         "latent_policy.soft.temperature": 1.0, "latent_policy.soft.top_k": 10, "latent_policy.soft.top_p": 1.0,
         "latent_policy.soft.min_p": 0.0, "latent_policy.soft.most": 0},
     "text_llama gumbel grpo pathwise": _TEXT | {
         "reasoner": "text_llama", "latent_policy.name": "gumbel", "rl.objectives": ("grpo", "pathwise"),
         "objective.grpo.detach_inputs": True, "objective.pathwise.estimator": "reward"},
     "text_qwen2 noisy_soft exact": _TEXT | {
-        "reasoner": "text_qwen2", "latent_policy.name": "noisy_soft", "rl.objectives": ("exact",), "tokenizer": "words"},
+        "reasoner": "text_qwen2", "latent_policy.name": "noisy_soft", "rl.objectives": ("exact",),
+        "tokenizer": "words"},
     "text_gpt2 gumbel_top_k grpo dynamic": _TEXT | {
-        "reasoner": "text_gpt2", "latent_policy.name": "gumbel_top_k", "rl.objectives": ("grpo",), "rl.dynamic_batches": 2,
-        "objective.grpo.dual_clip": 3.0, "objective.grpo.first_choice": "best", "objective.grpo.tempered": True,
+        "reasoner": "text_gpt2", "latent_policy.name": "gumbel_top_k", "rl.objectives": ("grpo",),
+        "rl.dynamic_batches": 2, "objective.grpo.dual_clip": 3.0, "objective.grpo.first_choice": "best",
+        "objective.grpo.tempered": True,
         "objective.grpo.detach_inputs": True},
     "text_llama hybrid grpo lora": _TEXT | {
-        "reasoner": "text_llama", "latent_policy.name": "hybrid", "rl.objectives": ("grpo",), "latent_policy.hybrid.end_text": "",
-        "objective.grpo.kl_weight": 0.5, "rl.lora.rank": 2, "rl.optimizer.name": "adamw"},
+        "reasoner": "text_llama", "latent_policy.name": "hybrid", "rl.objectives": ("grpo",),
+        "latent_policy.hybrid.end_text": "", "objective.grpo.kl_weight": 0.5, "rl.lora.rank": 2,
+        "rl.optimizer.name": "adamw"},
     "coconut_gpt2 icot": {
         "max_latents": 0, "min_latents": 1, "imitate.recipe": "icot", "imitate.c_thought": 0, "dropout.rate": 0.0,
         "imitate.icot.tokens_per_epoch": 6, "imitate.icot.all_from": 12, "stages": ("imitate", "evaluate")},

@@ -1,4 +1,4 @@
-"""Chains of operations on small numbers, left to right modulo m: `9*3+8*7` in the steps 9*3=7, 7+8=5 and 5*7=5.
+"""Chains of operations on small numbers, left to right modulo m: `9 * 3 + 8` in the steps 9 * 3 = 7 and 7 + 8 = 5.
 
 Every result depends on the one before it, so that an answer takes as many steps, one after the other, as there are
 operations. Factors are coprime to m: no product forgets what came before.
@@ -69,10 +69,15 @@ def _make(config: ChainConfig, depth: int, rng: np.random.Generator) -> tuple[Pr
         operands: Sequence[int] = _factors(modulus) if operator == "*" else range(1, modulus)
         operand = operands[int(size * len(operands))]
         result = {"+": value + operand, "-": value - operand, "*": value * operand}[operator] % modulus
-        question += f"{operator}{operand}"
-        steps.append(f"{value}{operator}{operand}={result}")
+        question += f" {operator} {operand}"
+        steps.append(f"{value} {operator} {operand} = {result}")
         value = result
     return Problem(question, tuple(steps), str(value)), question
+
+
+def chain_words(modulus: int) -> tuple[str, ...]:
+    """Every word of problems with this modulus."""
+    return (*map(str, range(ChainConfig(modulus=modulus).modulus)), *OPERATORS, "=")
 
 
 chain_problems = sets_by_depth("chain", _make, "modulus, or add operations")

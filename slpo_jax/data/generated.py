@@ -1,14 +1,14 @@
 """The tasks of which problems are generated. A new one is a file here and a line in `GENERATED`.
 
 `NAME:SET` is a source of its problems, `config.data.NAME` says what they are like, and `NAME:NUMBER` is a tokenizer of
-its words if it has one of its own.
+its words.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from slpo_jax.data import synthetic
-from slpo_jax.data.chain import ChainConfig, chain_problems
+from slpo_jax.data.chain import ChainConfig, chain_problems, chain_words
 from slpo_jax.data.depths import Generated
 from slpo_jax.data.graph import GraphConfig, graph_problems, graph_words
 from slpo_jax.data.synthetic import SyntheticConfig, synthetic_problems
@@ -20,15 +20,14 @@ class Task(NamedTuple):
     Attributes:
         settings: dataclass of the section `config.data.NAME`.
         problems: (name of a set, settings) -> `Generated`.
-        words: (the number in `config.tokenizer`) -> the words of its questions, steps and answers; None: they are cut
-            as any text is.
+        words: (the number in `config.tokenizer`) -> the words of its questions, steps and answers.
         number: what that number is.
     """
 
     settings: Any
     problems: Callable[[str, Any], Generated]
-    words: Callable[[int], Iterable[str]] | None = None
-    number: str = ""
+    words: Callable[[int], Iterable[str]]
+    number: str
 
 
 def _arithmetic(name: str, settings: SyntheticConfig) -> Generated:
@@ -37,7 +36,7 @@ def _arithmetic(name: str, settings: SyntheticConfig) -> Generated:
 
 GENERATED: dict[str, Task] = {
     "synthetic": Task(SyntheticConfig, _arithmetic, synthetic.words, "largest number"),
-    "chain": Task(ChainConfig, chain_problems),
+    "chain": Task(ChainConfig, chain_problems, chain_words, "modulus"),
     "graph": Task(GraphConfig, graph_problems, graph_words, "number of nodes"),
 }
 

@@ -60,12 +60,10 @@ def task_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     Returns:
         a fast tokenizer with `<pad>`, `<unk>`, `<eos>` (ids 0, 1, 2) and, last, COCONUT's three latent tokens.
     Raises:
-        UserError: the task has no words of its own, or that is no number.
+        UserError: that is no number.
     """
     name = task_of(source)
     task, number = GENERATED[name], source.removeprefix(f"{name}:")
-    if task.words is None:
-        raise UserError(f"config.tokenizer: {source}: {name} has no tokenizer of its own; give words or bytes")
     if not number.isdecimal():
         raise UserError(f"config.tokenizer: {source}: the {task.number} is missing; write e.g. {name}:30")
     try:
@@ -152,7 +150,7 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer.
 
     Args:
-        source: "synthetic:N" or "graph:N" (`task_tokenizer`), "nodes:N" (`nodes_tokenizer`), "bytes"
+        source: "synthetic:N", "chain:N" or "graph:N" (`task_tokenizer`), "nodes:N" (`nodes_tokenizer`), "bytes"
             (`byte_tokenizer()`), a directory with tokenizer.json or with GPT-2's bare vocab.json and merges.txt, or a
             Hugging Face hub id.
     Returns:

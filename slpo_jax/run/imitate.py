@@ -60,7 +60,8 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
 def _settings(experiment: Experiment, stage: str) -> ImitateSettings:
     own = experiment.config.imitate
     if stage == NO_THOUGHT:
-        return dataclasses.replace(own, c_thought=0, final_latents="published", stage_until=0.0)
+        bare = {"c_thought": 0, "final_latents": "published", "stage_until": 0.0, "mix": 0.0}
+        return dataclasses.replace(own, recipe="curriculum", **bare)
     return own
 
 
@@ -72,19 +73,15 @@ def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], li
             trained.
     """
     config, recipe = _settings(experiment, stage), experiment.recipe
-    if stage == NO_THOUGHT:
-        if recipe.name != "curriculum":
+    for key in ("control", "no_thought"):
+        if recipe.ends_apart and getattr(config, key):
+            what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
             raise UserError(
-                f"config.imitate.no_thought: True, but {recipe.name} has no stages that can do without latents; set it "
-                "to False"
+                f"config.imitate.{key}: True, which trains the reasoner's parameters alone, but {what}; set it to "
+                "False, or leave that out"
             )
-        recipe = recipe_of(config, recipe.name)
-    if recipe.ends_apart and config.control:
-        what = "lora.rank trains adapters" if config.lora.rank else f"{recipe.name} trains parts of its own"
-        raise UserError(
-            f"config.imitate.control: True, which goes on with the reasoner's parameters alone, but {what}; set it to "
-            "False, or leave that out"
-        )
+    if stage == NO_THOUGHT:
+        recipe = recipe_of(config, config.recipe)
     plan = recipe.phases(experiment.train, experiment.config.max_latents)
     if not plan:
         raise UserError("config.imitate.final_steps: the stage has no steps; give some or take it out of config.stages")

@@ -47,7 +47,7 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
         imitated = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
         label, about = _imitation(config), "Imitation, as it ended."
         found.append(Row("imitate", label, 0, rules=lengths, about=about, **imitated))  # type: ignore[arg-type]
-        if total and not (own == total and ends_at(config)):  # or the two would be one
+        if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
             imitated["about"] = "Imitation, with as many latents as there may be at most."
             longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
             found.append(longest)
