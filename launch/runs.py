@@ -87,7 +87,7 @@ NAMES |= {
 _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
-_VALIDATED = {"data.eval.valid": "synthetic:valid", "evaluate.datasets": ("valid",)}
+_VALIDATED = {"data.eval.valid": "chain:valid", "evaluate.datasets": ("valid",)}
 
 
 # --- One small COCONUT: the quick start, and the ablations.
@@ -122,7 +122,8 @@ _SELECTED = {
     "evaluate.scorers": ("gate", "likelihood", "self_certainty", "latent_rm"),
     "evaluate.beams": 4, "evaluate.candidates": 4,
 }  # fmt: skip
-_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False}
+_START = {"stages": ("imitate", "cold_start", "evaluate"), "imitate.control": False, "imitate.no_thought": False}
+_SHORT = {"imitate.cot_steps": 800, "imitate.stage_steps": 300, "imitate.final_steps": 4000, "cold_start.steps": 300}
 _TRIED = [(name, rate) for name in ("slpo", "pathwise") for rate in (3e-5, 1e-4, 3e-4)]
 
 # --- Twelve settings: {COCONUT, CODI} x {GPT-2, Llama}, on three test sets each (configs/twelve.py).
@@ -234,11 +235,11 @@ TABLES = {
         metrics=(*_AVERAGES, "latent_steps", "distinct_answers"),
     ),
     "table1_seconds": Table(_on(_REASONERS, _in_equal_seconds), ("slpo_mean", *_SECONDS), _BASELINES, folder="table1"),
-    # LatentRM and selectors without training, on the quick start's reasoner with its trained gate.
+    # LatentRM and selectors without training, on a small reasoner of word problems with its trained gate.
     "selectors": Table(
         (
-            Run("start", _QUICKSTART, _JUDGED),
-            Run("selectors", _QUICKSTART, _SELECTED, "start", alone=True),
+            Run("start", _ARITHMETIC, _JUDGED | _SHORT),
+            Run("selectors", _ARITHMETIC, _SELECTED, "start", alone=True),
         ),
         ("checkpoint",), (), samples=(4, 16, 64),
     ),

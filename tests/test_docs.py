@@ -394,13 +394,13 @@ def test_examples_work_together(tmp_path):
     names = ("right_answers", "tokens", "averaged", "sure_stop")
     small = {
         "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)", "cpu_devices": 1,
-        "rl.optimizer.warmup_steps": 0, "data.synthetic.train_size": 16, "data.synthetic.valid_size": 4,
-        "data.synthetic.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
-        "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.recipe": "averaged",
+        "rl.optimizer.warmup_steps": 0, "data.chain.train_size": 16, "data.chain.valid_size": 4,
+        "data.chain.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
+        "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.no_thought": False, "imitate.recipe": "averaged",
         "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "cold_start.batch_size": 4,
         "cold_start.evaluate_every": 1, "dropout.rate": 0.0, "latent_policy.name": "tokens",
         "rl.objectives": "('exact','right_answers')", "evaluate.scorers": "('sure_stop',)", "evaluate.samples": 2,
-        "evaluate.seeds": 1, "evaluate.datasets": "('same',)",
+        "evaluate.seeds": 1, "evaluate.datasets": "('depth_1',)",
     }  # fmt: skip
     command = [sys.executable, "-m", "slpo_jax.main", f"--config={ROOT / 'configs' / 'quickstart.py'}"]
     command += [f"--register={_example_file(name, tmp_path)}" for name in names]
@@ -409,5 +409,5 @@ def test_examples_work_together(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "work" / "report.json").read_text())["eval"]
-    assert "best@2_sure_stop" in rows["right_answers"]["same"]
-    assert "best@2_sure_stop" in rows["exact"]["same"]
+    assert "best@2_sure_stop" in rows["right_answers"]["depth_1"]
+    assert "best@2_sure_stop" in rows["exact"]["depth_1"]

@@ -12,15 +12,15 @@ import pytest
 from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, fenced
 
-ASKED = "Tom has 5 apples . He buys 3 . How many now ?"
+ASKED = "9 * 3 + 8 * 7"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
-    "quickstart": {"data.synthetic.train_size": 64, "data.synthetic.valid_size": 8, "data.synthetic.test_size": 8},
+    "quickstart": {"data.chain.train_size": 64, "data.chain.valid_size": 8, "data.chain.test_size": 8},
     "own": {},
     "coconut_gpt2": {},
 }
 ALL = {
     "model.n_layer": 1, "imitate.cot_steps": 2, "imitate.stage_steps": 0, "imitate.final_steps": 2,
-    "imitate.max_latent_stage": 1, "imitate.control": False, "imitate.batch_size": 4,
+    "imitate.max_latent_stage": 1, "imitate.control": False, "imitate.no_thought": False, "imitate.batch_size": 4,
     "imitate.optimizer.warmup_steps": 0, "cold_start.batch_size": 4, "cold_start.steps": 2,
     "cold_start.evaluate_every": 2, "cold_start.micro_batches": 1, "rl.batch_size": 4, "rl.group": 2, "rl.steps": 2,
     "rl.optimizer.warmup_steps": 0, "rl.capacities": "((1.0,1.0),)", "evaluate.limit": 3, "evaluate.samples": 2,
@@ -62,7 +62,7 @@ def _published(folder: Path) -> None:
     for file in there.glob("reasoner.*"):
         file.unlink()
     data = folder / "openai" / "gsm8k"
-    write_set(data, {"test": [{"question": ASKED, "answer": "5 + 3 = 8\n#### 8"}] * 3})
+    write_set(data, {"test": [{"question": ASKED, "answer": "9 * 3 = 7\n#### 7"}] * 3})
     configs = "[{config_name: main, data_files: [{split: test, path: data/test-*}]}]"
     (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
 

@@ -304,8 +304,8 @@ def test_a_run_from_python_is_the_command_s(tmp_path):
     [
         ("nowhere", {}, "^start=nowhere: no such file; give a file, or one of arena, "),
         ("quickstart", {"rl.stepz": 3}, r"config\.rl\.stepz: unknown config key; use one of batch_size"),
-        ("quickstart:colar", {"prompt.speed": 2.5}, r"^config\.prompt\.speed: 2\.5 is not .* number from 1 to 5$"),
-        ("quickstart:colar", {"prompt.speed": "fast"}, r"^config\.prompt\.speed: 'fast' is not .* from 1 to 5$"),
+        ("arena:colar_gpt2", {"prompt.speed": 2.5}, r"^config\.prompt\.speed: 2\.5 is not .* number from 1 to 5$"),
+        ("arena:colar_gpt2", {"prompt.speed": "fast"}, r"^config\.prompt\.speed: 'fast' is not .* from 1 to 5$"),
     ],
 )
 def test_what_can_t_be_trained_is_said_before_any_work(tmp_path, given, config, message):

@@ -159,7 +159,7 @@ def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
-    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="same")
+    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="depth_3")
     config = load_config(shapes)
     work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
     assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("same").prompts[:7]
