@@ -30,6 +30,7 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         above all of them; of rates that were tried the best.
     """
     means: dict[str, Figures] = {}
+    by_set_of: dict[str, dict[str, Any]] = {}
     differences: dict[str, dict[str, Figures]] = {b: {} for b in table.minus}
     counts: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
     seeds: set[int] = set()
@@ -43,7 +44,7 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
             line = called(run.name) if len(table.rows) == 1 else f"{called(run.name)}: {called(row)}"
             if table.samples:
                 return {"selectors": by_samples(report[AVERAGE][row], table.samples)}, sorted(seeds)
-            means[line] = _means(report, row, table.metrics)
+            means[line], by_set_of[line] = _means(report, row, table.metrics), report["eval"][row]
             by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
             for b, metrics in by_set.items():
                 # The mean of the sets comes after them; where there is one set alone, its figure stands.
@@ -51,6 +52,10 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
             _count(counts, run.kind or row, by_set)
     columns = ["", *(called(metric) for metric in table.metrics)]
     found = {"rows": made(columns, means, table.metrics)}
+    for metric in table.by_set if by_set_of else ():
+        sets = list(next(iter(by_set_of.values())))
+        lines = {line: {s: _figure(row[s], metric) for s in sets} for line, row in by_set_of.items()}
+        found[f"{called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
     for b, lines in differences.items():
         found[f"minus {called(b)}"] = made(columns, {line: x for line, x in lines.items() if x}, table.metrics)
     if any(len(figures) > 1 for metrics in counts.values() for figures in metrics.values()):
@@ -109,8 +114,12 @@ def made(columns: Sequence[str], lines: Mapping[str, Figures], metrics: Sequence
 def _means(report: dict[str, Any], name: str, metrics: Sequence[str]) -> Figures:
     """Of the mean of the sets, or of the only one, with one standard error."""
     row = report[AVERAGE].get(name) or next(iter(report["eval"].get(name, {}).values()), {})
-    known = {metric: (row[metric], row.get(f"{metric}_se") or 0.0) for metric in metrics if row.get(metric) is not None}
-    return {metric: {"value": scale(metric) * x, "se": scale(metric) * se} for metric, (x, se) in known.items()}
+    return {metric: _figure(row, metric) for metric in metrics if row.get(metric) is not None}
+
+
+def _figure(row: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """A figure of a report's row, and its standard error."""
+    return {"value": scale(metric) * row[metric], "se": scale(metric) * (row.get(f"{metric}_se") or 0.0)}
 
 
 def _differences(report: dict[str, Any], a: str, b: str, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:

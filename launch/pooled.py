@@ -43,6 +43,13 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
             for group, rows in values.items() for row, seeds in rows.items()
         }  # fmt: skip
         tables["groups"] = made([*columns, _SECONDS], means, [*metrics, _SECONDS])
+        for metric in table.by_set:
+            lines = {
+                _line(group, row): {name: _means(_only(seeds, name), metrics)[metric] for name in seeds[0]}
+                for group, rows in values.items() for row, seeds in rows.items()
+            }  # fmt: skip
+            sets = list(next(iter(lines.values())))
+            tables[f"groups, {called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
     for b in table.minus if values else ():
         both = {(group, row): (rows[row], rows[b]) for group, rows in values.items() if b in rows for row in rows}
         both = {key: pair for key, pair in both.items() if key[1] != b}
@@ -57,6 +64,14 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
         others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
         lines = {line: _difference([pair], metrics) for line, pair in others.items()}
         tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
+        for metric in table.by_set:
+            lines = {
+                line: {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
+                for line, (a, b) in others.items()
+            }
+            sets = list(base[0])
+            named = f"{called(first)}, minus {called(table.beside)}, {called(metric)} by set"
+            tables[named] = made(["", *map(called, sets)], lines, sets)
     if lacking:
         tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
     return tables
@@ -115,6 +130,10 @@ def _means(seeds: Seeds, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
     """Mean of the sets."""
     means_SQ = np.array([np.mean([x_NQ.mean(axis=0) for x_NQ in sets.values()], axis=0) for sets in seeds])
     return {metric: _with_error(scale(metric) * means_SQ[:, q]) for q, metric in enumerate(metrics)}
+
+
+def _only(seeds: Seeds, name: str) -> Seeds:
+    return [{name: sets[name]} for sets in seeds]
 
 
 def _difference(pairs: Sequence[tuple[Seeds, Seeds]], metrics: Sequence[str]) -> Figures:

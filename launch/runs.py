@@ -48,6 +48,7 @@ class Table:
         rows: of the reports.
         minus: baselines of theirs, which they are set beside within each run; without any they stand alone.
         metrics: of the reports.
+        by_set: of the metrics, those that are also shown for each test set by itself.
         samples: numbers of them, by which the selectors of each row are compared.
         folder: under runs/, shared with tables that have some of the same runs; "": the table's name.
         beside: the group whose first row the other groups' first rows are set beside; "": none.
@@ -58,13 +59,15 @@ class Table:
     minus: tuple[str, ...] = ("cold_start", "imitate_control")
     seeds: tuple[int, ...] = (0, 1, 2)
     metrics: tuple[str, ...] = ("acc", "pass@1", "pass@8", "pass@16")
+    by_set: tuple[str, ...] = ()
     samples: tuple[int, ...] = ()
     folder: str = ""
     beside: str = ""
 
 
 NAMES = {
-    "imitate": "imitation", "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
+    "imitate": "imitation", "imitate_no_thought": "no thought",
+    "imitate_fixed_tmax": "imitation, T_max latents", "imitate_control": "further imitation",
     "cold_start": "cold gate", "slpo_sum": "SLPO (sum)", "slpo_mean": "SLPO (mean)", "slpo_pkpo": "SLPO (PKPO)",
     "pass_at_k": "Pass@k", "slpo": "SLPO", "cot_sft": "CoT-SFT", "no_thought": "no thought", "icot": "iCoT",
     "simcot_coconut": "SIM-CoT on COCONUT", "simcot_codi": "SIM-CoT on CODI", "coconut": "COCONUT", "codi": "CODI",
@@ -74,6 +77,7 @@ NAMES = {
     "lepo": "LEPO", "hrpo": "HRPO", "soft_tokens": "Soft Tokens", "acc": "Acc", "latent_steps": "latents",
     "answer_tokens": "words", "distinct_answers": "answers", "pearson_difficulty_r": "r with difficulty",
     **{f"pass@{k}": f"Pass@{k}" for k in (1, 2, 8, 16, 32)},
+    **{f"depth_{depth}": f"depth {depth}" for depth in (1, 2, 3, 4)},
 }  # fmt: skip
 _BACKBONES = {"gpt2": "GPT-2", "llama": "Llama"}
 _CONTENDERS = ("no_thought", "icot", "cot_sft", "coconut", "simcot_coconut", "codi", "simcot_codi", "dart", "colar",
@@ -206,7 +210,12 @@ _ARENA_RATES = (3e-5, 1e-4, 3e-4)
 
 TABLES = {
     # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
-    "quickstart": Table((Run("main", _QUICKSTART),), ("slpo", "pathwise"), folder="quickstart_seeds"),
+    "quickstart": Table(
+        (Run("main", _QUICKSTART),),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start", "slpo", "pathwise"),
+        ("imitate_no_thought", "imitate", "imitate_control", "cold_start"),
+        metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16", "latent_steps"), folder="quickstart_seeds",
+    ),
     "quickstart_rates": Table(
         (
             Run("main", _QUICKSTART, _START | _VALIDATED),
@@ -282,7 +291,8 @@ TABLES = {
         tuple(
             Run(f"{name}_{on}", f"{_ARENA}:{name}_{on}", group=name) for name in _CONTENDERS for on in _BACKBONES
         ),
-        (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), beside="no_thought",
+        (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16"),
+        beside="no_thought",
     ),
     "arena_rates": Table(
         tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "cot_sft_gpt2")),
