@@ -10,7 +10,10 @@ from jobs import DONE, Job, make_job
 from runs import NAMES, Run, Table
 
 from slpo_jax.evaluation.comparisons import AVERAGE
+from slpo_jax.evaluation.records import read_evals
 from slpo_jax.evaluation.report import compare_runs
+from slpo_jax.evaluation.rows import read_rows
+from slpo_jax.evaluation.statistics import mean_se
 
 Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a difference, {"value", "se"} of a mean
 _VARIANT = re.compile(r"(.*)_(\de_\d\d)")
@@ -31,6 +34,7 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     """
     means: dict[str, Figures] = {}
     by_set_of: dict[str, dict[str, Any]] = {}
+    correlations: dict[str, Figures] = {}
     differences: dict[str, dict[str, Figures]] = {b: {} for b in table.minus}
     counts: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {}
     seeds: set[int] = set()
@@ -44,6 +48,8 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
             line = called(run.name) if len(table.rows) == 1 else f"{called(run.name)}: {called(row)}"
             if table.samples:
                 return {"selectors": by_samples(report[AVERAGE][row], table.samples)}, sorted(seeds)
+            if table.by_set and (r_S := [r for job in jobs if (r := depth_correlation(job.workdir, row)) is not None]):
+                correlations[line] = {"r": {"value": float(np.mean(r_S)), "se": mean_se(np.array(r_S)) or 0.0}}
             means[line], by_set_of[line] = _means(report, row, table.metrics), report["eval"][row]
             by_set = {b: _differences(report, row, b, table.metrics) for b in table.minus if b != row}
             for b, metrics in by_set.items():
@@ -56,6 +62,8 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         sets = list(next(iter(by_set_of.values())))
         lines = {line: {s: _figure(row[s], metric) for s in sets} for line, row in by_set_of.items()}
         found[f"{called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
+    if correlations:
+        found["correlation"] = made(["", "r of latents with steps"], correlations, ["r"])
     for b, lines in differences.items():
         found[f"minus {called(b)}"] = made(columns, {line: x for line, x in lines.items() if x}, table.metrics)
     if any(len(figures) > 1 for metrics in counts.values() for figures in metrics.values()):
@@ -63,6 +71,22 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
     if rates := best_rates(differences[table.minus[0]] if table.minus else {}, table.metrics):
         found["rates"] = rates
     return found, sorted(seeds)
+
+
+def depth_correlation(workdir: Path, row: str) -> float | None:
+    """Pearson's r of a row's greedy numbers of latents with the problems' steps, its test sets weighing the same.
+
+    Returns:
+        None where all problems have as many latents.
+    """
+    sets = read_evals(workdir, read_rows(workdir))[0][row].values()
+    steps_N = np.concatenate([records.problem_steps for records in sets])
+    latents_N = np.concatenate([records.latent_steps for records in sets])
+    if np.ptp(latents_N) == 0:
+        return None
+    weights_N = np.concatenate([np.full(len(records.latent_steps), 1 / len(records.latent_steps)) for records in sets])
+    cov = np.cov(steps_N, latents_N, aweights=weights_N)
+    return float(cov[0, 1] / np.sqrt(cov[0, 0] * cov[1, 1]))
 
 
 def by_samples(figures: Mapping[str, Any], samples: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Differences of a results file as a picture: a dot with its interval a line, a panel a figure."""
+"""Figures of a results file as pictures: differences as dots with their intervals, and means by test set as lines."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -51,6 +51,54 @@ def intervals(table: Mapping[str, Any], columns: Sequence[str]) -> str:
             parts.append(f'<path d="M{x0:.1f} {y - 4}H{x1:.1f}" stroke="{colour}" stroke-width="2"/>')
             parts.append(f'<circle cx="{x:.1f}" cy="{y - 4}" r="4" fill="{colour}"/>')
             before = group
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def lines(tables: Mapping[str, Mapping[str, Any]], diagonal: str = "") -> str:
+    """An SVG; a table's rows are lines over its columns, with a bar of one standard error to each side.
+
+    Args:
+        tables: by the panel's title; as in a results file, with the same rows, their cells {"value", "se"}.
+        diagonal: the panel with a line through the places of its columns, 1, 2, ..
+    """
+    wide, high, left, top = 250, 170, 44, 44
+    names = [row[0] for row in next(iter(tables.values()))["rows"]]
+    full, width, height = wide + left + 26, len(tables) * (wide + left + 26), top + high + 20 + 16 * len(names)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        "<style>text {font: 11px sans-serif}</style>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for panel, (title, table) in enumerate(tables.items()):
+        x0, columns = left + panel * full, table["columns"][1:]
+        most = max(cell["value"] + cell["se"] for row in table["rows"] for cell in row[1:])
+        most = max(most, len(columns)) if title == diagonal else most
+        step = next(step for step in (0.5, 1, 2, 5, 10, 25, 50, 100) if most / step <= 5)
+
+        def at(place: float, value: float, x0=x0, columns=columns, top_of=-(-most // step) * step):
+            return x0 + wide * (place + 0.5) / len(columns), top + high * (1 - value / top_of)
+
+        parts.append(_text(x0, top - 14, title))
+        for tick in range(int(-(-most // step)) + 1):
+            y = at(0, tick * step)[1]
+            parts.append(f'<path d="M{x0} {y:.1f}h{wide}" stroke="#E5E5E5"/>')
+            parts.append(_text(x0 - 6, y + 4, f"{tick * step:g}", "end"))
+        parts += [_text(at(place, 0)[0], top + high + 16, name, "middle") for place, name in enumerate(columns)]
+        if title == diagonal:
+            (xa, ya), (xb, yb) = at(0, 1), at(len(columns) - 1, len(columns))
+            parts.append(f'<path d="M{xa:.1f} {ya:.1f}L{xb:.1f} {yb:.1f}" stroke="#888" stroke-dasharray="4 3"/>')
+        for place, row in enumerate(table["rows"]):
+            colour, points = _COLOURS[place % len(_COLOURS)], [at(i, cell["value"]) for i, cell in enumerate(row[1:])]
+            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            for i, cell in enumerate(row[1:]):
+                (x, y), bar = points[i], high * cell["se"] / (-(-most // step) * step)
+                parts.append(f'<path d="M{x:.1f} {y - bar:.1f}v{2 * bar:.1f}" stroke="{colour}"/>')
+                parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+    for i, name in enumerate(names):
+        y = top + high + 36 + 16 * i
+        parts.append(f'<path d="M{left} {y - 4}h18" stroke="{_COLOURS[i % len(_COLOURS)]}" stroke-width="2"/>')
+        parts.append(_text(left + 24, y, name))
     return "\n".join([*parts, "</svg>\n"])
 
 

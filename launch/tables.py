@@ -16,19 +16,27 @@ may have "digits" (after the point; 2, and none from 100 on) and "signed" (numbe
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from figure import intervals
+from figure import intervals, lines
 
 from slpo_jax.errors import FlagParser, UserError, silent_when_unread
 from slpo_jax.io.files import read_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
-FIGURES = {"docs/arena.svg": ("results/arena.json", "groups, minus imitation", ("Acc", "Pass@16"))}
-"""File -> the differences in it: results file, table, columns."""
+FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "docs/arena.svg": (
+        "results/arena.json", lambda tables: intervals(tables["groups, minus imitation"], ("Acc", "Pass@16"))
+    ),
+    "docs/depth.svg": (
+        "results/quickstart.json",
+        lambda tables: lines({"Acc (%)": tables["Acc by set"], "latents": tables["latents by set"]}, "latents"),
+    ),
+}  # fmt: skip
+"""File -> the results file that it shows, and what draws it from the tables there."""
 _PLACE = re.compile(r"(<!-- table: (\S+), ([^;\n]+?)((?:; \w+: [^;\n]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -114,8 +122,8 @@ def dump(result: Mapping[str, Any]) -> str:
 
 def drawn(name: str) -> str:
     """One of `FIGURES`."""
-    file, table, columns = FIGURES[name]
-    return intervals(read_json(ROOT / file)["tables"][table], columns)
+    file, draw = FIGURES[name]
+    return draw(read_json(ROOT / file)["tables"])
 
 
 def pages() -> list[Path]:
