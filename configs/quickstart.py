@@ -38,6 +38,7 @@ def get_config():
     config.rl.update(batch_size=32, steps=400, capacities=((0.75, 1.0), (1.0, 1.0)))  # answers fill their three slots
     config.rl.objectives = ("slpo", "pathwise")
     config.objective.slpo.latent_reduction = "mean"
+    config.objective.slpo.learning_rate = 3e-4  # both rates: launch/reproduce.py quickstart_rates
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     config.evaluate.update(batch_size=1024, prompt_multiple=16, samples=16)
     config.log_every = 50
