@@ -33,7 +33,7 @@ SHORT = (  # the quick start's own steps take minutes of two cores
     "--config.imitate.cot_steps=0", "--config.imitate.stage_steps=0", "--config.imitate.final_steps=20",
     "--config.imitate.control=False", "--config.imitate.optimizer.warmup_steps=5",
     "--config.rl.optimizer.warmup_steps=2", "--config.cold_start.steps=10", "--config.rl.steps=10",
-    "--config.evaluate.limit=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('same',)",
+    "--config.evaluate.limit=20", "--config.evaluate.samples=0", "--config.evaluate.datasets=('depth_1',)",
 )  # fmt: skip
 
 _FEW = (
