@@ -1,6 +1,8 @@
 """Runs in groups: their figures, and differences that are paired over runs, problems and seeds."""
 
+import dataclasses
 import json
+import types
 
 import comparison
 import jobs
@@ -86,3 +88,41 @@ def test_levels_have_seconds_and_what_is_not_finished_is_named(finished):
 
 def test_a_table_without_groups_has_none(tmp_path):
     assert pooled.pool(Table((Run("a", "configs/quickstart.py"),)), tmp_path) == {}
+
+
+def test_figures_of_each_set(finished):
+    table, root, right = finished
+    table = dataclasses.replace(table, by_set=("acc",))
+    found, own = pooled.pool(table, root), comparison.compare(table, root)[0]
+    two = (right["b", "slpo"] + right["c", "slpo"]) / 2
+    assert found["groups, Acc by set"]["columns"] == ["", *sorted(SETS)]
+    for place, name in enumerate(sorted(SETS)):
+        of = SETS.index(name)
+        assert lines(own, "Acc by set")["a: SLPO"][place]["value"] == pytest.approx(
+            100 * right["a", "slpo"][:, of].mean()
+        )
+        assert lines(found, "groups, Acc by set")["two: SLPO"][place]["value"] == pytest.approx(100 * two[:, of].mean())
+        base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
+        beside = lines(found, "imitation, minus one, Acc by set")["two"][place]
+        assert beside["value"] == pytest.approx(100 * base[:, of].mean())
+
+
+def test_latents_against_depth(monkeypatch):
+    """Numpy's own correlation, of sets that are repeated until each weighs the same."""
+    rng = np.random.default_rng(0)
+    sets = {
+        str(size): types.SimpleNamespace(
+            problem_steps=np.full(size, float(size)), latent_steps=rng.integers(1, 4, size)
+        )
+        for n in (2, 3)
+    }
+    monkeypatch.setattr(comparison, "read_rows", lambda _: {})
+    monkeypatch.setattr(comparison, "read_evals", lambda *_: ({"slpo": sets}, []))
+    steps, latents = (
+        np.concatenate([np.repeat(getattr(sets[name], key), times) for name, times in (("2", 3), ("3", 2))])
+        for key in ("problem_steps", "latent_steps")
+    )
+    assert comparison.depth_correlation("", "slpo") == pytest.approx(np.corrcoef(steps, latents)[0, 1])
+    for records in sets.values():
+        records.latent_steps = np.full(len(records.latent_steps), 3)
+    assert comparison.depth_correlation("", "slpo") is None
