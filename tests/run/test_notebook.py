@@ -19,7 +19,8 @@ TINY = {
     "stages": ("imitate", "cold_start", "rl"), "cpu_devices": 1, "model.n_layer": 1, "imitate.control": False,
     "imitate.max_latent_stage": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0, "imitate.final_steps": 2,
     "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "rl.objectives": ("slpo",), "rl.steps": 1,
-    "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),), "data.chain.valid_size": 8, "imitate.no_thought": False,
+    "rl.optimizer.warmup_steps": 0, "rl.capacities": ((1.0, 1.0),), "data.chain.valid_size": 8,
+    "imitate.no_thought": False,
 }  # fmt: skip
 
 
