@@ -69,8 +69,8 @@ def test_a_group_is_the_mean_of_its_runs_and_paired(finished):
 
 
 def _draw(difference_SKN, rng):
-    seeds = rng.integers(2, n=2)
-    return np.mean([difference_SKN[seeds, s][:, rng.integers(N, n=N)] for s in range(len(SETS))])
+    seeds = rng.integers(2, size=2)
+    return np.mean([difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))])
 
 
 def test_levels_have_seconds_and_what_is_not_finished_is_named(finished):
