@@ -91,7 +91,7 @@ NAMES |= {
 _RATES = (1e-5, 3e-5, 1e-4)
 _AVERAGES = ("acc", "pass@1", "pass@8", "pass@16")
 _RL = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
-_VALIDATED = {"data.eval.valid": "chain:valid", "evaluate.datasets": ("valid",)}
+_VALIDATED = {"data.eval.valid": "graph:valid", "evaluate.datasets": ("valid",)}
 
 
 # --- One small COCONUT: the quick start, and the ablations.

@@ -394,8 +394,8 @@ def test_examples_work_together(tmp_path):
     names = ("right_answers", "tokens", "averaged", "sure_stop")
     small = {
         "rl.steps": 1, "rl.batch_size": 4, "rl.group": 2, "rl.capacities": "((1.0,1.0),)", "cpu_devices": 1,
-        "rl.optimizer.warmup_steps": 0, "data.chain.train_size": 16, "data.chain.valid_size": 4,
-        "data.chain.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
+        "rl.optimizer.warmup_steps": 0, "data.graph.train_size": 16, "data.graph.valid_size": 4,
+        "data.graph.test_size": 4, "model.n_layer": 1, "imitate.cot_steps": 0, "imitate.stage_steps": 0,
         "imitate.final_steps": 1, "imitate.batch_size": 4, "imitate.control": False, "imitate.no_thought": False,
         "imitate.recipe": "averaged",
         "imitate.optimizer.warmup_steps": 0, "cold_start.steps": 1, "cold_start.batch_size": 4,

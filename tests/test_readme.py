@@ -12,9 +12,9 @@ import pytest
 from data_sets import write_jsonl, write_set
 from test_docs import ROOT, commands_of, defined, fenced
 
-ASKED = "9 * 3 + 8 * 7"
+ASKED = "n1>n4 n3>n7 n4>n2 n7>n5 ends n5 n2 from n3"
 RUNS = {  # of slpo_jax.main, by config: what makes them small
-    "quickstart": {"data.chain.train_size": 64, "data.chain.valid_size": 8, "data.chain.test_size": 8},
+    "quickstart": {"data.graph.train_size": 64, "data.graph.valid_size": 8, "data.graph.test_size": 8},
     "own": {},
     "coconut_gpt2": {},
 }
@@ -62,7 +62,7 @@ def _published(folder: Path) -> None:
     for file in there.glob("reasoner.*"):
         file.unlink()
     data = folder / "openai" / "gsm8k"
-    write_set(data, {"test": [{"question": ASKED, "answer": "9 * 3 = 7\n#### 7"}] * 3})
+    write_set(data, {"test": [{"question": ASKED, "answer": "5 + 3 = 8\n#### 8"}] * 3})
     configs = "[{config_name: main, data_files: [{split: test, path: data/test-*}]}]"
     (data / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
 

@@ -31,7 +31,7 @@ class PasskShapes(Shapes):
 GSM8K_LENGTHS = ((0, 23), (0.05, 32), (0.25, 43), (0.5, 55), (0.75, 70), (0.95, 100), (0.99, 121), (1, 184))
 SHAPES = {
     "quickstart": PasskShapes(
-        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="depth_3"
+        "quickstart.py", {}, prompts=1000, answer_tokens=STEP_SHAPES["quickstart"].answer_tokens, test_set="depth_2"
     ),
     "llama": PasskShapes(
         "twelve.py:coconut_llama", {}, prompts=1000, answer_tokens=STEP_SHAPES["llama"].answer_tokens, test_set="same"

@@ -28,9 +28,9 @@ CHANGES = {
     "prompt_slots": (12, 32),
     "cpu_devices": 1,
     "evaluate.batch_size": BATCH,
-    "data.chain.train_size": 20,
-    "data.chain.valid_size": 10,
-    "data.chain.test_size": 10,
+    "data.graph.train_size": 20,
+    "data.graph.valid_size": 10,
+    "data.graph.test_size": 10,
 }
 QUANTILES = ((0, 5), (0.5, 9), (1, 20))
 TINY = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, prompt_quantiles=QUANTILES)
@@ -159,10 +159,10 @@ def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_quickstart_has_its_test_sets_own_prompts(tmp_path):
-    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="depth_3")
+    shapes = PasskShapes("quickstart.py", CHANGES, PROBLEMS, ANSWER, test_set="depth_2")
     config = load_config(shapes)
     work = passk_work.make_work(shapes, config, 7, SAMPLES, tmp_path / "work")
-    assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("depth_3").prompts[:7]
+    assert work.problems.prompts == build(read_config(config), tmp_path / "other").test_set("depth_2").prompts[:7]
     with pytest.raises(UserError, match="--problems: 11 is more than the test set's 10"):
         passk_work.make_work(shapes, config, 11, SAMPLES, tmp_path / "work")
 
@@ -184,7 +184,7 @@ def test_random_prompts_have_the_quantiles_lengths(tmp_path):
 def test_default_shapes(name, batch_size, tmp_path):
     shapes, flags = passk_work.SHAPES[name], passk.parse(["--shapes", name])
     config = load_config(shapes)
-    assert (config.max_latents, config.evaluate.batch_size) == ({"gpt2": 6, "quickstart": 4}[name], batch_size)
+    assert (config.max_latents, config.evaluate.batch_size) == ({"gpt2": 6, "quickstart": 3}[name], batch_size)
     assert (flags.problems, flags.samples, flags.rounds) == ({"gpt2": 16, "quickstart": 1000}[name], 16, 3)
     assert max(build(read_config(config), tmp_path).prompt_slots) >= max(
         (tokens for _, tokens in shapes.prompt_quantiles), default=0
