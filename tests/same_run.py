@@ -37,6 +37,13 @@ _MOVING = re.compile(r"commit|version|sha256|digest|seconds|elapsed")
 _HEX = re.compile(r"\b[0-9a-f]{64}\b")  # of what is looked at itself, or of where it lies
 
 
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two checkpoints as `checkpoint_of` reads them, to the bit."""
+    assert one.keys() == other.keys()
+    for path, leaf in one.items():
+        np.testing.assert_array_equal(other[path], leaf, err_msg=path)
+
+
 def rows_of(workdir: Path, timing: bool = False) -> list[dict[str, Any]]:
     """metrics.jsonl, without what depends on the clock."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

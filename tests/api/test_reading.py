@@ -74,12 +74,10 @@ def test_what_can_not_be_read_is_a_line_in_the_words_of_the_call(path, given, me
     assert "\n" not in str(error.value)
 
 
-def _data(*arguments):
-    return subprocess.run([sys.executable, "-m", "slpo_jax", "data", *arguments], capture_output=True, text=True)
-
-
 def test_the_command_shows_the_first_problems(path):
-    done = _data(str(path), "--limit=2", "--answers=texts", "--config.data.fields.steps=rationale")
+    flags = ["--limit=2", "--answers=texts", "--config.data.fields.steps=rationale"]
+    command = [sys.executable, "-m", "slpo_jax", "data", str(path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         f"{path}: 3 problems, 0.7 steps each, 2 without steps, answers are texts",
@@ -92,23 +90,6 @@ def test_the_command_shows_the_first_problems(path):
         "     steps   none",
         "     answer  $6",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "error: PROBLEMS: give one source"),
-        (["nowhere.csv"], "error: nowhere.csv: no such file; check the path"),
-        (["nowhere.csv", "--config.data.fields.foo=why"], "error: config.data.fields.foo: no such key; give question"),
-        (["nowhere.csv", "--limit=-1"], "error: --limit=-1: is not valid; give"),
-    ],
-)
-def test_what_the_command_can_not_do_is_a_line(arguments, message):
-    done = _data(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

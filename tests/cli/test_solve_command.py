@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from asked import QUESTION, workdir
+from refused import refusal
 
 from slpo_jax.run.solution_summary import describe, describe_vote
 from slpo_jax.run.solver import load_solver, solve, vote
@@ -86,65 +87,10 @@ def test_the_command_s_json(ask, solver):
     assert (said["vote"]["samples"], said["vote"]["seed"]) == (5, 2)
 
 
-ERRORS = {
-    "no checkpoint": ([QUESTION], "--checkpoint: not given", "WORKDIR"),
-    "no question": (["--checkpoint=WORK"], "question: not given", "standard input"),
-    "an empty question": (["--checkpoint=WORK", " "], "question: is empty", "quotes"),
-    "nowhere": (
-        ["--checkpoint=./nowhere", QUESTION],
-        "--checkpoint: ./nowhere is no file",
-        "WORKDIR/checkpoints/STAGE",
-    ),
-    "an unknown word": (["--checkpoint=WORK", "Tom has zebras ."], "zebras", "--tokenizer"),
-    "bytes that are no text": (["--checkpoint=WORK", "Tom has \udcff ."], "question: 'Tom has \\udcff .'", "UTF-8"),
-    "a long question": (["--checkpoint=WORK", "Tom has 1 pens . " * 8], "question: has ", "positions for 33"),
-    "too many latents": (["--checkpoint=WORK", "--latents=50", QUESTION], "--latents: 50 latents", "lower it"),
-    "too many tokens": (
-        ["--checkpoint=WORK", "--latents=0", "--max_answer_tokens=99", QUESTION],
-        "--max_answer_tokens: 99",
-        "lower it",
-    ),
-    "a latent policy without a thought": (
-        ["--checkpoint=WORK", "--latents=0", "--latent_policy=soft", QUESTION],
-        "--latents: 0",
-        "--latents=4",
-    ),
-    "a seed too large": (["--checkpoint=WORK", "--samples=2", "--seed=4294967296", QUESTION], "4294967295", "--help"),
-    "an update of no size": (["--checkpoint=WORK", "--lora_alpha=-3", QUESTION], "--lora_alpha: -3", "above 0"),
-    "gate and number": (["--checkpoint=WORK", "--latents=2", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
-    "no gate": (["--checkpoint=WORK/checkpoints/imitate", "--threshold=0.5", QUESTION], "--threshold", "--latents"),
-    "another reasoner": (
-        ["--checkpoint=WORK", "--reasoner=codi_llama", QUESTION],
-        "--reasoner: is codi_llama",
-        "_gpt2",
-    ),
-    "answers of its own": (["--checkpoint=WORK", "--answers=boxed", QUESTION], "--answers: coconut_gpt2", "text_llama"),
-    "answers in no known way": (["--checkpoint=WORK", "--answers=maths", QUESTION], "--answers=maths", "last_number"),
-    "an unknown flag": (["--chekpoint=WORK", QUESTION], "chekpoint", "--help"),
-    "a word for a number": (["--checkpoint=WORK", "--samples=many", QUESTION], "--samples=many", "non-negative"),
-    "a speed between two": (["--checkpoint=WORK", "--speed=2.5", QUESTION], "--speed=2.5: is not", "[1, 5]; see"),
-    "a config's key": (
-        ["--checkpoint=WORK", "--config.prompt.speed=6", QUESTION],
-        "--config.prompt.speed: is a config's key",
-        "give --speed, an integer in the range [1, 5]",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ERRORS)
-def test_bad_input_is_one_line(ask, work, case):
-    argv, names, remedy = ERRORS[case]
-    before = _digest(work)
-    status, out, err = ask(*argv)
-    assert (status, out) == (2, "")
-    (line,) = err.splitlines()
-    assert line.startswith("error: ")
-    assert names in line
-    assert remedy in line
-    assert "config.init" not in line
-    assert len(line) < 400
-    assert _digest(work) == before
+def test_bytes_that_are_no_text(work):
+    line = refusal("solve", "--checkpoint=work", "Tom has \udcff .", folder=work.parent)
+    assert line.startswith("question: 'Tom has \\udcff .'")
+    assert "UTF-8" in line
 
 
 def test_ctrl_c_promises_nothing():

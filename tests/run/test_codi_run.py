@@ -6,27 +6,18 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from codi_run import QUESTION, SUMS, small_config
-from same_run import checkpoint_of, rows_of
-from small_run import train
+from imitation import Crash, fake_steps, run_imitation
+from same_run import assert_same, checkpoint_of, rows_of
 
-from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import replicate
 from slpo_jax.run import imitate as run_imitate_stage
 from slpo_jax.run.evaluate import run_evaluate
-from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.plan import check_stages
 from slpo_jax.run.stage import stage_params
 from slpo_jax.training.recipes.distil import Distillation
 
 RANK = 2
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing is cleaned up."""
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +39,6 @@ def _config(folder, rank: int = RANK, **changes):
     return config
 
 
-def _run(config, workdir):
-    validate.check(config)
-    experiment = build(read_config(config), workdir)
-    try:
-        check_stages(experiment)
-        train(experiment, "imitate")
-    finally:
-        experiment.log.close()
-    return experiment
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cpu_devices")
 def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
@@ -67,7 +47,7 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
     config.data.train = str(folder / "mixed.jsonl")
     config.model.n_embd = 8  # four times the rank
     config.imitate.optimizer.learning_rate = 1e-2
-    experiment = _run(config, tmp_path)
+    experiment = run_imitation(config, tmp_path)
     assert "imitate: left out 2 of 36 problems" in caplog.text
     losses = [row["loss"] for row in rows_of(tmp_path)]
     assert len(losses) == 14
@@ -96,48 +76,18 @@ def test_codi_with_adapters_end_to_end(folder, tmp_path, caplog):
     assert {record["latent_steps"] for record in records} == {2}
 
 
-def _step_without_a_model(record):
-    """Stands for `make_train_step`: steps that read and write what real ones do, in no time."""
-
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
-        record["loss_fn"] = loss_fn
-
-        @jax.transfer_guard("allow")
-        def step(state, batch):
-            record["steps"].append(int(state.step))
-            record["trained"] = trained
-            if record["at"] == int(state.step):
-                record["at"] = None
-                raise Crash
-            data = float(np.asarray(batch.index).sum())
-            part = {name: state.params[name] for name in trained}
-            grads = jax.tree.map(lambda p: jnp.full_like(p, np.sin(data + int(state.step))), part)
-            updates, opt_state = optimizer.update(grads, state.opt_state, part)
-            params = {**state.params, **optax.apply_updates(part, updates)}
-            record["params"] = jax.tree.map(np.asarray, params)
-            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
-
-        return step
-
-    return make_train_step
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    record = {"steps": [], "at": None}
     kernel = {"h_0": {"kernel": jnp.ones((4, 3)), "bias": jnp.zeros(3)}, "wte": jnp.ones(5)}
     tiny = {"reasoner": {"backbone": kernel, "projector": {"w": jnp.arange(3.0)}}, "gate": {"w": jnp.ones(2)}}
-    monkeypatch.setattr(run_imitate_stage, "make_train_step", _step_without_a_model(record))
-    for name in ("initial_params", "abstract_params"):
-        monkeypatch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
-    return record
+    return fake_steps(monkeypatch, tiny, lambda batch: batch.index)
 
 
 @pytest.mark.slow
 def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypatch):
     """In a step, between two phases, before the adapters are merged, and before the end is written down."""
     config = _config(folder, cot_steps=4, final_steps=5)
-    _run(config, tmp_path / "whole")
+    run_imitation(config, tmp_path / "whole")
     assert fake["steps"] == list(range(9))
     assert fake["trained"] == ("adapter",)
     whole = checkpoint_of(tmp_path / "whole", "imitate")
@@ -148,7 +98,7 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
     for at in (0, 3, 4, 8):
         fake["at"] = at
         with pytest.raises(Crash):
-            _run(config, tmp_path / "cut")
+            run_imitation(config, tmp_path / "cut")
     for name in ("_save_finished", "note_finished"):
 
         def cut(*_):
@@ -157,16 +107,14 @@ def test_adapters_go_on_wherever_they_were_cut(fake, folder, tmp_path, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(run_imitate_stage, name, cut)
             with pytest.raises(Crash):
-                _run(config, tmp_path / "cut")
+                run_imitation(config, tmp_path / "cut")
         assert not (tmp_path / "cut" / "checkpoints" / "imitate" / "finished").exists()
-    _run(config, tmp_path / "cut")
+    run_imitation(config, tmp_path / "cut")
     cut_up = checkpoint_of(tmp_path / "cut", "imitate")
-    assert cut_up.keys() == whole.keys()
-    for path, leaf in whole.items():
-        np.testing.assert_array_equal(cut_up[path], leaf, err_msg=path)
+    assert_same(cut_up, whole)
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     fake["steps"].clear()
-    _run(config, tmp_path / "cut")
+    run_imitation(config, tmp_path / "cut")
     assert fake["steps"] == []
     assert not (tmp_path / "cut" / "checkpoints" / "imitate_adapter").exists()
 
@@ -183,10 +131,10 @@ def test_imitate_adapter_goes_after_a_kill_behind_finished(fake, folder, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", cut)
         with pytest.raises(Crash):
-            _run(config, tmp_path)
+            run_imitation(config, tmp_path)
     assert (tmp_path / "checkpoints" / "imitate" / "finished").read_text() == "1\n"
     assert left.is_dir()
-    _run(config, tmp_path)
+    run_imitation(config, tmp_path)
     assert fake["steps"] == [0]
     assert not left.exists()
 
@@ -196,7 +144,7 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
     monkeypatch.setattr(Distillation, "loss", lambda self, policy, params, batch, key: (params["reasoner"], None))
     config = _config(folder, cot_steps=0, final_steps=2)
     config.imitate.lora.alpha = 5.0
-    _run(config, tmp_path)
+    run_imitation(config, tmp_path)
     params = fake["params"]
     pair = params["adapter"]["lora"]["h_0"]
     expected = params["reasoner"]["backbone"]["h_0"]["kernel"] + 5.0 / RANK * pair["A"] @ pair["B"]
@@ -211,14 +159,14 @@ def test_updates_are_scaled_by_alpha_over_the_rank(fake, folder, tmp_path, monke
 def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
     fake["at"] = 3
     with pytest.raises(Crash):
-        _run(_config(folder), tmp_path)
+        run_imitation(_config(folder), tmp_path)
     others = ({"rank": 0}, {"rank": RANK + 1}, {"distil": {"distil_factor": 1.0}})
     for other in (_config(folder, **each) for each in others):
         with pytest.raises(
             UserError, match=r"config\.imitate\.(lora\.rank|distil\.distil_factor): is .* is what .*s stage imitate was"
         ):
-            _run(other, tmp_path)
-    _run(_config(folder), tmp_path)
+            run_imitation(other, tmp_path)
+    run_imitation(_config(folder), tmp_path)
     assert checkpoint_of(tmp_path, "imitate")["step"] == 9
 
 
@@ -234,7 +182,7 @@ def test_what_can_not_be_imitated(fake, folder, tmp_path):
     cases[r"config\.model\.n_positions: 50 is less than the \d+ positions of problem 3 in imitation's phase cot"] = long
     for number, (message, config) in enumerate(cases.items()):
         with pytest.raises(UserError, match=message) as error:
-            _run(config, tmp_path / str(number))
+            run_imitation(config, tmp_path / str(number))
         assert "\n" not in str(error.value)
         shutil.rmtree(tmp_path / str(number), ignore_errors=True)
     assert fake["steps"] == []

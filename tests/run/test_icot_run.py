@@ -2,29 +2,20 @@
 
 import shutil
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
-from same_run import checkpoint_of, rows_of
-from small_run import load_config, train
+from imitation import Crash, fake_steps, run_imitation
+from same_run import assert_same, checkpoint_of, rows_of
+from small_run import load_config
 
 from slpo_jax.config import read_config, validate
 from slpo_jax.errors import UserError
-from slpo_jax.io.mesh import replicate
-from slpo_jax.run import imitate as run_imitate_stage
-from slpo_jax.run.experiment import Experiment, build
-from slpo_jax.run.plan import check_stages
+from slpo_jax.run.experiment import build
 from slpo_jax.run.rows import rows
 
 # 136 problems are 17 steps of 8, and a chain is six tokens: "1 + 2 = 3" and a line break.
 COT, RISE, TOTAL = 4, 3, 30
 RISES = [COT + RISE * s for s in range(1, 7)]
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing is cleaned up."""
 
 
 def _config(**changes):
@@ -38,50 +29,10 @@ def _config(**changes):
     return config
 
 
-def _run(config, workdir):
-    validate.check(config)
-    experiment = build(read_config(config), workdir)
-    try:
-        check_stages(experiment)
-        train(experiment, "imitate")
-    finally:
-        experiment.log.close()
-    return experiment
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    """Steps that read and write what real ones do, in no time, and note what they got; at the step `at` they crash."""
-    record = {"steps": [], "fresh": [], "programs": [], "slots": {}, "at": None}
-
-    def make_train_step(loss_fn, optimizer, trained, layout, stream, micro_batches=1, schedule=None):
-        program = len(record["programs"])
-        record["programs"].append(optimizer)
-
-        @jax.transfer_guard("allow")
-        def step(state, batch):
-            now = int(state.step)
-            record["steps"].append(now)
-            if not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.opt_state)):
-                record["fresh"].append(now)
-            record["slots"].setdefault(program, set()).add(batch.suffix.tokens.shape)
-            if record["at"] == now:
-                record["at"] = None
-                raise Crash
-            data = float(np.sum(np.asarray(batch.suffix.tokens) * np.asarray(batch.suffix.weights)))
-            part = {name: state.params[name] for name in trained}
-            grads = jax.tree.map(lambda p: jnp.full_like(p, 2 + np.sin(data + now)), part)
-            updates, opt_state = optimizer.update(grads, state.opt_state, part)
-            params = {**state.params, **optax.apply_updates(part, updates)}
-            return state.replace(step=state.step + 1, params=params, opt_state=opt_state), {"loss": jnp.float32(data)}
-
-        return step
-
     tiny = {"reasoner": {"w": jnp.arange(3.0)}, "gate": {"w": jnp.ones(2)}}
-    monkeypatch.setattr(run_imitate_stage, "make_train_step", make_train_step)
-    for name in ("initial_params", "abstract_params"):
-        monkeypatch.setattr(Experiment, name, lambda self, *_: replicate(tiny, self.mesh))
-    return record
+    return fake_steps(monkeypatch, tiny, lambda batch: batch.suffix.tokens * batch.suffix.weights)
 
 
 @pytest.mark.slow
@@ -90,7 +41,7 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
     """One program, for batches with texts and without; killed at a rise, within one, and in the answer alone."""
     config = _config()
     config.data.train = shutil.copy(config.data.train, tmp_path)
-    _run(config, tmp_path / "whole")
+    run_imitation(config, tmp_path / "whole")
     assert fake["steps"] == list(range(TOTAL))
     assert fake["fresh"] == [0, COT, *RISES]
     assert list(map(len, fake["slots"].values())) == [2]
@@ -101,17 +52,15 @@ def test_each_rise_has_a_fresh_optimizer_wherever_the_run_was_cut(fake, tmp_path
     for at in (RISES[0], RISES[2] - 2, RISES[4], TOTAL - 1):
         fake["at"] = at
         with pytest.raises(Crash):
-            _run(config, tmp_path / "cut")
-    _run(config, tmp_path / "cut")
+            run_imitation(config, tmp_path / "cut")
+    run_imitation(config, tmp_path / "cut")
     assert set(fake["fresh"]) == {0, COT, *RISES}
     found = checkpoint_of(tmp_path / "cut", "imitate")
-    assert found.keys() == whole.keys()
-    for path, leaf in whole.items():
-        np.testing.assert_array_equal(found[path], leaf, err_msg=path)
+    assert_same(found, whole)
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     fake["steps"].clear()
     (tmp_path / "train.jsonl").unlink()  # what is finished needs no data to know its phases by
-    _run(config, tmp_path / "whole")
+    run_imitation(config, tmp_path / "whole")
     assert fake["steps"] == []
 
 
@@ -137,5 +86,5 @@ def test_too_few_steps_for_the_answer_alone(fake, tmp_path):
     with pytest.raises(
         UserError, match=r"^config\.imitate\.final_steps: 18, but iCoT drops the last token after 18 steps"
     ):
-        _run(_config(final_steps=18), tmp_path)
+        run_imitation(_config(final_steps=18), tmp_path)
     assert fake["steps"] == []

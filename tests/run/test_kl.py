@@ -1,8 +1,7 @@
 """The KL term of `grpo` in a run: nothing at the start, and to the same start after an interruption."""
 
-import numpy as np
 import pytest
-from same_run import checkpoint_of, rows_of
+from same_run import assert_same, checkpoint_of, rows_of
 from small_run import load_config
 
 from slpo_jax.config import read_config
@@ -62,9 +61,7 @@ def test_a_run_that_was_cut_compares_with_the_same_start(tmp_path):
     _train(cut)
     assert rows_of(cut) == rows_of(whole)
     ours, theirs = checkpoint_of(cut, "grpo"), checkpoint_of(whole, "grpo")
-    assert ours.keys() == theirs.keys()
-    for path, leaf in theirs.items():
-        np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
+    assert_same(ours, theirs)
     kl = [row["kl"] for row in rows_of(whole)]
     assert kl[0] == pytest.approx(0.0, abs=1e-6)
     assert all(value > 1e-4 for value in kl[1:])

@@ -2,19 +2,13 @@
 
 import numpy as np
 import pytest
-from same_run import checkpoint_of
-from small_run import load_config, train
+from imitation import Crash, run_imitation
+from same_run import assert_same, checkpoint_of
+from small_run import load_config
 
-from slpo_jax.config import read_config, validate
 from slpo_jax.run import imitate
-from slpo_jax.run.experiment import build
-from slpo_jax.run.plan import check_stages
 
 pytestmark = [pytest.mark.usefixtures("cpu_devices"), pytest.mark.slow]
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing is cleaned up."""
 
 
 def _run(workdir, rank: int):
@@ -25,13 +19,7 @@ def _run(workdir, rank: int):
     config.imitate.update(recipe="latent_sft", c_thought=0, cot_steps=2, stage_steps=2, final_steps=3, control=False)
     config.imitate.optimizer.update(warmup_steps=0, weight_decay=0.1)
     config.imitate.lora.rank = rank
-    validate.check(config)
-    experiment = build(read_config(config), workdir)
-    try:
-        check_stages(experiment)
-        train(experiment, "imitate")
-    finally:
-        experiment.log.close()
+    run_imitation(config, workdir)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -60,9 +48,7 @@ def test_interrupted_it_goes_on_bit_for_bit(tmp_path, monkeypatch, rank):
             _run(tmp_path / "parts", rank)
     _run(tmp_path / "parts", rank)
     whole, parts = (checkpoint_of(tmp_path / name, "imitate") for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    for name, leaf in whole.items():
-        np.testing.assert_array_equal(leaf, parts[name], err_msg=name)
+    assert_same(whole, parts)
     moving = {step for step, same in seen if not same}
     assert moving == {2, 3, 6, 7}  # of the encoder's phases: alone, and with the reasoner
     assert {step for step, same in seen if same} == {0, 1, 4, 5, 8, 9, 10}

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from same_run import checkpoint_of, rows_of
+from same_run import assert_same, checkpoint_of, rows_of
 from small_run import load_config
 from tiny_folder import tiny_folder
 
@@ -138,9 +138,7 @@ def test_it_goes_on_from_a_kill_at_any_moment_bit_for_bit(run, tmp_path):
     assert (tmp_path / "checkpoints/grpo/finished").read_text().strip() == str(STEPS)
     assert rows_of(tmp_path) == rows_of(whole)
     ours, theirs = checkpoint_of(tmp_path, "grpo"), checkpoint_of(whole, "grpo")
-    assert ours.keys() == theirs.keys()
-    for path, leaf in theirs.items():
-        np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
+    assert_same(ours, theirs)
 
 
 @pytest.mark.slow

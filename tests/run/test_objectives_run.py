@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from same_run import checkpoint_of, rows_of
+from same_run import assert_same, checkpoint_of, rows_of
 from small_run import TOTALS, finished_run, new_folder, run
 
 pytestmark = pytest.mark.slow
@@ -58,9 +58,7 @@ def _facts(work, name):
 def test_slpo_does_not_know_what_is_trained_beside_it(work, alone):
     """Nor what was trained before: the same batches and keys, to the last bit."""
     ours, theirs = checkpoint_of(work, "slpo"), checkpoint_of(alone, "slpo")
-    assert ours.keys() == theirs.keys()
-    for path in theirs:
-        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=path)
+    assert_same(ours, theirs)
     rows = [[row for row in rows_of(each) if row["stage"] == "slpo"] for each in (work, alone)]
     assert rows[0] == rows[1]
     assert _facts(work, "slpo") == _facts(alone, "slpo")
@@ -143,9 +141,7 @@ def test_one_objective_after_another(work):
     )  # fmt: skip
     assert done.status == 0, done.stderr[-3000:]
     ours, theirs = checkpoint_of(work, "answer_only"), checkpoint_of(work.parent / "then", "answer_only")
-    assert ours.keys() == theirs.keys()
-    for path in theirs:
-        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=path)
+    assert_same(ours, theirs)
     wte = "['params']['reasoner']['backbone']['wte']"
     assert (ours["step"], pathwise["step"]) == (4, TOTALS["slpo"])
     assert (ours[wte] != pathwise[wte]).any()
@@ -210,7 +206,5 @@ def test_batches_of_mixed_groups_are_drawn_anew_where_a_run_goes_on(alone, tmp_p
     shutil.rmtree(left / str(TOTALS["slpo"]))
     assert run(*command, folder=folder).status == 0
     again = checkpoint_of(folder / "work", "slpo")
-    assert whole.keys() == again.keys()
-    for path in whole:
-        np.testing.assert_array_equal(again[path], whole[path], err_msg=path)
+    assert_same(whole, again)
     assert rows_of(folder / "work") == rows

@@ -6,9 +6,8 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from same_run import checkpoint_of, rows_of
+from same_run import assert_same, checkpoint_of, rows_of
 from small_run import CONFIG, new_folder, run
 
 import slpo_jax
@@ -140,8 +139,7 @@ def test_they_train_and_go_on(folder):
     assert rows_of(folder / "work") == rows_of(folder / "whole")
     ours, theirs = (checkpoint_of(folder / name, "scaled") for name in ("work", "whole"))
     assert any("shift" in str(path) for path in ours)
-    for path, leaf in theirs.items():
-        np.testing.assert_array_equal(ours[path], leaf, err_msg=path)
+    assert_same(ours, theirs)
     facts = json.loads((folder / "work" / "checkpoints" / "scaled" / "config.json").read_text())
     assert (facts["reward"], facts["objective"]["scaled"]["factor"]) == ("digits", 3.0)
     assert facts["latent_policy"] == {"name": "shifted", "shifted": {"start": 0.25}}

@@ -16,228 +16,6 @@ from slpo_jax.run.rl import make_objective, optimizer_config
 from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import SECTIONS
 
-_TEXT = {
-    "reasoner": "text_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.c_thought": 0,
-    "imitate.control": False, "latent_policy.name": "soft",
-}  # fmt: skip
-_LATENT_SFT = _TEXT | {
-    "imitate.recipe": "latent_sft", "prompt.format": "{question} <think>", "prompt.closing": "</think>",
-}  # fmt: skip
-_COLAR = {
-    "reasoner": "colar_gpt2", "gate.enabled": False, "stages": ("imitate",), "imitate.control": False,
-    "latent_policy.name": "colar",
-}  # fmt: skip
-_TOP_K = _TEXT | {"latent_policy.name": "gumbel_top_k"}
-
-# case -> (changes, what the line begins with, what it says)
-CASES = {
-    "an unknown objective": (
-        {"rl.objectives": ("slpp",)},
-        "config.rl.objectives: 'slpp' is unknown",
-        "use one of answer_only, exact, grpo, pathwise, slpo",
-    ),
-    "no objective": ({"rl.objectives": ()}, "config.rl.objectives: ()", "at least one"),
-    "an objective twice": (
-        {"rl.objectives": ("slpo", "pathwise", "slpo")},
-        "config.rl.objectives: ('slpo', 'pathwise', 'slpo')",
-        "give each name once",
-    ),
-    "an unknown advantage": (
-        {"objective.slpo.advantage": "ppo"},
-        "config.objective.slpo.advantage: 'ppo'",
-        "rloo, grpo, pkpo",
-    ),
-    "an unknown estimator": (
-        {"objective.pathwise.estimator": "best"},
-        "config.objective.pathwise.estimator: 'best'",
-        "pass_at_k, reward, mixture",
-    ),
-    "a mixture of more than all": (
-        {"objective.pathwise.mixture_weight": 1.5},
-        "config.objective.pathwise.mixture_weight: 1.5",
-        "from 0 to 1",
-    ),
-    "adapters of a rank below 0": ({"rl.lora.rank": -1}, "config.rl.lora.rank: -1 is not valid", "0 or more"),
-    "adapters of kernels that there are not": (
-        {"rl.lora.rank": 2, "rl.lora.kernels": ("q_proj",)},
-        "config.rl.lora.kernels: 'q_proj' is no kernel of this model",
-        "it has c_attn, c_fc, c_proj",
-    ),
-    "an unknown latent policy": (
-        {"latent_policy.name": "noise"},
-        "config.latent_policy.name: 'noise'",
-        "latent, additive",
-    ),
-    "additive noise of nothing": (
-        {"latent_policy.additive.sigma": 0.0},
-        "config.latent_policy.additive.sigma: 0.0",
-        "above 0",
-    ),
-    "exact without a likelihood": (
-        {"rl.objectives": ("exact",)},
-        "config.objective.exact: needs a thought with a likelihood",
-        "use one of additive, colar",
-    ),
-    "exact under dropout": (
-        {"rl.objectives": ("exact",), "latent_policy.name": "additive"},
-        "config.dropout.rate: 0.3",
-        "config.objective.exact needs; set it to 0",
-    ),
-    "labels of another number of tokens": (
-        _LATENT_SFT | {"imitate.latent_sft.top_k": 5},
-        "config.imitate.latent_sft.top_k: 5, but config.latent_policy.soft mixes 10 tokens",
-        "give both the same",
-    ),
-    "labels of more tokens than there are": (
-        _LATENT_SFT | {"latent_policy.name": "gumbel_top_k", "imitate.latent_sft.top_k": 9999},
-        "config.imitate.latent_sft.top_k: 9999 tokens, but the tokenizer has",
-        "lower it",
-    ),
-    "mixtures of more tokens than there are": (
-        _TEXT | {"latent_policy.soft.top_k": 9999},
-        "config.latent_policy.soft.top_k: 9999 tokens are more than the",
-        "of the vocabulary; lower it",
-    ),
-    "at least more tokens than there are": (
-        _TOP_K | {"latent_policy.gumbel_top_k.least": 9999},
-        "config.latent_policy.gumbel_top_k.least: 9999 tokens",
-        "lower it",
-    ),
-    "a density of clipped noise": (
-        _TOP_K | {"latent_policy.gumbel_top_k.likelihood": "exact"},
-        "config.latent_policy.gumbel_top_k.likelihood: 'exact'",
-        "set down and up to None and shift to 0",
-    ),
-    "no latents to be labelled": (
-        _LATENT_SFT | {"max_latents": 0, "min_latents": 1},
-        "config.max_latents: 0, but the recipe latent_sft trains thoughts",
-        "give 1 or more, or 0 for config.imitate.final_steps",
-    ),
-    "no latents to be compressed to": (
-        _COLAR | {"max_latents": 0, "min_latents": 1},
-        "config.max_latents: 0, but the recipe colar trains thoughts",
-        "give 1 or more",
-    ),
-    "thoughts that can't end": (
-        _COLAR | {"latent_policy.colar.least": 4},
-        "config.latent_policy.colar.least: 4 steps",
-        "config.max_latents (3); lower it or raise that",
-    ),
-    "steps in latents that CoLaR doesn't have": (
-        _COLAR | {"imitate.recipe": "curriculum"},
-        "config.imitate.recipe: curriculum doesn't teach colar_gpt2 to think",
-        "for its own, colar",
-    ),
-    "silent tokens in words": (
-        _TEXT | {"imitate.recipe": "silent"},
-        "config.imitate.recipe: silent doesn't teach text_gpt2 to think",
-        "for its own, curriculum",
-    ),
-    "a reference answer that doesn't fit": (
-        {"rl.objectives": ("pathwise",), "max_answer_tokens": 2},
-        "config.data.train: the answer of problem 0",
-        "takes 3 tokens with its end, more than config.max_answer_tokens (2); raise it",
-    ),
-    "greedy answers with a pathwise reward": (
-        {"rl.objectives": ("pathwise",), "objective.pathwise.estimator": "reward", "rl.temperature": 0.0},
-        "config.objective.pathwise.temperature: answers at 0.0",
-        "set it to 1.0",
-    ),
-    "pathwise on thoughts that are all one": (
-        {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")},
-        "config.objective.pathwise.estimator: pass_at_k is of 4 thoughts, which without noise are all one",
-        "or estimator=reward",
-    ),
-    "k of pathwise": (
-        {"rl.objectives": ("pathwise",), "objective.pathwise.k": 5},
-        "config.objective.pathwise.k: 5 is more than the rollouts of a prompt (4)",
-        "lower it or raise config.rl.group",
-    ),
-    "k of pkpo": (
-        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 5},
-        "config.objective.slpo.pass_k: 5 is more than the 4 that pkpo can take",
-        "lower it or raise the group",
-    ),
-    "pkpo without a baseline": (
-        {"objective.slpo.advantage": "pkpo", "objective.slpo.pass_k": 1},
-        "config.objective.slpo.pass_k: pkpo has no baseline at 1",
-        "rloo",
-    ),
-    "k of pkpo_sloo": (
-        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 4},
-        "config.objective.slpo.pass_k: 4 is more than the 3 that pkpo_sloo can take",
-        "lower it or raise the group",
-    ),
-    "pkpo_sloo with greedy answers": (
-        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 2, "rl.temperature": 0.0},
-        "config.objective.slpo.advantage: pkpo_sloo is for sampled answers",
-        "use pkpo, or set the temperature to 1.0",
-    ),
-    "pkpo_sloo with the likeliest token alone": (
-        {"objective.slpo.advantage": "pkpo_sloo", "objective.slpo.pass_k": 2, "rl.top_k": 1},
-        "config.objective.slpo.advantage: pkpo_sloo is for sampled answers",
-        "top_k to 0",
-    ),
-    "nothing to train": (
-        {f"objective.slpo.{name}_weight": 0.0 for name in ("latent", "answer", "stop")},
-        "config.objective.slpo: all weights",
-        "set one",
-    ),
-    "passes without noise": (
-        {"dropout.rate": 0.0},
-        "config.objective.slpo.latent_weight: 1 scores thoughts under K passes that config.dropout.rate=0 makes",
-        "raise the rate",
-    ),
-    "one pass": (
-        {"objective.slpo.passes": 1},
-        "config.objective.slpo.passes: one pass has no variance",
-        "give at least 2",
-    ),
-    "more scored than thought": (
-        {"objective.slpo.scored_latents": 9},
-        "config.objective.slpo.scored_latents: 9 are more than config.max_latents=",
-        "0 for all",
-    ),
-    "after no objective": (
-        {"objective.slpo.after": "cold_start"},
-        "config.objective.slpo.after: 'cold_start' is no objective",
-        "use one of answer_only, exact, grpo, pathwise, slpo",
-    ),
-    "after one that comes later": (
-        {"rl.objectives": ("slpo", "pathwise"), "objective.slpo.after": "pathwise"},
-        "config.objective.slpo.after: pathwise is not trained before it",
-        "put it before slpo into config.rl.objectives",
-    ),
-    "after itself": ({"objective.slpo.after": "slpo"}, "config.objective.slpo.after: slpo is not trained", "before it"),
-    "after one that is not there": (
-        {"objective.slpo.after": "pathwise"},
-        "config.objective.slpo.after: pathwise is not in ",
-        "put it before slpo into config.rl.objectives",
-    ),
-    "no step": ({"objective.slpo.steps": 0}, "config.objective.slpo.steps: 0", "1 or more"),
-    "a longer warm-up than its own steps": (
-        {"objective.slpo.steps": 3, "rl.optimizer.warmup_steps": 4},
-        "config.rl.optimizer.warmup_steps: ",
-        "3",
-    ),
-    "an unknown schedule": (
-        {"objective.slpo.schedule": "falling"},
-        "config.objective.slpo.schedule: 'falling' is not valid",
-        "give one of '', constant, linear, cosine",
-    ),
-    "a warm-up that its own schedule has no room for": (
-        {"objective.slpo.steps": 4, "objective.slpo.schedule": "linear", "rl.optimizer.warmup_steps": 4},
-        "config.rl.optimizer.warmup_steps: 4",
-        "a linear schedule of 4 steps in all has room for 3",
-    ),
-    "no answer and no stop": (
-        {"rl.objectives": ("answer_only",)}
-        | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},
-        "config.objective.answer_only.answer_weight: 0",
-        "set it",
-    ),
-}
-
 
 def _check_all(config, tmp_path) -> None:
     check(config)
@@ -257,17 +35,6 @@ def _refused(config, tmp_path) -> str:
     assert "\n" not in line
     assert len(line) < 300
     return line
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_one_line_before_any_work(case, tmp_path):
-    changes, begins, says = CASES[case]
-    config = load_config()
-    with config.unlocked():
-        config.update_from_flattened_dict(changes)
-    line = _refused(config, tmp_path)
-    assert line.startswith(begins)
-    assert says in line
 
 
 @pytest.mark.parametrize(("estimator", "said"), [("pass_at_k", True), ("mixture", True), ("reward", False)])
@@ -397,13 +164,14 @@ def test_a_variant_needs_a_kind(tmp_path):
 )
 def test_pathwise_where_something_is_drawn(changes, tmp_path):
     """An answer, nothing that is compared, a thought, or its length."""
-    config, (asked, *_) = load_config(), CASES["pathwise on thoughts that are all one"]
-    config.update_from_flattened_dict(asked | changes)
+    config = load_config()
+    refused = {"rl.objectives": ("pathwise",), "dropout.rate": 0.0, "gate.enabled": False, "stages": ("imitate", "rl")}
+    config.update_from_flattened_dict(refused | changes)
     _check_all(config, tmp_path)
 
 
 def test_the_config_itself_is_fine(tmp_path):
-    """Or every case above would be refused for nothing; under a name that a section of the config has, too."""
+    """Or what is above would be refused for nothing; under a name that a section of the config has, too."""
     config = load_config()
     objective_variant(config, "gate", "pathwise", estimator="reward")
     config.rl.objectives = ("slpo", "gate", "answer_only", "pathwise")
