@@ -1,10 +1,9 @@
 """One cell of the arena: a reasoner on a small GPT-2 or Llama, and what rewards make of it.
 
-`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
-chains of operations, in as many steps as every other at most (its stages end when they are learned, where it has
-stages), and then each objective that applies to it, from where imitation ended: a control without rewards, SLPO, Pass@k
-by replay, and its own where it has one. There is no gate: all latent reasoners think `DEPTH` latents, but those that
-stop themselves. Test sets are by depth, of which the last is one deeper than any that was trained on.
+`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on generated word
+problems, in as many steps as every other, and then each objective that applies to it, from where imitation ended: a
+control without rewards, SLPO, Pass@k by replay, and its own where it has one. There is no gate: all latent reasoners
+think `LATENTS` latents, but those that stop themselves.
 
 With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` and evaluates on the validation problems
 alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
@@ -14,16 +13,15 @@ from slpo_jax.config import default_config
 from slpo_jax.config.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
 from slpo_jax.errors import UserError
 
-DEPTH = 3  # the steps of the deepest problems
-STEPS, RL_STEPS = 4000, 120
+LATENTS = 3  # no problem has more steps
+STEPS, RL_STEPS = 2000, 120
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
-_LEARNED = {"stage_until": 0.98}  # where a recipe has stages
-_COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH, "cot_steps": 600, "stage_steps": 900} | _LEARNED
-_CODI = {"c_thought": 1, "max_latent_stage": DEPTH, "cot_steps": 0} | _LEARNED
+_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
+_CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
 _SIMCOT = {"recipe": "simcot"}
-_COLAR = {"c_thought": 1, "cot_steps": 600, "stage_steps": 0}
-_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 600, "stage_steps": 300}
+_COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
+_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
 # By name: the architecture, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of
 # five tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
@@ -33,11 +31,11 @@ REASONERS = {
     "codi": ("codi", _CODI, 7),
     "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
     "colar": ("colar", _COLAR | {"recipe": "colar", "max_latent_stage": 4}, 4),
-    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": DEPTH}, 4),
+    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": LATENTS}, 4),
     "dart": ("dart", _CODI, 7),
     "latent_sft": ("text", _LATENT_SFT, 4),
     "latent_grpo": ("text", _LATENT_SFT, 4),
-    "cot_sft": ("coconut", _WORDS | _LEARNED | {"cot_steps": STEPS}, 24),
+    "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
     "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
     "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),
 }
@@ -60,26 +58,26 @@ def get_config(cell: str = "coconut_gpt2"):
     architecture, imitate, answer_tokens = REASONERS[name]
     config = default_config()
     config.reasoner = f"{architecture}_{backbone}"
-    config.tokenizer = "chain:10"
-    config.model.update(n_layer=2, n_head=8, n_embd=64, n_positions=64)
+    config.tokenizer = "synthetic:30"
+    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
     config.gate.enabled = False
     config.min_latents = 1
     config.max_latents = imitate["c_thought"] * imitate["max_latent_stage"]
-    config.prompt_slots = (16,)
+    config.prompt_slots = (24,)
     config.max_answer_tokens = answer_tokens
-    config.data.chain.depth = DEPTH
-    config.data.train = "chain:train"
-    config.data.valid = "chain:valid"
+    config.data.train = "synthetic:train"
+    config.data.valid = "synthetic:valid"
     if tune:
-        config.data.eval.valid = "chain:valid"
+        config.data.eval.valid = "synthetic:valid"
     else:
-        for depth in range(1, DEPTH + 2):
-            config.data.eval[f"depth_{depth}"] = f"chain:{depth}"
+        config.data.eval.same = "synthetic:test"
+        config.data.eval.large = "synthetic:large"
+        config.data.eval.template = "synthetic:template"
 
     stages = 3 if architecture == "text" else imitate["max_latent_stage"]
     before = imitate["cot_steps"] + stages * imitate.get("stage_steps", 0)
-    config.imitate.update(batch_size=128, dropout=0.0, final_latents="published", final_steps=STEPS - before, **imitate)
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="constant")
+    config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
+    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 5
     if imitate.get("recipe") == "icot":  # which begins its optimizer anew every 94 steps
@@ -89,7 +87,7 @@ def get_config(cell: str = "coconut_gpt2"):
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     if architecture == "colar":
         colar_thought(config, config.max_latents)
-        config.model.update(n_positions=80, scale=0.2)  # as the quick start's
+        config.model.update(n_positions=80, scale=0.2)  # near the standard deviation of its embeddings
         config.update(prompt_slots=(40,))
         config.prompt.speed = 5 if name == "colar" else 1
         config.rl.temperature = 0.0  # of all objectives but GRPO

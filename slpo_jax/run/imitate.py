@@ -60,8 +60,8 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
 def _settings(experiment: Experiment, stage: str) -> ImitateSettings:
     own = experiment.config.imitate
     if stage == NO_THOUGHT:
-        bare = {"c_thought": 0, "final_latents": "published", "stage_until": 0.0, "mix": 0.0}
-        return dataclasses.replace(own, recipe="curriculum", **bare)
+        bare = dataclasses.replace(own, recipe="curriculum", c_thought=0, final_latents="published")
+        return dataclasses.replace(bare, stage_until=0.0, mix=0.0)
     return own
 
 
