@@ -14,6 +14,7 @@ from slpo_jax.evaluation.records import read_evals
 from slpo_jax.evaluation.report import compare_runs
 from slpo_jax.evaluation.rows import read_rows
 from slpo_jax.evaluation.statistics import mean_se
+from slpo_jax.io.files import read_json
 
 Figures = dict[str, dict[str, float]]  # metric -> {"value", "low", "high"} of a difference, {"value", "se"} of a mean
 _VARIANT = re.compile(r"(.*)_(\de_\d\d)")
@@ -76,10 +77,16 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
 def depth_correlation(workdir: Path, row: str) -> float | None:
     """Pearson's r of a row's greedy numbers of latents with the problems' steps, its test sets weighing the same.
 
+    Sets with problems of more steps than imitation has stages, which nothing was trained on, are left out.
+
     Returns:
-        None where all problems have as many latents.
+        None where all problems have as many latents, or none has known steps.
     """
-    sets = read_evals(workdir, read_rows(workdir))[0][row].values()
+    trained = read_json(workdir / "config.json")["imitate"]["max_latent_stage"]
+    found = read_evals(workdir, read_rows(workdir))[0][row].values()
+    sets = [records for records in found if records.problem_steps.max() <= trained]
+    if not sets:
+        return None
     steps_N = np.concatenate([records.problem_steps for records in sets])
     latents_N = np.concatenate([records.latent_steps for records in sets])
     if np.ptp(latents_N) == 0:

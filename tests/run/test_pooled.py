@@ -36,6 +36,7 @@ def finished(tmp_path):
                     write_eval(job.workdir, row, name, hits, hits[None, :, None], baselines=baselines, stage="")
             rows = [{"stage": row, "step": s, "seconds": 0.5 + place} for row in table.rows for s in (20, 40)]
             (job.workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+            (job.workdir / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
             (job.workdir / jobs.DONE).write_text(json.dumps(job.finished_facts()))
     return table, tmp_path, {key: np.reshape(x, (-1, len(SETS), N)).astype(float) for key, x in right.items()}
 
@@ -107,20 +108,21 @@ def test_figures_of_each_set(finished):
         assert beside["value"] == pytest.approx(100 * base[:, of].mean())
 
 
-def test_latents_against_depth(monkeypatch):
-    """Numpy's own correlation, of sets that are repeated until each weighs the same."""
+def test_latents_against_depth(monkeypatch, tmp_path):
+    """Numpy's own correlation, of sets that are repeated until each weighs the same; none deeper than any stage."""
     rng = np.random.default_rng(0)
     sets = {
         str(n): types.SimpleNamespace(problem_steps=np.full(n, float(n)), latent_steps=rng.integers(1, 4, n))
-        for n in (2, 3)
+        for n in (2, 3, 4)
     }
+    (tmp_path / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
     monkeypatch.setattr(comparison, "read_rows", lambda _: {})
     monkeypatch.setattr(comparison, "read_evals", lambda *_: ({"slpo": sets}, []))
     steps, latents = (
         np.concatenate([np.repeat(getattr(sets[name], key), times) for name, times in (("2", 3), ("3", 2))])
         for key in ("problem_steps", "latent_steps")
     )
-    assert comparison.depth_correlation("", "slpo") == pytest.approx(np.corrcoef(steps, latents)[0, 1])
+    assert comparison.depth_correlation(tmp_path, "slpo") == pytest.approx(np.corrcoef(steps, latents)[0, 1])
     for records in sets.values():
         records.latent_steps = np.full(len(records.latent_steps), 3)
-    assert comparison.depth_correlation("", "slpo") is None
+    assert comparison.depth_correlation(tmp_path, "slpo") is None
