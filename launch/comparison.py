@@ -46,7 +46,8 @@ def compare(table: Table, root: Path, limit: int | None = None) -> tuple[dict[st
         seeds |= {job.seed for job in jobs}
         report = compare_runs([job.workdir for job in jobs], root / run.name)
         for row in (row for row in run.rows or table.rows if row in report["eval"]):
-            line = called(run.name) if len(table.rows) == 1 else f"{called(run.name)}: {called(row)}"
+            names = [run.name] * (len(table.runs) > 1) + [row] * (len(table.rows) > 1)
+            line = ": ".join(map(called, names or [run.name]))
             if table.samples:
                 return {"selectors": by_samples(report[AVERAGE][row], table.samples)}, sorted(seeds)
             if table.by_set and (r_S := [r for job in jobs if (r := depth_correlation(job.workdir, row)) is not None]):

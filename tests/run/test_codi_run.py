@@ -172,7 +172,7 @@ def test_a_workdir_belongs_to_its_adapters(fake, folder, tmp_path):
 
 def test_what_can_not_be_imitated(fake, folder, tmp_path):
     cases = {
-        r"config\.imitate\.control: .* goes on with the reasoner's parameters alone": _config(folder, control=True),
+        r"config\.imitate\.control: .* trains the reasoner's parameters alone": _config(folder, control=True),
         r"config\.imitate\.max_tokens: 3 leaves no problem": _config(folder, max_tokens=3),
         r"config\.imitate\.max_tokens: -1 is not valid; give": _config(folder, max_tokens=-1),
         r"config\.imitate\.lora\.rank: -1 is not valid; give": _config(folder, rank=-1),

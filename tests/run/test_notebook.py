@@ -105,7 +105,7 @@ def test_its_stored_outputs_are_its_code_s():
     assert all(cell.execution_count is None for cell in code)
     *_, loaded, accuracy, curve, thought = code
     assert "stops by threshold" in _text(loaded)
-    assert re.match(r"Acc     \d+\.\d ± \d+\.\d on 300 problems\n", _text(accuracy))
+    assert re.match(r"Acc     \d+\.\d (± \d+\.\d|\[.*\]) on 300 problems\n", _text(accuracy))
     assert _images(curve) == 1
     assert "thought" in _text(thought)
     assert "<- majority" in _text(thought)
