@@ -65,7 +65,7 @@ def _settings(experiment: Experiment, stage: str) -> ImitateSettings:
     return own
 
 
-def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
+def planned(experiment: Experiment, stage: str = IMITATE) -> tuple[Recipe, list[Phase], list[OptimizerConfig]]:
     """How the reasoner imitates, the stage's phases, and the optimizer of each.
 
     Raises:
