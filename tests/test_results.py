@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 import tables
-from figure import intervals
+from figure import intervals, lines
 
 from slpo_jax.errors import UserError
 
@@ -73,6 +73,16 @@ def test_figures_are_drawn_from_results(name):
     """After a change of results/: python launch/tables.py."""
     assert (tables.ROOT / name).read_text() == tables.drawn(name)
     assert any(f"({name.removeprefix('docs/')})" in page.read_text() for page in tables.pages())
+
+
+def test_lines_go_through_their_values():
+    """One panel from 0 to 100: each value is as far up as its share, and the diagonal's panel reaches its places."""
+    rows = [["a", {"value": 100.0, "se": 0.0}, {"value": 25.0, "se": 5.0}]]
+    drawn = ElementTree.fromstring(lines({"Acc": {"columns": ["", "one", "two"], "rows": rows}}, "latents"))
+    ys = [float(dot.get("cy")) for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
+    ticks = {text.text: float(text.get("y")) - 4 for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert ys[0] == ticks["100"]
+    assert ys[1] == pytest.approx(0.75 * ticks["0"] + 0.25 * ticks["100"], abs=0.2)
 
 
 def test_a_figure_has_a_line_and_a_dot_where_the_values_are():

@@ -158,7 +158,8 @@ class TrainedReasoner:
             unused = {REASONER} if solver.stopping == "threshold" else {REASONER, GATE}
             others = (solver.params.keys() - unused) | (solver.params[REASONER].keys() - {BACKBONE})
             if others:
-                logging.warning("%s: holds adapters alone, without the %s", target, ", ".join(sorted(others)))
+                said = ", ".join(sorted(others)).replace("_", " ")
+                logging.warning("%s: holds adapters alone, without the %s", target, said)
             return target
         replaces = replaced_by_export(target, overwrite, "give another directory, or overwrite=True")
         checkpoint, how = solver.setup.checkpoint, (solver.stopping, solver.rule)
