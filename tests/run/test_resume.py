@@ -214,7 +214,7 @@ def test_interrupted_anywhere(fake, whole, tmp_path, what):
 def _learning(every):
     """Phases of at most 14 and 10 steps, which end when the accuracies of three steps say so."""
     config = _config(checkpoint_every=every, stages=("imitate",))
-    config.imitate.update(cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2)
+    config.imitate.update(cot_steps=14, final_steps=10, stage_until=0.685, stage_least=2, no_thought=True)
     return config
 
 
@@ -231,14 +231,19 @@ def _learned():
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [_terminate, _crash])
 def test_stages_end_when_they_are_learned_wherever_the_run_is_cut(fake, monkeypatch, tmp_path, what):
-    """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there."""
+    """In the middle of a window, at the end of a stage and after it, and in the control, which goes on from there.
+
+    Without thoughts they end where they did with them, whatever is learned.
+    """
     monkeypatch.setattr(learned, "WINDOW", 3)
     fake["learns"] = True
     _run(tmp_path / "whole", _learning(100))
     assert _learned() == [11, 17]
-    assert fake["steps"] == [("imitate", n) for n in range(17 + 6)]
+    assert fake["steps"] == [("imitate", n) for n in (*range(17 + 6), *range(17))]
     rows = [(row["stage"], row["step"]) for row in rows_of(tmp_path / "whole")]
-    assert rows == [("imitate", n) for n in (3, 6, 9, 12, 15, 17)] + [("imitate_control", n) for n in (18, 21, 23)]
+    assert rows == [("imitate", n) for n in (3, 6, 9, 12, 15, 17)] + [("imitate_control", n) for n in (18, 21, 23)] + [
+        ("imitate_no_thought", n) for n in (3, 6, 9, 12, 15, 17)
+    ]
     for at in (0, 1, 6, 9, 10, 11, 12, 14, 16, 17, 20):
         fake.update(at=("imitate", at), what=what)
         with pytest.raises(SystemExit if what is _terminate else Crash):
