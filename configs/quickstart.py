@@ -1,7 +1,7 @@
 """The main job on an embedded default: from random weights to a latent reasoner trained with rewards, on two CPU cores.
 
 The task is chosen because depth decides on it: which of two ends does a chain of edges reach? Both lie equally deep, so
-that every edge has to be followed, one after the other. A model of two layers follows one edge surely by itself, and two
+that every edge has to be followed, one after the other. Two layers follow one edge surely by themselves, and two edges
 with a latent for each. So the report shows what latents are worth (against *no thought*, in the same steps), when the
 gate stops, and what rewards add.
 """
