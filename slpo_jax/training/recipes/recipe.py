@@ -45,7 +45,7 @@ class ImitateSettings:
             each is compiled.
         reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
         control: also imitate on for as many steps as reinforcement learning takes, as its control.
-        no_thought: also imitate without latents, in COCONUT's stages and where it has them their very steps, as a baseline.
+        no_thought: also imitate without latents, as a baseline: in COCONUT's stages, of their very steps where it has them.
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
     """
