@@ -45,7 +45,7 @@ class ImitateSettings:
             each is compiled.
         reset_optimizer: at the beginning of every stage; for iCoT, whenever a further token is dropped.
         control: also imitate on for as many steps as reinforcement learning takes, as its control.
-        no_thought: also imitate without latents, as a baseline: in COCONUT's stages, of their very steps where it has them.
+        no_thought: also imitate without latents, as a baseline, in COCONUT's stages and their very steps.
         lora: adapters instead of the whole reasoner.
         optimizer: of every stage.
     """
