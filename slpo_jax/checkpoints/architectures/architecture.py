@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+from slpo_jax.checkpoints.decoder import Decoder
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.checkpoints.weights import Weight
 from slpo_jax.config.bounds import check_fields
@@ -28,11 +29,15 @@ class Unwrapped(NamedTuple):
         model: the language model's under Hugging Face's names, LoRA adapters beside the weights that they are of.
         head: those of `Architecture.heads`, under their names there.
         original: they lie as the method's own program writes them, whose config and tokenizer are the base model's.
+        gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
+        decoder: SIM-CoT's decoder, if it is there and can be read.
     """
 
     model: dict[str, Stored]
     head: dict[str, Stored]
     original: bool = False
+    gate: dict[str, Stored] = {}  # noqa: RUF012 - a tuple's default, never written to
+    decoder: Decoder | None = None
 
 
 @dataclasses.dataclass(frozen=True)
