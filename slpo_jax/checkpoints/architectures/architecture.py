@@ -60,6 +60,7 @@ class Architecture(abc.ABC):
         tokens: special ones that its vocabulary needs, in the order of their ids.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
+        head_prefix: how their names begin in Hugging Face's layout; "" without any.
     """
 
     name: ClassVar[str]
@@ -75,6 +76,7 @@ class Architecture(abc.ABC):
     tokens: ClassVar[tuple[str, ...]] = ()
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
+    head_prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,7 +132,8 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor that it can't have.
         """
-        return None
+        head = {name: x for name, x in tensors.items() if cls.head_prefix and name.startswith(cls.head_prefix)}
+        return Unwrapped({name: x for name, x in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
     def drawn(cls, width: int, asked: ModelConfig = NO_SHAPES) -> Self:
