@@ -53,7 +53,7 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     """
     check_free(target)
     source = identity.source
-    gate = dataclasses.replace(config.gate, hidden=identity.gate)
+    gate = dataclasses.replace(config.gate, hidden=identity.gate_hidden or 0)
     checkpoint = find_checkpoint(dataclasses.replace(config, init=source, gate=gate), identity)
     if checkpoint.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")
