@@ -185,8 +185,8 @@ def _problems(
         raise UserError(f"{source}: holds no problems; give one with at least one")
     steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
     compared = _compared([each.answer or "" for _, each in raw], answers)
-    rows = zip(raw, steps, compared, strict=True)
-    read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in rows if answer)
+    found = zip(raw, steps, compared, strict=True)
+    read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
     lost = [place for place, answer in enumerate(compared) if not answer]
     read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
     for place in lost if all_numeric and answers == "numbers" else ():

@@ -115,14 +115,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "json",
-        "jsonl",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "directory", "directory of jsonl")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "directory", "directory of jsonl"])
 def test_published_layouts(tmp_path, name, kind):
     records, expected = LAYOUTS[name]
     if kind == "json":
