@@ -132,7 +132,7 @@ def test_files_that_are_broken(tmp_path, capfd, caplog):
     directory = write_set(tmp_path / "set", {"train": rows(1), "test": rows(2)})
     broken = tmp_path / "set" / "data" / "test-00000-of-00001.parquet"
     broken.write_bytes(whole[:-50])
-    assert _error(directory).startswith(f"{broken}: not a readable parquet file")
+    assert _error(directory, "test").startswith(f"{broken}: not a readable parquet file")
     write_jsonl(tmp_path / "lines" / "train.jsonl", rows(1))
     (tmp_path / "lines" / "train.jsonl").write_text('{"question": "Q?", "answer"')
     assert _error(str(tmp_path / "lines")).startswith(f"{tmp_path}/lines/train.jsonl, line 1: malformed JSON (")
@@ -149,7 +149,7 @@ def test_sets_without_a_problem(tmp_path):
     assert "set.parquet: holds no problems" in _error(str(tmp_path / "set.parquet"))
     directory = write_set(tmp_path / "set", {"train": rows(1), "test": []})
     parquet.write_table(empty, tmp_path / "set" / "data" / "test-00000-of-00001.parquet")
-    assert _error(directory, "test").startswith(f"{directory}: can't be loaded as a data set (")
+    assert _error(directory, "test") == f"{directory}: holds no problems; give one with at least one"
 
 
 def test_sources_that_name_nothing(tmp_path):
