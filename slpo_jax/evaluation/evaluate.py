@@ -79,7 +79,7 @@ class Evaluator:
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None, bool], Callable] = {}
+        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None, bool, bool], Callable] = {}
 
     def program(
         self,

@@ -303,7 +303,7 @@ FREE = {
     "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
-    "evaluate.save_latents", "evaluate.probed", "evaluate.rows_from", "evaluate.scorers", "evaluate.reward_model",
+    "evaluate.save_latents", "evaluate.probed", "evaluate.scorers", "evaluate.reward_model",
     "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "trackers",
 }  # fmt: skip
 
