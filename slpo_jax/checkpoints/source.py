@@ -29,7 +29,7 @@ from slpo_jax.checkpoints.tensors import Stored, open_tensors, read_start
 from slpo_jax.checkpoints.weights import EMBEDDING, check_tree, gate_weights
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.checksums import CHECKSUMS, edited
+from slpo_jax.io.artifact import CHECKSUMS, changed, read_checksums
 from slpo_jax.io.files import read_json
 from slpo_jax.io.hub import TEXTS, is_hub_id, snapshot
 from slpo_jax.io.workdir import StageFolder, Workdir
@@ -194,7 +194,9 @@ def open_checkpoint(init: str, base: str, lora_alpha: float | None, key: str = "
     model_folder = folder if own and folder else _base(base, path)
     with_tokenizer = _tokenizer_folder(folder, model_folder, base)
     described = read_description(folder) if folder else None
-    if folder and described and (others := edited(folder, ".json")):
+    written = read_checksums(folder) if folder and described else {}
+    texts = {name: value for name, value in written.items() if name.endswith(".json")}
+    if folder and (others := changed(folder, texts)):
         logging.warning("%s: %s changed since it was written, as its %s has it", folder, ", ".join(others), CHECKSUMS)
     tensors = _with_side_file(folder or path.parent, tensors, described)
     source = model_folder / descriptions.MODEL_FILE
