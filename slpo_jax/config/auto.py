@@ -141,7 +141,7 @@ def thought_of(measured: Measured) -> Choice:
     replaced = int(measured.or_given("imitate.max_latent_stage", replaced))
     most = max((1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1))
     most = measured.or_given("max_latents", most)
-    staged = "COCONUT's curriculum" if measured.architecture.default_recipe == "curriculum" else "imitation"
+    staged = "COCONUT's curriculum" if RECIPES[measured.architecture.default_recipe].has_ablation else "imitation"
     why = (
         f"nine of ten problems have up to {usual} steps; {staged} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
@@ -159,7 +159,7 @@ def thought_of(measured: Measured) -> Choice:
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
     """Of an architecture that is its own teacher: it needs a step that is written, and has no stages."""
     recipe = measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
-    if not hasattr(RECIPES[recipe], "last_step"):
+    if not RECIPES[recipe].has_teacher:
         return {}
     if not usual:
         return {"imitate.recipe": "curriculum"}
@@ -249,7 +249,7 @@ def _epochs(measured: Measured) -> dict[str, int]:
         return {"cot_steps": epochs["cot_steps"] + epochs["final_steps"]}
     if not _quantile(measured.steps, 0.9):
         return {"final_steps": epochs["final_steps"]}
-    staged = measured.architecture.default_recipe == "curriculum"
+    staged = RECIPES[measured.architecture.default_recipe].has_ablation
     return {key: count for key, count in epochs.items() if staged or key != "stage_steps"}
 
 

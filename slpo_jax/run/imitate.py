@@ -20,7 +20,7 @@ from slpo_jax.run.validate import check_answers
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, UNFINISHED
 from slpo_jax.training.checkpoint import StageCheckpoints
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, recipe_of
+from slpo_jax.training.recipes import ImitateSettings, Phase, Recipe, recipe_of, settings_class
 from slpo_jax.training.state import TrainState, init_optimizer, init_state, make_train_step
 
 
@@ -47,7 +47,7 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
             "solutions in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
         )
     for phase in plan:
-        needed = recipe.positions(chosen, phase)
+        needed = [positions for positions, *_ in recipe.needs(chosen, phase)]
         if max(needed) > most:
             raise UserError(
                 f"config.model.n_positions: {most} is less than the {max(needed)} positions of problem "
@@ -73,7 +73,7 @@ def planned(experiment: Experiment, stage: str) -> tuple[Recipe, list[Phase], li
     """
     config, recipe = _settings(experiment, stage), experiment.recipe
     if stage == NO_THOUGHT:
-        if recipe.name != "curriculum":
+        if not settings_class(recipe).has_ablation:
             raise UserError(
                 f"config.imitate.no_thought: True, but {recipe.name} has no stages that can do without latents; set it "
                 "to False"

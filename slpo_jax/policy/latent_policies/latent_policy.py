@@ -105,6 +105,11 @@ class LatentPolicySettings(abc.ABC):
         check_fields(self)
 
     @property
+    def mixed(self) -> int | None:
+        """How many tokens it mixes, always the likeliest, 0 being all; None where it draws."""
+        return None
+
+    @property
     def ended_by(self) -> tuple[str, int]:
         """For exports: the text of one token that ends a thought as the likeliest, "" is none; `LatentPolicy.least`."""
         return "", 0

@@ -13,6 +13,10 @@ from slpo_jax.policy.latent_policies.mixture import Kept
 class Soft(Kept):
     """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
 
+    @property
+    def mixed(self) -> int:
+        return min(filter(None, (self.top_k, self.most)), default=0)
+
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the mixture, which the gate sees too."""
 
