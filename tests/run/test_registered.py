@@ -218,7 +218,7 @@ def registries():
             "mine: .*Exact'> is no dataclass that extends LatentPolicySettings",
         ),
         (("reward", "mine", 1.0), "mine: 1.0 is no function"),
-        (("recipe", "icot", OBJECTIVES["exact"]), "'icot' is one of ours"),
+        (("recipe", "icot", RECIPES["icot"]), "'icot' is one of ours"),
         (("scorer", "mine", "likelihood"), "mine: 'likelihood' is no function"),
         (("recipe", "lora", OBJECTIVES["exact"]), "'lora' is a key of config.imitate"),
         (

@@ -18,7 +18,6 @@ from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.objectives import answer_only as answer_only_module
 from slpo_jax.training.objectives import pathwise as pathwise_module
 from slpo_jax.training.objectives import slpo as slpo_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
@@ -239,7 +238,7 @@ def _work(function, *arguments) -> float:
 @pytest.mark.slow
 def test_answer_only_has_one_pass_and_no_surrogate(frozen, monkeypatch):
     calls = []
-    monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
+    monkeypatch.setattr(slpo_module, "score", lambda *args: calls.append(args) or score(*args))
     keys = jax.tree.map(lambda x: x.squeeze(0), pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
 
     def of(objective):

@@ -194,7 +194,7 @@ class RecipeSettings(abc.ABC):
         mixes: whether it has earlier stages, for `config.imitate.mix`.
         has_ablation: whether its stages can do without latents (`config.imitate.no_thought`).
         label: what a report calls the reasoner that it leaves without a thought; "" goes by what is still written.
-        metrics: what it logs beside the loss, with what each is.
+        metrics: what it alone logs, with what each is.
     """
 
     uses_c_thought: ClassVar[bool] = True
