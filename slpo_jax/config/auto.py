@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.checkpoints.architectures import PLAIN, Architecture
-from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.policy.latent_policies import own_of
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
 
@@ -52,9 +52,7 @@ class Measured:
     @property
     def latent_policy(self) -> str:
         """The law of a thought that is this architecture's alone; "" where it has none."""
-        return next(
-            (name for name, law in LATENT_POLICIES.items() if law.of_architecture == self.architecture.name), ""
-        )
+        return own_of(self.architecture.name)
 
     @property
     def gated(self) -> bool:
