@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import slpo_jax
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, REASONERS
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.training.recipes import RECIPES
 
-PACKAGE, BUDGET = Path(slpo_jax.__file__).parent, Path(__file__).parent / "golden" / "house.json"
+HERE = Path(__file__).resolve().parent
+PACKAGE, BUDGET = HERE.parent / "slpo_jax", HERE / "golden" / "house.json"
 FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))}
 FLOORS = (
     {"errors", "stages", "version", "__version__", "config.bounds"}, {"io", "models", "rewards"}, {"data"}, {"policy"},

@@ -5,7 +5,14 @@ from typing import Any
 
 import flax.linen as nn
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import (
+    NO_PROMPT,
+    NO_SHAPES,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+    taken_apart,
+)
 from slpo_jax.checkpoints.weights import linear, norm, strip_all, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.templates import marked_template
@@ -98,13 +105,12 @@ class Codi(Architecture):
 
     @classmethod
     def unwrap(cls, tensors, source):
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith("projector.")}
         model = with_prefix(tensors, "codi.")
         if model:
             refuse_others(tensors, ("codi.", "prj."), cls.title, source)
             head = {_hugging_face_name(name, source): each for name, each in with_prefix(tensors, "prj.").items()}
             return Unwrapped(strip_all(model, "base_model.model."), head, original=True)
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
+        return taken_apart(tensors, "projector.")
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):

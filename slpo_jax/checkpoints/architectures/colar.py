@@ -4,13 +4,19 @@ The head is a Gaussian; of its checkpoints in Hugging Face's layout the mean alo
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped, refuse_others
+from slpo_jax.checkpoints.architectures.architecture import (
+    NO_PROMPT,
+    NO_SHAPES,
+    Architecture,
+    Unwrapped,
+    refuse_others,
+    taken_apart,
+)
 from slpo_jax.checkpoints.weights import linear, norm, with_prefix
 from slpo_jax.config.bounds import setting
 from slpo_jax.data.speed import MOST_SPEED, Asked
@@ -100,7 +106,6 @@ class Colar(Architecture):
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
     )
-    older: ClassVar[Mapping[str, Any]] = {"gaussian": False}
 
     @property
     def layers(self):
@@ -155,8 +160,7 @@ class Colar(Architecture):
             refuse_others(tensors, ("latent_policy.", "llm."), cls.title, source)
             head = {f"lt_head.{name}": tensor for name, tensor in policy.items()}
             return Unwrapped(with_prefix(tensors, "llm."), head, original=True)
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith("lt_head.")}
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
+        return taken_apart(tensors, "lt_head.")
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):

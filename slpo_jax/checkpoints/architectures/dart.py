@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, taken_apart
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.weights import Weight, linear
 from slpo_jax.config.bounds import setting
@@ -81,8 +81,7 @@ class Dart(Architecture):
 
     @classmethod
     def unwrap(cls, tensors, source):
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
+        return taken_apart(tensors, _PREFIX)
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):

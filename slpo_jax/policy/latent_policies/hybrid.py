@@ -90,11 +90,11 @@ class Hybrid(LatentPolicySettings):
         def log_prob(params, hidden_BLD, action):
             return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
 
-        return LatentPolicy(
+        return LatentPolicy.seen_as_fed(
+            gate,
+            draw,
+            feed,
             init=init,
-            draw=draw,
-            feed=feed,
-            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
             log_prob=log_prob,
             ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
             says=lambda params, action: action["token"],

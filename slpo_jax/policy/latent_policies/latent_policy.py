@@ -74,6 +74,15 @@ class LatentPolicy:
         """
         return last if self.halts is None else jnp.zeros_like(last)
 
+    @classmethod
+    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **own) -> Self:
+        """One without parameters of its own, whose gate sees what is fed, by default the action itself."""
+
+        def stop_logits(params, action, dropout=None):
+            return gate.logits(params, feed(params, action), dropout)
+
+        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | own)
+
     def not_halting(self) -> Self:
         """For thoughts of known length, as it is but that `halts` fires nowhere."""
 

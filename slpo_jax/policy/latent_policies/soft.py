@@ -23,10 +23,4 @@ class Soft(Kept):
         def draw(params, hidden_BLD, keys_BL=None):
             return self.mean(reasoner, params, hidden_BLD)
 
-        soft = LatentPolicy(
-            init=lambda key: {},
-            draw=draw,
-            feed=lambda params, inputs_BLD: inputs_BLD,
-            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
-        )
-        return ending_at(soft, self, reasoner)
+        return ending_at(LatentPolicy.seen_as_fed(gate, draw), self, reasoner)
