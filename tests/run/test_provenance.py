@@ -300,7 +300,8 @@ def test_a_file_that_is_no_step_is_none(run):
 # Of results: speed, memory and places alone; or what of it there is, told by what was done.
 FREE = {
     "stages", "log_every", "checkpoint_every", "max_skipped_steps", "stuck_after", "cpu_devices", "sharding.fsdp",
-    "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
+    "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "imitate.no_thought",
+    "cold_start.micro_batches",
     "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
     "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
     "evaluate.save_latents", "evaluate.probed", "evaluate.rows_from", "evaluate.scorers", "evaluate.reward_model",

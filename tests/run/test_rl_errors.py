@@ -233,8 +233,8 @@ CASES = {
     "no answer and no stop": (
         {"rl.objectives": ("answer_only",)}
         | {f"objective.answer_only.{name}_weight": 0.0 for name in ("answer", "stop")},
-        "config.objective.answer_only.answer_weight: 0",
-        "set it",
+        "config.objective.answer_only: all weights of its terms are 0",
+        "set one",
     ),
 }
 

@@ -291,8 +291,9 @@ def test_an_answer_s_likelihood_is_the_mean_over_the_passes(monkeypatch):
     said_KN, batch = jnp.arange(12.0).reshape(2, 6), types.SimpleNamespace(index=jnp.arange(2), prompts=None)
     monkeypatch.setattr(slpo_module, "score", lambda *_: types.SimpleNamespace(answer_log_prob=said_KN))
     objective, policy = OBJECTIVES["slpo"](passes=2), POLICY.having(max_latents=0, stopping="length")
-    _, terms = objective._loss(policy, None, None, batch, None, jnp.ones((2, 3)), KEY)
-    assert terms.answer.tolist() == [3, 4, 5, 6, 7, 8]
+    trajectories = types.SimpleNamespace(lengths=jnp.zeros(6))
+    found = objective.terms(policy, None, None, batch, trajectories, KEY)
+    assert {name: each.tolist() for name, each in found.items()} == {"answer_log_likelihood": [3, 4, 5, 6, 7, 8]}
 
 
 @pytest.mark.parametrize("scored", [0, 2])
