@@ -25,7 +25,6 @@ The defaults are the paper's (appendix A), or ours where it leaves a choice open
 command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -175,8 +174,7 @@ def objective_of(config: Config, name: str) -> Objective:
 
 def ends_at(config: Config) -> str:
     """The text that a thought ends where it comes; "" where there is none."""
-    found: str = getattr(config.latent_policy.selected, "end_text", "")
-    return found or config.prompt.closing
+    return config.latent_policy.selected.stop_token or config.prompt.closing
 
 
 def own_latents(config: Config) -> int:
@@ -201,13 +199,8 @@ def make_latent_policy(config: Config, token: Callable[[str], int], closing_ids:
     Raises:
         UserError: a text that should be one token is not.
     """
-    settings: Any = config.latent_policy.selected
-    if closing_ids and hasattr(settings, "halt_id"):
-        return dataclasses.replace(settings, halt_id=closing_ids[0])
-    if not getattr(settings, "end_text", ""):
-        return settings
     try:
-        return dataclasses.replace(settings, end_id=token(settings.end_text))
+        return config.latent_policy.selected.with_ids(token, closing_ids)
     except UserError as error:
         key = f"config.latent_policy.{config.latent_policy.name}.end_text"
         raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

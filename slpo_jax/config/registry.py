@@ -61,15 +61,15 @@ def register_recipe(name: str, settings: type) -> None:
     """Have `config.imitate.recipe` take a recipe under this name, with its section `config.imitate.NAME`.
 
     Args:
-        settings: a frozen dataclass; called, it makes the recipe, see `slpo_jax.training.recipes.RECIPES`.
+        settings: a `slpo_jax.training.recipes.RecipeSettings`.
     Raises:
         UserError: the name can't be used, or it is none.
     """
-    from slpo_jax.training.recipes import RECIPES, ImitateSettings
+    from slpo_jax.training.recipes import RECIPES, ImitateSettings, RecipeSettings
 
     if name in (taken := {field.name for field in dataclasses.fields(ImitateSettings)}):
         raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(taken)}")
-    _register(RECIPES, "recipe", name, settings, object)
+    _register(RECIPES, "recipe", name, settings, RecipeSettings)
 
 
 def register_scorer(name: str, scorer: Any) -> None:
@@ -102,8 +102,7 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
 
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
-        extends = "" if base is object else f" that extends {base.__name__}"
-        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass{extends}; give one")
+        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one")
     try:
         cls()
     except TypeError as error:

@@ -15,7 +15,6 @@ from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.policy.latent_policies.soft import Soft
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import CONTROL, EVALUATE, IMITATE, RL, SECTIONS, UNFINISHED
@@ -152,29 +151,14 @@ def _check_model(settings: Config, need: Any) -> None:
 
 
 def _check_imitation(config: Config, need: Any) -> None:
-    imitate, architecture, soft = config.imitate, architecture_of(config.reasoner), config.latent_policy.selected
-    name, own = imitate.recipe or architecture.default_recipe, imitate.c_thought * imitate.max_latent_stage
+    imitate, architecture = config.imitate, architecture_of(config.reasoner)
+    name = imitate.recipe or architecture.default_recipe
     need(
         imitate.c_thought == 0 or architecture.has_latents,
         f"imitate.c_thought: {imitate.c_thought} latents a step, but {config.reasoner} writes its steps; set it to 0",
     )
-    if getattr(RECIPES.get(name), "uses_c_thought", True):  # others' thoughts are as long as the steps are
-        need(
-            own <= config.max_latents,
-            f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
-        )
-        return
-    need(
-        config.max_latents or not imitate.final_steps,
-        f"max_latents: 0, but the recipe {name} trains thoughts; give 1 or more, or 0 for config.imitate.final_steps",
-    )
-    if name == "latent_sft" and isinstance(soft, Soft):
-        mixed, labels = min(filter(None, (soft.top_k, soft.most)), default=0), getattr(imitate, name).top_k
-        need(
-            mixed == labels,
-            f"imitate.latent_sft.top_k: {labels}, but config.latent_policy.{config.latent_policy.name} mixes "
-            f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same",
-        )
+    if name in RECIPES:  # else `recipe_of` says so
+        getattr(imitate, name).check(name, config)
 
 
 def _check_objectives(config: Config, need: Any) -> None:
