@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 from eval_files import write_eval
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
+from slpo_jax.cli.command import take_keys
 from slpo_jax.cli.commands import as_module
-from slpo_jax.cli.options import Data, with_config
 from slpo_jax.config import default_config, presets, validate
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.definitions import SCALARS
@@ -34,6 +33,7 @@ from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.run.derived import KEYS, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rl
@@ -153,15 +153,12 @@ def _as_module(words: list[str]) -> list[str]:
     return ["python", "-m", module, *arguments]
 
 
-def config_of(words: list[str], monkeypatch):
+def config_of(words: list[str]):
     """The checked config of a command's arguments, from the checkout's root."""
-    arguments = with_config(words[2:], Data({}, {}))
-    monkeypatch.setattr(sys, "argv", arguments)  # where config_flags looks for the keys that are given
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
-    flags.DEFINE_string("workdir", None, "", flag_values=values)
-    assert values(arguments) == ["slpo_jax.main"]
-    return validate.check(values.config)
+    rest, keys = take_keys(words[3:])
+    (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
+    assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
+    return validate.check(*requested(start, dict.fromkeys(KEYS, ""), {}, keys, texts=True))
 
 
 @of(PAGES)
@@ -173,7 +170,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
             words.remove(file)
-        config_of(words, monkeypatch)
+        config_of(words)
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
@@ -181,7 +178,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
 def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)
-    configs = [config_of(words, monkeypatch) for words in commands(METHODS) if "slpo_jax.main" in words]
+    configs = [config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words]
     ways = {str((config.reasoner, config.imitate, config.prompt)): config for config in configs}
     for i, config in enumerate(ways.values()):
         check_stages(build(config, tmp_path / str(i)))

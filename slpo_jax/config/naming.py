@@ -26,8 +26,8 @@ ARGUMENTS |= {f"--{name}": name for name in (*_ARGUMENTS.values(), "threshold", 
 READ = {"config.prompt.answers": "answers"}
 READ |= {f"config.data.fields.{field}": f"fields['{field}']" for field in ("question", "answer", "steps")}
 """Of `slpo_jax.read`."""
-_OF_TRAIN = ("--config.evaluate.thresholds", "--workdir")
-TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start"}
+_OF_TRAIN = ("--config.evaluate.thresholds", "--workdir", "--train", "--valid", "--base")
+TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start", "--test": "eval"}
 """Of `slpo_jax.train`, whose `config` takes keys as they are."""
 
 

@@ -100,7 +100,10 @@ def test_the_command_shows_the_first_problems(path):
     [
         ([], "error: PROBLEMS: give one source"),
         (["nowhere.csv"], "error: nowhere.csv: no such file; check the path"),
-        (["nowhere.csv", "--config.data.fields.foo=why"], "error: config.data.fields.foo: no such key; give question"),
+        (
+            ["nowhere.csv", "--config.data.fields.foo=why"],
+            "error: --config.data.fields: {'foo': 'why'} is not",
+        ),
         (["nowhere.csv", "--limit=-1"], "error: --limit=-1: is not valid; give"),
     ],
 )

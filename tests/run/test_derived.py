@@ -11,7 +11,6 @@ from small_run import run
 from tiny_folder import tiny_folder
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.cli.options import Data, with_config
 from slpo_jax.cli.smoke import smoke
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, buckets, choices
@@ -232,14 +231,6 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     assert report["eval"]["slpo"]["test"]["n"] == len(experiment.test_set("test")) == (20 if logical else 4)
     assert (tmp_path / "work" / "report.md").is_file()
     assert experiment.reward.on_device is not None
-
-
-def test_keys_that_are_set_come_after_the_config_that_has_them():
-    argv = with_config(["slpo", "--config.rl.steps=5"], Data({"train": "my.csv"}, {}))
-    assert argv[0] == "slpo"
-    assert argv[1].startswith("--config=")
-    assert argv[1].endswith("configs/own.py:")
-    assert argv[2:] == ["--config.rl.steps=5"]
 
 
 # What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.
