@@ -8,8 +8,9 @@ one run of a reasoner that more imitation would still improve, and its report sa
 `--config=configs/quickstart.py:colar` trains CoLaR instead, `:regular` ReGuLaR with a text encoder (docs/methods.md).
 """
 
+from _presets import colar_thought
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import colar_thought
 from slpo_jax.errors import UserError
 
 

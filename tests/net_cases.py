@@ -12,7 +12,7 @@ TINY = {
     "evaluate.limit": 3, "evaluate.seeds": 1, "evaluate.datasets": ("real",), "evaluate.thresholds": (0.5,),
     "evaluate.temperature": 1.0, "gate.enabled": False, "stages": ("imitate", "rl", "evaluate"),
     "prompt_slots": (32,), "model.n_positions": 64, "max_answer_tokens": 8, "imitate.final_latents": "published",
-    "rl.group": 4, "evaluate.watched": 1,
+    "rl.group": 4, "evaluate.probed": 1,
 }  # fmt: skip
 _GATED = {"gate.enabled": True, "stages": ("imitate", "cold_start", "rl", "latent_rm", "evaluate"),
           "latent_rm.thoughts": 4, "latent_rm.completions": 2, "latent_rm.batch_size": 2, "latent_rm.dropout": 0.9,

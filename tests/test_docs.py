@@ -20,10 +20,11 @@ from ml_collections import ConfigDict
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
+from configs._presets import SOFT_METHODS
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.cli.command import take_keys
 from slpo_jax.cli.commands import as_module
-from slpo_jax.config import default_config, presets, validate
+from slpo_jax.config import default_config, validate
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.evaluation.records import read_records
@@ -212,7 +213,7 @@ def test_other_commands_have_their_files_and_flags(page):
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *presets.SOFT_METHODS} - said
+    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *SOFT_METHODS} - said
 
 
 def test_reference_is_current(monkeypatch):

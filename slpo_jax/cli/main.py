@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
         )
     if _WORKDIR.value == "":
         raise UserError("--workdir: is empty; give a folder, or leave it out for runs/NAME of the config")
-    sources = {name: flags.FLAGS[name].value for name in ("train", "valid", "base")}
+    sources = {name: flags.FLAGS[name].value or "" for name in ("train", "valid", "base")}
     node, given = requested(_CONFIG.value, sources, _tests(), keys, texts=True)
     config = check(node, given)
     if _SMOKE.value:
@@ -87,7 +87,7 @@ def _workdir() -> Path:
 def _tests() -> dict[str, str]:
     """The sets of --test, by name."""
     found = dict[str, str]()
-    for given in flags.FLAGS["test"].value:
+    for given in flags.FLAGS["test"].value or ():
         named = re.fullmatch(r"([\w-]+)=(.+)", given, re.DOTALL)
         name, source = named.groups() if named else (re.sub(r"[^\w-]", "_", Path(given).stem), given)
         if name in found:

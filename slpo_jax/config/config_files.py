@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,12 @@ def read_config_file(given: str) -> ConfigDict:
         UserError: there is no such file, or it fails.
     """
     path, _, argument = find_config(given).partition(":")
+    beside = [str(Path(path).parent), str(shipped_folder())]  # which it may import from
     spec = importlib.util.spec_from_file_location(f"slpo_jax_config_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path[:0] = beside
     try:
         spec.loader.exec_module(module)
         config: Any = module.get_config(*[argument] * bool(argument))
@@ -67,6 +70,8 @@ def read_config_file(given: str) -> ConfigDict:
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
         raise UserError(f"--config={given}: {in_a_line(error)}; mend the file") from error
+    finally:
+        del sys.path[: len(beside)]
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config={given}: get_config returns no ConfigDict; begin with slpo_jax.config")
     return config

@@ -114,7 +114,7 @@ def test_every_key_has_a_range(key):
         ("config.imitate.dropout", 1.0, "below 1"),
         ("config.imitate.suffix_slots", (0,), "1 or more"),
         ("config.imitate.batch_size", 0, "1 or more"),
-        ("config.imitate.recipe", "icott", "curriculum, distil, icot"),
+        ("config.imitate.recipe", "icott", "distil, icot"),
         ("config.imitate.icot.tokens_per_epoch", 0, "1 or more"),
         ("config.imitate.icot.tokens_per_epoch", -8, "1 or more"),
         ("config.imitate.icot.all_from", 0, "1 or more"),
