@@ -25,6 +25,7 @@ from slpo_jax.checkpoints.architectures import ARCHITECTURES
 from slpo_jax.cli.command import take_keys
 from slpo_jax.cli.commands import as_module
 from slpo_jax.config import default_config, validate
+from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.evaluation.records import read_records
@@ -207,6 +208,8 @@ def test_other_commands_have_their_files_and_flags(page):
         sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
+            if flag in LOAD_OPTIONS:
+                continue
             quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
             assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
 

@@ -28,7 +28,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints and reports g
 _SMOKE = flags.DEFINE_bool("smoke", False, "A few steps of every stage and a report, in runs/NAME_smoke by default.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "One of several processes, as SLURM, Open MPI, .. say which.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where no such cluster says it.")
-_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.")
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many there are, with --coordinator.", lower_bound=1)
 _PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 
 
@@ -108,8 +108,6 @@ def _join() -> None:
             raise UserError("--coordinator: goes with --processes and --process; give all three, or --distributed")
         if not re.fullmatch(r".+:\d+", coordinator):
             raise UserError(f"--coordinator: {coordinator} is no HOST:PORT; give e.g. node1:1234")
-        if processes < 1:
-            raise UserError(f"--processes: {processes} is too few; give 1 or more")
         if not 0 <= process < processes:
             raise UserError(f"--process: {process} is none of the {processes}; count from 0")
         _check_port(int(coordinator.rpartition(":")[2]), listens=process == 0)

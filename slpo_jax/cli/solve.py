@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     with naming(FLAGS):
-        reasoner = reasoner_flags.load_requested(explain=values.explain)
+        reasoner = reasoner_flags.load_requested()
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:
         print(to_json(as_json(reasoner, solution, values.seed), ensure_ascii=False))
@@ -66,8 +66,7 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
-    reasoner_flags.define_flags(samples=0)
-    flags.DEFINE_bool("explain", False, "Say each latent in words, where the decoder of SIM-CoT was kept.")
+    reasoner_flags.define_flags(samples=0, explain=True)
     flags.adopt_module_key_flags(reasoner_flags)
     run_command(main, goes_on=False)
 

@@ -34,7 +34,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.config.sections import fill, section
+from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
@@ -144,21 +144,23 @@ def default_config() -> ConfigDict:
 
 
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
-    """What a config of `default_config`'s keys says; each section is checked, and nothing that spans several.
+    """What a config says, whose keys are some of `default_config`'s; nothing that spans several sections is checked.
 
     Raises:
         UserError: one line with the key and the remedy.
     """
-    objectives = {name: _objective(name, each) for name, each in node.get("objective", {}).items()}
-    return fill(Config, node, objective=objectives)
+    changes = dict(node.items())
+    if "objective" in changes:
+        changes["objective"] = {name: _objective(name, each) for name, each in changes["objective"].items()}
+    return changed(Config(), changes)
 
 
 def _objective(name: str, node: Mapping[str, Any]) -> Objective:
-    """The objective that a section describes, in which some keys may be left out."""
+    """The objective that a section describes."""
     key, kind = f"config.objective.{name}", node.get("kind") or name
     if kind not in OBJECTIVES:
         raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
-    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | dict(node.items()), key)
+    return changed(OBJECTIVES[kind](), node, key)
 
 
 def objective_of(config: Config, name: str) -> Objective:

@@ -248,10 +248,3 @@ def test_a_further_objective_that_is_none(name, node, said):
     config.objective[name] = ConfigDict(node)
     with pytest.raises(UserError, match=said):
         check(config)
-
-
-def test_a_missing_key_is_named():
-    tree = _good_config().to_dict()
-    del tree["imitate"]["lora"]["rank"]
-    with pytest.raises(UserError, match=r"^config\.imitate\.lora\.rank: missing config key; "):
-        check(ConfigDict(tree))

@@ -96,8 +96,8 @@ FLAGS = {
     ),
     "no process": (
         ["--coordinator=node1:1234", "--process=0", "--processes=0"],
-        "--processes: 0 is too few",
-        "1 or more",
+        "--processes=0: is not valid",
+        "a positive integer",
     ),
     "a port that there is none of": (
         ["--coordinator=node1:70000", "--process=0", "--processes=1"],
