@@ -152,6 +152,8 @@ def _as_module(words: list[str]) -> list[str]:
     if words[0] != "slpo":
         return words
     module, arguments = as_module(words[1:])
+    if module == "slpo_jax.main" and not arguments[0].startswith("-"):
+        arguments = [f"--config={arguments[0]}", *arguments[1:]]
     return ["python", "-m", module, *arguments]
 
 

@@ -116,6 +116,14 @@ def _out_of_memory(error: RuntimeError | MemoryError) -> str:
     )
 
 
+def with_first(flag: str, argv: list[str]) -> list[str]:
+    """The arguments that are no flags, without the first where that stands for a flag which isn't given."""
+    if argv[1:] and not flags.FLAGS[flag].value:
+        flags.FLAGS[flag].value = argv[1]
+        return [argv[0], *argv[2:]]
+    return argv
+
+
 def take_keys(argv: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
     """The arguments without keys of a config's section, and those as they are written, the last of each.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from slpo_jax.cli.command import parse_flags, run_command, take_keys
+from slpo_jax.cli.command import parse_flags, run_command, take_keys, with_first
 from slpo_jax.cli.smoke import compile_quickly, smoke
 from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
@@ -141,7 +141,7 @@ def _check_port(port: int, listens: bool) -> None:
 def _parse(argv: list[str]) -> list[str]:
     """What is no flag, and the config's keys; the header's first line is said before jax is imported."""
     rest, keys = take_keys(argv)
-    others = parse_flags(rest)
+    others = with_first("config", parse_flags(rest))
     if not _DISTRIBUTED.value and not _PROCESS.value:
         say_start(_workdir(), _CONFIG.value or "own")
     return [*others, *(f"--config.{key}={text}" for key, text in keys.items())]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from slpo_jax.cli import reasoner_flags
-from slpo_jax.cli.command import run_command
+from slpo_jax.cli.command import run_command, with_first
 from slpo_jax.config.naming import FLAGS, naming
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
@@ -47,7 +47,7 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
 
 def main(argv: list[str]) -> None:
     """The command, after its flags are parsed."""
-    values = flags.FLAGS
+    values, argv = flags.FLAGS, with_first("checkpoint", argv)
     if len(argv) < 2 and values.checkpoint:
         raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
