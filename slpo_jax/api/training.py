@@ -17,7 +17,6 @@ from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.derived import requested
-from slpo_jax.run.sources import check_sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,6 @@ def train(
     node, given = requested(start if isinstance(start, ConfigDict) else os.fspath(start), sources, tests, config or {})
     name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem or "own"
     checked, folder = check(node, given), Path(workdir or f"runs/{name}").expanduser()
-    check_sources(checked, folder)
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 

@@ -44,7 +44,6 @@ def main(argv: list[str]) -> None:
     # Here and below imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.config.validate import check
     from slpo_jax.run.derived import requested
-    from slpo_jax.run.sources import check_sources
 
     (_, *others), keys = take_keys(argv)
     if others:
@@ -61,7 +60,6 @@ def main(argv: list[str]) -> None:
         print(smoke(node, given) + apart, file=sys.stderr)
         config = check(node, given)
     workdir = _workdir()
-    check_sources(config, workdir)
     if _SMOKE.value:
         compile_quickly()
     set_up_jax(config.cpu_devices)

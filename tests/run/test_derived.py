@@ -333,7 +333,7 @@ def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
         (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
         (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
         (["--smoke=3"], "--smoke=3: takes no value; give --smoke, or leave it out; see --help"),
-        (["--processes=x"], "--processes=x: is not valid; give an integer; see --help"),
+        (["--processes=x"], "--processes=x: is not valid; give a positive integer; see --help"),
     ],
 )
 def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):
