@@ -157,7 +157,10 @@ def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
 
 def _objective(name: str, node: Mapping[str, Any]) -> Objective:
     """The objective that a section describes."""
-    key, kind = f"config.objective.{name}", node.get("kind") or name
+    key = f"config.objective.{name}"
+    if not isinstance(node, Mapping | ConfigDict):
+        raise UserError(f"{key}: {node!r} is not valid; give a section with keys of its own")
+    kind = node.get("kind") or name
     if kind not in OBJECTIVES:
         raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
     return changed(OBJECTIVES[kind](), node, key)
