@@ -47,7 +47,7 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.latent_rm import LatentRmConfig
-from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
@@ -176,6 +176,12 @@ def objective_of(config: Config, name: str) -> Objective:
         known, key = ", ".join(config.objective), f"config.objective.{name}"
         raise UserError(f"config.rl.objectives: {name!r} is unknown; use one of {known}, or add {key} with its kind")
     return config.objective[name]
+
+
+def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
+    """`config.rl` with what an objective has of its own instead."""
+    own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
+    return changed(rl, {key: value for name, key in own.items() if (value := getattr(objective, name))}, "config.rl")
 
 
 def ends_at(config: Config) -> str:
