@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -138,7 +139,7 @@ def load_solver(checkpoint: str, **asked: Any) -> Solver:
         "latents": rule if stopping == "length" else f"the threshold {rule}",
         "threshold": rule,
         "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
-    } | {name: functools.reduce(getattr, KEYS[name][-1].split("."), config) for name in _SET}
+    } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
     given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
     config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
     if options.latents is not None:
