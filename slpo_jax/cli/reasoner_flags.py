@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from absl import flags
 
@@ -20,7 +20,8 @@ def define_options(names: Collection[str]) -> None:
         if field.name not in names:
             continue
         kinds, limits = get_args(hints[field.name]) or (hints[field.name],), field.metadata["limits"]
-        what, bounds = (field.name, field.default, field.metadata["about"]), (limits.least, limits.most)
+        what: Any = (field.name, field.default, field.metadata["about"])
+        bounds = (limits.least, limits.most)
         if int in kinds:
             flags.DEFINE_integer(*what, *bounds)
         elif float in kinds:
