@@ -54,7 +54,7 @@ def register_reward(name: str, function: Callable[[str, str, str], float]) -> No
     """
     from slpo_jax.rewards.reward import REWARDS
 
-    _put_function(REWARDS, "reward", name, function)
+    _put(REWARDS, "reward", name, function, function)
 
 
 def register_recipe(name: str, settings: type) -> None:
@@ -83,8 +83,7 @@ def register_scorer(name: str, scorer: Any) -> None:
     from slpo_jax.policy.scorers import SCORERS, Scorer
 
     made = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
-    _check_function("scorer", name, made.score)
-    _put(SCORERS, "scorer", name, made)
+    _put(SCORERS, "scorer", name, made, made.score)
 
 
 def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
@@ -97,7 +96,7 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
     """
     from slpo_jax.training.trackers import TRACKERS
 
-    _put_function(TRACKERS, "tracker", name, start)
+    _put(TRACKERS, "tracker", name, start, start)
 
 
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
@@ -107,21 +106,13 @@ def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: typ
         cls()
     except TypeError as error:
         raise UserError(f"register_{what}: {name}: {in_a_line(error)}; give each field a default") from None
-    _put(registry, what, name, cls)
+    _put(registry, what, name, cls, cls)
 
 
-def _put_function(registry: MutableMapping[str, Any], what: str, name: str, function: Any) -> None:
-    _check_function(what, name, function)
-    _put(registry, what, name, function)
-
-
-def _check_function(what: str, name: str, function: Any) -> None:
+def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any, function: Any) -> None:
+    """A file may be read twice, and put what it registers in its own place."""
     if not callable(function):
         raise UserError(f"register_{what}: {name}: {function!r} is no function; give one")
-
-
-def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
-    """A file may be read twice, and put what it registers in its own place."""
     ours = _OURS.setdefault(id(registry), frozenset(registry))
     if name in ours:
         raise UserError(f"register_{what}: {name!r} is one of ours; use another name than {', '.join(sorted(ours))}")

@@ -8,7 +8,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.config.config import Config, objective_of, read_config
+from slpo_jax.config.config import Config, objective_of, read_config, rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
@@ -121,8 +121,8 @@ def _fewest_steps(settings: Config, stage: str) -> int:
         runs = [(sum(phases) if whole else min(phases, default=1), own.optimizer.schedule)]
     elif stage == RL:
         for objective in [objective_of(settings, name) for name in own.objectives]:
-            steps = (objective.steps or own.steps) * objective.updates_per_step
-            runs.append((steps, objective.schedule or own.optimizer.schedule))
+            rl = rl_of(own, objective)
+            runs.append((rl.steps * objective.updates_per_step, rl.optimizer.schedule))
     else:
         runs = [(own.steps, own.optimizer.schedule)]
     return min(steps - (schedule != "constant") for steps, schedule in runs)

@@ -3,7 +3,7 @@
 import jax
 from absl import logging
 
-from slpo_jax.config.config import Config
+from slpo_jax.config.config import Config, rl_of
 from slpo_jax.io import hosts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, RL, Stage, stage_of, wanted
@@ -41,9 +41,8 @@ def _steps(config: Config, stage: Stage) -> int:
     if stage.name == NO_THOUGHT:
         imitate = config.imitate
         return imitate.cot_steps + imitate.max_latent_stage * imitate.stage_steps + imitate.final_steps
-    own = config.objective[stage.name].steps if stage.section == RL else None
-    found: int = own or getattr(config, stage.section).steps
-    return found
+    own = rl_of(config.rl, config.objective[stage.name]) if stage.section == RL else getattr(config, stage.section)
+    return int(own.steps)
 
 
 def _ways(config: Config, stage: str) -> list[str]:

@@ -232,9 +232,11 @@ def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
 
 
 def test_a_file_may_be_read_again(registries, tmp_path):
-    (tmp_path / "own.py").write_text("import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n")
+    (tmp_path / "registers_mine.py").write_text(
+        "import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n"
+    )
     for _ in range(2):
-        read_registrations(str(tmp_path / "own.py"))
+        read_registrations(str(tmp_path / "registers_mine.py"))
     assert [*REWARDS] == ["correct", "mine"]
     (tmp_path / "bad.py").write_text("1 / 0\n")
     (tmp_path / "quits.py").write_text("raise SystemExit(0)\n")
@@ -245,4 +247,4 @@ def test_a_file_may_be_read_again(registries, tmp_path):
     ):  # fmt: skip
         with pytest.raises(UserError, match=rf"^--register={tmp_path / name}: {fault}"):
             read_registrations(str(tmp_path / name))
-    assert importlib.util.find_spec("own") is None
+    assert importlib.util.find_spec("registers_mine") is None
