@@ -31,6 +31,7 @@ from slpo_jax.config.bounds import setting
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RecipeSettings
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(OBJECTIVES["answer_only"]):
