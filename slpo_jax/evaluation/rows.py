@@ -112,8 +112,10 @@ def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     """
     trained = digest(dict(row.settings))
     known = artifact.value_of(stage.rule, trained) or {}
-    if (alike and len(row.rules) > 1) or (not known.get("alike") and (alike or row.stopping == "threshold")):
-        artifact.write(stage.rule, trained, {"stopping": row.stopping, "rule": row.rule, "alike": alike})
+    told = {"stopping": row.stopping, "rule": row.rule, "alike": alike}
+    takes = (alike and len(row.rules) > 1) or (not known.get("alike") and (alike or row.stopping == "threshold"))
+    if takes and told != known:
+        artifact.write(stage.rule, trained, told)
 
 
 def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
