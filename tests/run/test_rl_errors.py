@@ -99,6 +99,7 @@ def test_some_references_of_an_evaluated_set_that_are_cut_are_counted(warnings):
     [
         *SECTIONS,
         "imitate_control",
+        "imitate_no_thought",
         "imitate_fixed_tmax",
         "cold_start_best",
         "slpo_best",
