@@ -33,15 +33,10 @@ def newest_checkpoint(source: str) -> str:
         return source
     # Of several objectives the one that the run's config names last, and before others that an earlier config named.
     named = read_json(workdir.config, default={}).get(RL, {}).get("objectives", ())
-    for stage in (*reversed(named), *_objectives(workdir), COLD_START, IMITATE):
+    for stage in (*reversed(named), *workdir.finished_objectives(), COLD_START, IMITATE):
         if is_checkpoint(workdir.stage(stage).path):
             return str(workdir.stage(stage).path)
     raise UserError(f"config.init: {source} is a workdir without a checkpoint; run a stage, or give another")
-
-
-def _objectives(workdir: Workdir) -> list[str]:
-    """The objectives that there are checkpoints of."""
-    return [name for name in workdir.finished_stages() if workdir.stage(name).is_objective]
 
 
 def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Identity:

@@ -231,6 +231,10 @@ class Workdir:
         """The stages that were run to their end, by name."""
         return sorted(path.name for path in self.checkpoints.glob("*") if StageFolder(path).is_finished)
 
+    def finished_objectives(self) -> list[str]:
+        """Those of them that the stage rl made."""
+        return [name for name in self.finished_stages() if self.stage(name).is_objective]
+
     @property
     def labels(self) -> Path:
         """Folder of the labels that the stage latent_rm is trained on."""

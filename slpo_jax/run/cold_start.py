@@ -4,7 +4,7 @@ import dataclasses
 
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.stage import prompted_batches, starting_params
-from slpo_jax.run.validation import Validation, train_validated
+from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training import cold_start
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
@@ -31,4 +31,4 @@ def train(experiment: Experiment, stage: str) -> None:
     how = (optimizer, trained, experiment.layout, stage, config.micro_batches)
     step_fn = make_train_step(loss_fn, *how, schedule=make_schedule(optimizer_config))
     validation = Validation(config.steps, config.evaluate_every, config.patience)
-    train_validated(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)
+    train_stage(experiment, stage, state, step_fn, prompted_batches(experiment, config, config.steps), validation)

@@ -42,7 +42,7 @@ class _Checkpoints:
     def __call__(self, stage: str) -> Params:
         if stage != self._stage:
             self._params = {}  # the other's, whose memory is needed
-            self._params = stage_params(self._experiment, stage) if stage else self._experiment.initial_params()
+            self._params = stage_params(self._experiment, stage)
             self._stage = stage
         return self._params
 

@@ -77,9 +77,7 @@ def check_labels(experiment: Experiment, before: str, params: Params | None = No
     config, folder = experiment.config, experiment.workdir.labels
 
     def load():
-        if params is not None:
-            return params
-        return stage_params(experiment, before) if before else experiment.initial_params()
+        return stage_params(experiment, before) if params is None else params
 
     facts = {f"latent_rm.{name}": getattr(config.latent_rm, name) for name in _OWN}
     facts |= flatten(as_json(values(config, ("model", "rollouts"))))

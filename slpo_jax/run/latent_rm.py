@@ -16,8 +16,8 @@ from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
-from slpo_jax.run.stage import Params, close_stage, open_stage, starting_params
-from slpo_jax.run.validation import Validation, train_validated
+from slpo_jax.run.stage import Params, starting_params
+from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.training.latent_rm import LabelledBatch, make_loss
 from slpo_jax.training.optimizer import make_optimizer, make_schedule
 from slpo_jax.training.state import init_state, make_train_step
@@ -92,11 +92,6 @@ def train(experiment: Experiment, stage: str) -> None:
         rows = batch_indices(experiment.config.seed, step, len(labels.problems), config.batch_size)
         return _batch(experiment, experiment.train, labels, rows)
 
-    if every:
-        train_validated(experiment, stage, state, step_fn, batch, Validation(config.steps, every, accuracy=accuracy))
-        return
-    if config.evaluate_every:
+    if config.evaluate_every and not every:
         logging.warning("%s: config.data.valid is not set, so the last step's model is kept, not the best", stage)
-    run, state, _ = open_stage(experiment, stage, state, config.steps)
-    state = run.advance(state, step_fn, batch, config.steps)
-    close_stage(experiment, stage, run, state)
+    train_stage(experiment, stage, state, step_fn, batch, Validation(config.steps, every, accuracy=accuracy))

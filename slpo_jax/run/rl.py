@@ -17,8 +17,8 @@ from slpo_jax.policy.policy import Policy, Stopping
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.run import adapters
 from slpo_jax.run.experiment import Experiment, Setup
-from slpo_jax.run.stage import close_stage, note_finished, open_stage, prompted_batches, starting_params
-from slpo_jax.run.validation import Validation, train_validated
+from slpo_jax.run.stage import note_finished, prompted_batches, starting_params
+from slpo_jax.run.validation import Validation, train_stage
 from slpo_jax.stages import RL
 from slpo_jax.training.dynamic import Drawing
 from slpo_jax.training.objectives import Objective
@@ -82,12 +82,7 @@ def train(experiment: Experiment, name: str) -> None:
     batch = prompted_batches(experiment, config, steps, objective.needs_answers)
     drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
     step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
-    if config.evaluate_every:
-        train_validated(experiment, name, state, step_fn, batch, Validation(steps, config.evaluate_every))
-        return
-    run, state, _ = open_stage(experiment, name, state, steps)
-    state = run.advance(state, step_fn, batch, steps)
-    close_stage(experiment, name, run, state)
+    train_stage(experiment, name, state, step_fn, batch, Validation(steps, config.evaluate_every))
 
 
 def make_objective(experiment: Setup, name: str) -> Objective:

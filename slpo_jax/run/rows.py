@@ -35,43 +35,42 @@ def rows(experiment: Experiment, planned: bool = False) -> list[Row]:
     own, total, gated = own_latents(config), config.max_latents, bool(config.gate.enabled)
     by_steps = config.imitate.final_latents == "steps"  # no number is right for all problems
     lengths = tuple(range(1, total + 1)) if by_steps else (own,)
-    by_gate: dict[str, Any] = dict(stopping="length", rules=(total,))
+    by_gate: dict[str, Any] = {"stopping": "length", "rules": (total,)}
     if gated:
-        by_gate = dict(stopping="threshold", rules=tuple(config.evaluate.thresholds), gated=True)
-    # Without a gate there is no cold start, and imitation itself is what an objective starts from.
-    before = () if gated else ("imitate",)
-    found = []
+        by_gate = {"stopping": "threshold", "rules": tuple(config.evaluate.thresholds), "gated": True}
+    found = list[Row]()
+
+    def add(name: str, label: str, place: int, about: str, **more: Any) -> None:
+        found.append(Row(name, label, place, about=about, **{"stage": name} | more))
+
     if NO_THOUGHT in stages:
-        about = "Imitation in as many stages and steps, without latents."
-        found.append(Row(NO_THOUGHT, "no thought", -1, stage=NO_THOUGHT, rules=(0,), about=about))
+        add(NO_THOUGHT, "no thought", -1, "Imitation in as many stages and steps, without latents.", rules=(0,))
     if "imitate" in stages:
-        imitated = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
-        label, about = _imitation(config), "Imitation, as it ended."
-        found.append(Row("imitate", label, 0, rules=lengths, about=about, **imitated))  # type: ignore[arg-type]
+        imitated: dict[str, Any] = {"stage": "imitate", "fixed": True, "baselines": (NO_THOUGHT,)}
+        add("imitate", _imitation(config), 0, "Imitation, as it ended.", rules=lengths, **imitated)
         if total and not by_steps and not (own == total and ends_at(config)):  # or the two would be one
-            imitated["about"] = "Imitation, with as many latents as there may be at most."
-            longest = Row("imitate_fixed_tmax", "imitation, fixed T_max", 1, rules=(total,), **imitated)  # type: ignore[arg-type]
-            found.append(longest)
+            about = "Imitation, with as many latents as there may be at most."
+            add("imitate_fixed_tmax", "imitation, fixed T_max", 1, about, rules=(total,), **imitated)
     if "imitate_control" in stages:
+        about = "Imitation for as many further steps as an objective takes: more training without rewards."
         rules = tuple(sorted({*lengths, total}))
-        control = dict(stage="imitate_control", rules=rules, baselines=("imitate",))
-        control["about"] = "Imitation for as many further steps as an objective takes: more training without rewards."
-        found.append(Row("imitate_control", "imitation control", 2, **control))  # type: ignore[arg-type]
+        add("imitate_control", "imitation control", 2, about, rules=rules, baselines=("imitate",))
     if "cold_start" in stages:
         about = "Imitation's reasoner with the trained gate: where the objectives start."
-        cold = dict(stage="cold_start", baselines=(BEST_FIXED,), about=about)
-        found.append(Row("cold_start", "cold gate", 3, **cold, **by_gate))  # type: ignore[arg-type]
+        add("cold_start", "cold gate", 3, about, baselines=(BEST_FIXED,), **by_gate)
+    # Without a gate there is no cold start, and imitation itself is what an objective starts from.
+    before = () if gated else ("imitate",)
     objectives = _objectives(experiment, planned)
-    for place, name in enumerate(objectives):
-        baselines = (*objectives[:place], "cold_start", "imitate_control", *before, BEST_FIXED)
+    for place, name in enumerate(objectives, start=_FIRST_OBJECTIVE):
+        baselines = (*objectives[: place - _FIRST_OBJECTIVE], "cold_start", "imitate_control", *before, BEST_FIXED)
         label = (OBJECTIVES[name].label if name in OBJECTIVES else "") or name.replace("_", " ")
-        own_facts = dict(stage=name, baselines=baselines, about=f"What the objective {name} trained.")
-        found.append(Row(name, label, _FIRST_OBJECTIVE + place, **own_facts, **by_gate))  # type: ignore[arg-type]
-    if not found and not config.init:
-        raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
-    label = f"checkpoint {_short(config.init)}"
-    about = "The checkpoint that config.init names."
-    return found or [Row("checkpoint", label, _FIRST_OBJECTIVE, baselines=before, about=about, **by_gate)]
+        add(name, label, place, f"What the objective {name} trained.", baselines=baselines, **by_gate)
+    if not found:
+        if not config.init:
+            raise UserError(f"config.init: {workdir} holds no finished stage to evaluate; give a checkpoint")
+        about, by_gate = "The checkpoint that config.init names.", by_gate | {"stage": "", "baselines": before}
+        add("checkpoint", f"checkpoint {_short(config.init)}", _FIRST_OBJECTIVE, about, **by_gate)
+    return found
 
 
 def trained_with(experiment: Experiment, stage: str) -> dict[str, Any]:
@@ -93,10 +92,8 @@ def reported_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _objectives(experiment: Experiment, planned: bool) -> list[str]:
     """The checkpoints that the stage rl left (or will leave), in config's order, then any others by name."""
-    config, workdir = experiment.config, experiment.workdir
-    named = list(config.rl.objectives)
-    found = {name for name in workdir.finished_stages() if workdir.stage(name).is_objective}
-    if planned and "rl" in config.stages:
+    named, found = list(experiment.config.rl.objectives), set(experiment.workdir.finished_objectives())
+    if planned and "rl" in experiment.config.stages:
         found.update(named)
     return [name for name in named if name in found] + sorted(found.difference(named))
 

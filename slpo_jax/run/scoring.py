@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import logging
@@ -58,9 +57,8 @@ def _say_of_others(experiment: Experiment) -> None:
     labels = artifact.read(manifest_of(Workdir(Path(source).parent.parent).labels))
     judged = labels and labels.facts["checkpoint"]
     stages = [stage for stage in experiment.workdir.finished_stages() if stage != PART]
-    loads: dict[str, Any] = {stage: functools.partial(stage_params, experiment, stage) for stage in stages}
-    if experiment.config.init:
-        loads[""] = experiment.initial_params
+    stages += [""] * bool(experiment.config.init)
+    loads = {stage: functools.partial(stage_params, experiment, stage) for stage in stages}
     if judged and loads and judged not in [checkpoint_digest(experiment, *each) for each in loads.items()]:
         logging.warning(
             "config.evaluate.reward_model: %s judged thoughts of another checkpoint than this run's; what it says of "

@@ -22,15 +22,16 @@ Params = dict[str, Any]
 
 
 def stage_params(experiment: Experiment, stage: str) -> Params:
-    """The parameters that a finished stage left."""
+    """The parameters that a finished stage left; of "" those of `config.init`, else random ones."""
+    if not stage:
+        return experiment.initial_params()
     path = experiment.workdir.stage(stage).path
     return load_params(path, experiment.abstract_params(stored_params(path)))
 
 
 def starting_params(experiment: Experiment, stage: str) -> Params:
     """Where a stage starts: what the stage before it left, else `config.init`, else random."""
-    before = starting_stage(experiment, stage)
-    return stage_params(experiment, before) if before else experiment.initial_params()
+    return stage_params(experiment, starting_stage(experiment, stage))
 
 
 def open_stage(

@@ -24,7 +24,8 @@ class Validation:
 
     Attributes:
         steps: of the stage, at most.
-        every: steps between validations; there is one after the last step too.
+        every: steps between validations; there is one after the last step too. 0: none, and the last step's parameters
+            are kept.
         patience: validations without a better one before the stage ends; None: it takes all its steps.
         accuracy: parameters -> the share of validation problems that they are right on; None is the reasoner's.
     """
@@ -35,7 +36,7 @@ class Validation:
     accuracy: Callable[[Any], float] | None = None
 
 
-def train_validated(
+def train_stage(
     experiment: Experiment,
     stage: str,
     state: TrainState,
@@ -43,7 +44,7 @@ def train_validated(
     batch: Callable[[int], Any],
     validation: Validation,
 ) -> None:
-    """Train a stage, and leave it with the parameters of its best validation, the earlier ones on a tie.
+    """Train a stage, and leave it with the parameters of its best validation, if any, the earlier ones on a tie.
 
     Args:
         stage: its name; the best parameters lie in `STAGE_best`.
@@ -51,6 +52,9 @@ def train_validated(
         batch: step -> batch.
     """
     run, state, best = open_stage(experiment, stage, state, validation.steps)
+    if not validation.every:
+        close_stage(experiment, stage, run, run.advance(state, step_fn, batch, validation.steps))
+        return
     folder = experiment.workdir.best(stage).path
     if not best:  # a first step: what another try left there is not this one's
         if hosts.is_first():
