@@ -58,7 +58,7 @@ def _run(arguments: list[str]) -> int | None:
     module = importlib.import_module(name)
     sys.modules["__main__"].__doc__ = module.__doc__  # what absl's --help shows
     sys.argv = [f"slpo {command}", *arguments]
-    run: Callable[[], int | None] = module.main if command == "report" else module.run
+    run: Callable[[], int | None] = module.run
     return run()
 
 

@@ -1,6 +1,7 @@
 """Batched evaluation of one checkpoint on one problem set: greedy accuracy, samples under noise."""
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -79,9 +80,9 @@ class Evaluator:
         self.policy, self.mesh = policy, mesh
         self.batch_size = -(-batch_size // mesh.size) * mesh.size
         self.prompt_slots, self.key = tuple(sorted(prompt_slots)), key
-        self._programs: dict[tuple[bool, Stopping, bool, bool, Reads | None, bool, bool], Callable] = {}
+        self.program = functools.cache(self._program)
 
-    def program(
+    def _program(
         self,
         noisy: bool,
         stopping: Stopping,
@@ -92,9 +93,6 @@ class Evaluator:
         thinks: bool = True,
     ) -> Callable:
         """(params, prompts, index_N, sample_N, real_N, key, rule_N) -> `Completions.values`."""
-        mode = (noisy, stopping, keep_latents, probed, reads, searched, thinks)
-        if mode in self._programs:
-            return self._programs[mode]
         policy = (self.policy if noisy else self.policy.without_noise()).having(stopping=stopping)
         policy = policy if thinks else policy.having(max_latents=0)
 
@@ -116,16 +114,8 @@ class Evaluator:
                 values |= {name: _scored(name, policy, params, prompts, out) for name in self.scorers}
             return values
 
-        self._programs[mode] = jax.jit(
-            jax.shard_map(
-                local,
-                mesh=self.mesh,
-                in_specs=(EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS),
-                out_specs=ROWS,
-                check_vma=False,
-            )
-        )
-        return self._programs[mode]
+        specs = (EVERYWHERE, ROWS, ROWS, ROWS, ROWS, EVERYWHERE, ROWS)
+        return jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=specs, out_specs=ROWS, check_vma=False))
 
     def batches(self, problems: EncodedProblems, count: int, samples: int) -> Iterator[RolloutBatch]:
         """`rollout_batches` of this evaluator's sizes."""
