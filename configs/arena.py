@@ -9,8 +9,10 @@ With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` an
 alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
 """
 
+from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
+from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
 
 LATENTS = 3  # no problem has more steps

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from runs import Run, Table
 
+from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report import write_report
@@ -99,8 +99,7 @@ def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -
 
 def load_config(name: str) -> ConfigDict:
     """What a run's config says: PATH or PATH:ARGUMENT."""
-    path, _, argument = name.partition(":")
-    return runpy.run_path(str(ROOT / path))["get_config"](*filter(None, [argument]))
+    return read_config_file(str(ROOT / name))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from absl import logging
 from slpo_jax.config.bounds import FieldError, check_fields, setting
 from slpo_jax.data.choices import with_labels
 from slpo_jax.data.dataset_rows import Role, dataset_rows
-from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows, no_such_file
+from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.given import given_rows
 from slpo_jax.data.problem import Problem, Problems, Reading
@@ -69,17 +69,6 @@ class DataConfig(_Tasks):
     def of_task(self, source: Any) -> Any:
         """How a generated source is made; None of others."""
         return getattr(self, task_of(source), None) if task_of(source) else None
-
-
-def check_source(source: str) -> None:
-    """See that the file is there, if a source is one, without reading it.
-
-    Raises:
-        UserError: it isn't.
-    """
-    path = Path(_whole(source)).expanduser()
-    if path.suffix.lower() in FILE_READERS and not path.exists():
-        raise no_such_file(path)
 
 
 def is_at_hand(source: str) -> bool:

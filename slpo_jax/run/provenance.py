@@ -14,8 +14,8 @@ from typing import Any
 from slpo_jax.checkpoints.adapters import adapter_file
 from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.source import locate
-from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.config import Config, rl_of
+from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
@@ -26,7 +26,6 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.stages import CONTROL, IMITATE, LATENT_RM, RL, SECTIONS, UNFINISHED, USUAL_START, stage_of
-from slpo_jax.training.objectives import OPTIMIZER_KEYS
 from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
@@ -47,13 +46,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         del facts["latent_policy"]
     facts["stage"] = section
     if section == RL:
-        objective = config.objective[stage]
-        own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-        changes = {key: value for name, key in own.items() if (value := getattr(objective, name))}
-        facts |= {
-            "objective": {stage: every["objective"][stage]},
-            "rl": values(changed(config.rl, changes, "config.rl"), _TRAINED),
-        }
+        rl = rl_of(config.rl, config.objective[stage])
+        facts |= {"objective": {stage: every["objective"][stage]}, "rl": values(rl, _TRAINED)}
     else:
         unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
         facts[section] = {key: value for key, value in every[section].items() if key not in unused}

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from small_run import load_config
 
 from slpo_jax.config import read_config
-from slpo_jax.config.sections import fill
+from slpo_jax.config.sections import changed
 from slpo_jax.data import dataset_rows
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.problems import load_problems
@@ -221,7 +221,7 @@ def test_hub_ids_go_to_the_library_with_config_and_split(tmp_path, monkeypatch):
 
 def test_config_keys_take_their_own_split(tmp_path):
     config = load_config()
-    synthetic = fill(SyntheticConfig, config.data.synthetic)
+    synthetic = changed(SyntheticConfig(), config.data.synthetic)
     train, other = synthetic_problems("train", synthetic)[:5], synthetic_problems("test", synthetic)
     splits = {"train": train, "validation": train[2:3], "test": other[:2], "extra": other[2:5]}
     source = write_set(tmp_path / "set", {name: [vars(problem) for problem in split] for name, split in splits.items()})

@@ -211,8 +211,6 @@ def test_text_is_the_question_and_what_is_written_after_it():
     prompt = problems.prompts[0]
     assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
     assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
-    tokens, valid = problems.before_suffix([0], (len(prompt),))
-    assert tokens[0, valid[0]].tolist() == prompt[:-1]
 
 
 @pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])

@@ -304,12 +304,10 @@ def test_view_opens_the_page(tmp_path, monkeypatch, capsys):
     write_eval(tmp_path / "run", "slpo", "alpha", [1, 0])
     page = tmp_path / "run" / "report.html"
     for asked in (tmp_path / "run", page):
-        assert view.run([str(asked)]) == 0
+        view.main(["view", str(asked)])
         assert capsys.readouterr().out == f"{page}\n"
     assert opened == [page.as_uri()] * 2
     (tmp_path / "empty").mkdir()
     for folder, said in (("empty", "run the evaluate stage first"), ("gone", "no such run")):
         with pytest.raises(UserError, match=said):
             view.view(tmp_path / folder)
-    assert view.run([str(tmp_path / "gone")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'gone'}: ")

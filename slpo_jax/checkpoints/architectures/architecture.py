@@ -52,7 +52,6 @@ class Architecture(abc.ABC):
         default_recipe: how it is trained on written solutions.
         not_taught_by: recipes of ours that train no thought of its.
         prompt_keys: of `config.prompt`, what its texts go by; all go by `answers` being texts.
-        older: fields that older folders of ours don't have, with what they were.
         needs_words: whether single bytes can't be its tokens.
         has_latents: whether it feeds vectors of its own; one that doesn't speaks as its language model does.
         has_gate: whether it may have a stopping gate.
@@ -68,7 +67,6 @@ class Architecture(abc.ABC):
     default_recipe: ClassVar[str] = "curriculum"
     not_taught_by: ClassVar[tuple[str, ...]] = ()
     prompt_keys: ClassVar[tuple[str, ...]] = ()
-    older: ClassVar[Mapping[str, Any]] = {}
     needs_words: ClassVar[bool] = False
     has_latents: ClassVar[bool] = True
     has_gate: ClassVar[bool] = True

@@ -4,8 +4,7 @@ The head is a Gaussian; of its checkpoints in Hugging Face's layout the mean alo
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -101,7 +100,6 @@ class Colar(Architecture):
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
     )
-    older: ClassVar[Mapping[str, Any]] = {"gaussian": False}
 
     @property
     def layers(self):
