@@ -388,6 +388,7 @@ def test_example_of_an_architecture(example):
     damped = example("damped").Damped(factor=0.25)
     hidden_BLD = np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
     np.testing.assert_allclose(damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD)
+    assert damped.layers == (("scale", 0.25),)  # by which exports think in PyTorch
     assert damped.unwrap({}, "") is None
 
 

@@ -77,6 +77,7 @@ class Compression(RecipeSettings):
 
     uses_c_thought = False
     metrics: ClassVar = {
+        "answered": "share of answers that are right after the true thought, which isn't the head's.",
         "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
         "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     }
@@ -148,19 +149,19 @@ def chunk_loss(
     asked_BL = batch.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, asked_BL, likeliest=True)
     said = total = -jnp.sum(log_probs_BL * batch.weights)
-    # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-    judged_BL = asked_BL & jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
-    right_B = jnp.all((likeliest_BL == batch.targets) | ~judged_BL, axis=1)
-    rows = jnp.float32(right_B.shape[0])
-    metrics = {"accuracy": (right_B.sum(), rows)}
-    if batch.predicted is not None:
+    wrong_BL, rows = (likeliest_BL != batch.targets) & asked_BL, jnp.float32(batch.index.shape[0])
+    if batch.predicted is None:
+        metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
+    else:
+        # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
+        wrong_BL &= jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
         aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
         losses_BS = _latent_losses(law, aims_BSD, noise.draw_keys(keys_B, slots_S), latent_loss)
         latent = jnp.sum(losses_BS * batch.predicted)
         total = said + latent_weight * latent
-        metrics |= {"said": (said, rows), "latent": (latent, rows)}
+        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (said, rows), "latent": (latent, rows)}
     return total, metrics | {"loss": (total, rows)}, None
 
 

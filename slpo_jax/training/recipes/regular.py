@@ -23,7 +23,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
 from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes.colar import ChunkBatch, chunk_loss, chunked, pooled
+from slpo_jax.training.recipes.colar import ChunkBatch, Compression, chunk_loss, chunked, pooled
 from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe, RecipeSettings
 
 PROJECTOR = "step_projector"
@@ -38,6 +38,7 @@ class StepPerLatent(RecipeSettings):
     """
 
     uses_c_thought = False
+    metrics = Compression.metrics
 
     latent_weight: float = setting(1.0, least=0)
 
