@@ -41,19 +41,22 @@ class LlamaConfig:
     """Shapes of a Llama, in units of parameters' axes; the defaults are Llama 3.2 1B.
 
     Attributes:
+        model_type: Hugging Face's name of such models.
+        qkv_bias: queries, keys and values have biases.
         n_kv_head: heads of keys and values, each shared by n_head / n_kv_head consecutive query heads.
         head_dim: Dh, the width of a head.
         n_inner: width of the feed-forward layer.
         rope_theta: base of the rotary frequencies.
         rope_scaling: None for the plain ones.
-        qkv_bias: queries, keys and values have biases.
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
         scan_layers: layers are a loop over one block, which is compiled once.
     """
 
+    model_type: ClassVar = "llama"
     title: ClassVar = "Llama"
+    qkv_bias: ClassVar = False
     dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
 
     vocab_size: int = 128256
@@ -67,7 +70,6 @@ class LlamaConfig:
     norm_epsilon: float = 1e-5
     rope_theta: float = 500000.0
     rope_scaling: RopeScaling | None = RopeScaling()
-    qkv_bias: bool = False
     tied: bool = True
     dtype: Any = jnp.float32
     remat: bool = False
@@ -80,13 +82,16 @@ class LlamaConfig:
             raise UserError(f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; use an even one")
 
 
-@dataclasses.dataclass(frozen=True)
 class Qwen2Config(LlamaConfig):
     """Shapes of a Qwen2."""
 
+    model_type: ClassVar = "qwen2"
     title: ClassVar = "Qwen2"
+    qkv_bias: ClassVar = True
 
-    qkv_bias: bool = True
+
+LLAMAS: dict[str, type[LlamaConfig]] = {config.model_type: config for config in (LlamaConfig, Qwen2Config)}
+"""What `Llama` computes, by `model_type`."""
 
 
 def rope_frequencies(config: LlamaConfig) -> np.ndarray:

@@ -14,7 +14,7 @@ from small_run import finished_run, load_config
 from tiny_llama import random_tree
 
 from slpo_jax.checkpoints import export
-from slpo_jax.checkpoints.architectures import REASONERS, backbone_of
+from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import default_config, read_config
@@ -39,7 +39,7 @@ def _config(reasoner: str, **changes):
 
 
 def _name(opened) -> str:
-    return f"{opened.architecture.name}_{backbone_of(opened.description.model)}"
+    return f"{opened.architecture.name}_{opened.description.model.model_type}"
 
 
 def _bits(tree):

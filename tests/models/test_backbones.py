@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
-from tiny_llama import LLAMA, SCALED, load_hf_llama, random_tree
+from tiny_llama import LLAMA, QWEN2, SCALED, load_hf_llama, random_tree
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.attention import join
@@ -25,7 +25,7 @@ UNTIED = dataclasses.replace(CONFIG, tied=False, n_inner=24)
 CASES = {
     "gpt2": (CONFIG, load_hf, 0),
     "gpt2 untied": (UNTIED, load_hf, 0),
-    "qwen2": (dataclasses.replace(LLAMA, qkv_bias=True), load_hf_llama, 0),
+    "qwen2": (QWEN2, load_hf_llama, 0),
     "llama3": (SCALED, load_hf_llama, 60_000),
     "gpt2 in a loop": (dataclasses.replace(CONFIG, scan_layers=True), load_hf, 0),
     "llama3 in a loop": (dataclasses.replace(SCALED, scan_layers=True, remat=True), load_hf_llama, 60_000),
