@@ -19,7 +19,11 @@ _GPT2_FIXED = {
     "add_cross_attention": False,
 }
 _LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": {"hidden_act": "silu", "use_sliding_window": False}}
+_QWEN2_FIXED = {"hidden_act": "silu", "use_sliding_window": False}
+_QWEN3_FIXED = {**_QWEN2_FIXED, "attention_bias": False}
+_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": _QWEN2_FIXED, "qwen3": _QWEN3_FIXED}
+_EACH_LAYER = {"layer_types": "full_attention"}
+_DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
 BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}
 # Our fields, and Hugging Face's keys of them, as they follow each other in a config.json.
 _GPT2_KEYS = {
@@ -47,12 +51,14 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     kind = values.get("model_type")
     if kind not in _FIXED:
         raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
-    for key, wanted in _FIXED[kind].items():
-        if values.get(key, wanted) != wanted:
-            raise UserError(f"{source}: {key} = {values[key]!r} is not supported, only {wanted!r}; give another model")
+    for key, wanted in (_FIXED[kind] | _EACH_LAYER).items():
+        found = values.get(key, wanted)
+        for each in found if isinstance(found, list) else [found]:
+            if each != wanted:
+                raise UserError(f"{source}: {key} = {each!r} is not supported, only {wanted!r}; give another model")
     if values.get("auto_map"):
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
-    fields = _Fields(values, source)
+    fields = _Fields(_DEFAULTS.get(kind, {}) | values, source)
     return _gpt2(fields) if kind == "gpt2" else _llama(fields)
 
 

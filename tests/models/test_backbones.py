@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen2 against transformers' models with the same random weights: everything that the two share."""
+"""The backbones against transformers' models with the same random weights: everything that they share."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import CONFIG, compiled, load_hf, pad_left, random_prompts, real_tokens
-from tiny_llama import LLAMA, QWEN2, SCALED, load_hf_llama, random_tree
+from tiny_llama import LLAMA, QWEN2, QWEN3, SCALED, load_hf_llama, random_tree
 
 from slpo_jax.checkpoints.architectures.coconut import Coconut
 from slpo_jax.models.attention import join
@@ -26,11 +26,13 @@ CASES = {
     "gpt2": (CONFIG, load_hf, 0),
     "gpt2 untied": (UNTIED, load_hf, 0),
     "qwen2": (QWEN2, load_hf_llama, 0),
+    "qwen3": (QWEN3, load_hf_llama, 0),
     "llama3": (SCALED, load_hf_llama, 60_000),
     "gpt2 in a loop": (dataclasses.replace(CONFIG, scan_layers=True), load_hf, 0),
+    "qwen3 untied in a loop": (dataclasses.replace(QWEN3, tied=False, scan_layers=True), load_hf_llama, 0),
     "llama3 in a loop": (dataclasses.replace(SCALED, scan_layers=True, remat=True), load_hf_llama, 60_000),
 }
-FAST = ("gpt2", "llama3", "llama3 in a loop")
+FAST = ("gpt2", "qwen3", "llama3", "llama3 in a loop")
 
 
 @dataclasses.dataclass
