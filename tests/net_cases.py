@@ -78,6 +78,9 @@ CASES: dict[str, dict[str, Any]] = {
     "text_qwen2 noisy_soft exact": _TEXT | {
         "reasoner": "text_qwen2", "latent_policy.name": "noisy_soft", "rl.objectives": ("exact",),
         "tokenizer": "words"},
+    "coconut_qwen3 curriculum additive exact lora": {
+        "reasoner": "coconut_qwen3", "latent_policy.name": "additive", "dropout.rate": 0.0,
+        "rl.objectives": ("exact",), "rl.lora.rank": 2, "model.scan_layers": True},
     "text_gpt2 gumbel_top_k grpo dynamic": _TEXT | {
         "reasoner": "text_gpt2", "latent_policy.name": "gumbel_top_k", "rl.objectives": ("grpo",),
         "rl.dynamic_batches": 2, "objective.grpo.dual_clip": 3.0, "objective.grpo.first_choice": "best",

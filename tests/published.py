@@ -78,9 +78,8 @@ def random_model(backbone: str, rows: int, seed: int = 0, **changes):
             vocab_size=rows, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=8, max_position_embeddings=96, rms_norm_eps=1e-5, tie_word_embeddings=True,
         )  # fmt: skip
-        name = {"llama": "Llama", "qwen2": "Qwen2"}[backbone]
-        config = getattr(transformers, f"{name}Config")(**sizes | changes)
-        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        config = transformers.AutoConfig.for_model(backbone, **sizes | changes)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     return model.eval()
 

@@ -73,7 +73,7 @@ def base_gpt2(folder: Path, hub: bool = False) -> Published:
 
 
 def base_llama(folder: Path, family: str = "llama") -> Published:
-    """Shards of 8 KB, a head of its own, scaled rotary frequencies; or a Qwen2 with a tied head."""
+    """Shards of 8 KB, a head of its own, scaled rotary frequencies; or a Qwen2 or Qwen3 with a tied head."""
     texts = tokenizer("llama")
     own = {"tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE} if family == "llama" else {}
     model = random_model(family, len(texts), seed=12, **own)

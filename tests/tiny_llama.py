@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slpo_jax.models.llama import LlamaConfig, RopeScaling
+from slpo_jax.models.llama import LlamaConfig, Qwen2Config, Qwen3Config, RopeScaling
 
 # Heads that share keys, wider than their part of the model.
 LLAMA = LlamaConfig(
     vocab_size=61, n_positions=1 << 16, n_embd=16, n_layer=2, n_head=4, n_kv_head=2, head_dim=8, n_inner=24,
     norm_epsilon=1e-3, rope_theta=100.0, rope_scaling=None,
 )  # fmt: skip
+QWEN2, QWEN3 = Qwen2Config(**vars(LLAMA)), Qwen3Config(**vars(LLAMA))
 # Of the four frequencies one is kept, one interpolated and two are slowed down.
 SCALED = dataclasses.replace(
     LLAMA, tied=False, rope_scaling=RopeScaling(factor=8.0, original_max_position_embeddings=32)
@@ -43,8 +44,7 @@ def hf_llama_config(config: LlamaConfig):
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3", **dataclasses.asdict(config.rope_scaling)}
-    kind = transformers.Qwen2Config if config.qkv_bias else transformers.LlamaConfig
-    return kind(
+    return getattr(transformers, f"{config.title}Config")(
         vocab_size=config.vocab_size,
         hidden_size=config.n_embd,
         intermediate_size=config.n_inner,
@@ -62,7 +62,7 @@ def hf_llama_config(config: LlamaConfig):
 
 
 def load_hf_llama(params, config: LlamaConfig = LLAMA):
-    """transformers' Llama or Qwen2 with our parameters, copied by hand (its Linear has [out, in])."""
+    """transformers' Llama, Qwen2 or Qwen3 with our parameters, copied by hand (its Linear has [out, in])."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     ours = jax.tree.map(np.asarray, params["backbone"])
@@ -74,11 +74,10 @@ def load_hf_llama(params, config: LlamaConfig = LLAMA):
             state[f"{name}.{norm}.weight"] = block[norm]["scale"]
         for part in ("self_attn", "mlp"):
             for child, module in block[part].items():
-                state[f"{name}.{part}.{child}.weight"] = module["kernel"].T.copy()
+                state[f"{name}.{part}.{child}.weight"] = module["kernel" if "kernel" in module else "scale"].T.copy()
                 if "bias" in module:
                     state[f"{name}.{part}.{child}.bias"] = module["bias"]
-    kind = transformers.Qwen2ForCausalLM if config.qkv_bias else transformers.LlamaForCausalLM
-    model = kind(hf_llama_config(config)).eval()
+    model = getattr(transformers, f"{config.title}ForCausalLM")(hf_llama_config(config)).eval()
     missing, unexpected = model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
     assert not unexpected
     assert not missing

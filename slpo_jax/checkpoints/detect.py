@@ -5,7 +5,6 @@ import math
 from functools import partial
 from pathlib import Path
 
-from slpo_jax.checkpoints.architectures import backbone_of
 from slpo_jax.checkpoints.description import Description, read_description
 from slpo_jax.checkpoints.source import Identity, open_checkpoint
 from slpo_jax.data.tokenizer import load_tokenizer
@@ -76,7 +75,7 @@ def _ours(source: str, path: Path) -> Identity:
         )
     load = partial(load_tokenizer, str(folder))
     described = _with_gate(described, path)
-    backbone = backbone_of(described.model)
+    backbone = described.model.model_type
     return Identity(source, str(path), type(described.architecture), backbone, described, load, orbax=path)
 
 

@@ -8,9 +8,8 @@ from absl import logging
 
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
-from slpo_jax.models.llama import LlamaConfig, Qwen2Config, RopeScaling
-
-BackboneConfig = GPT2Config | LlamaConfig
+from slpo_jax.models.llama import LLAMAS, LlamaConfig, RopeScaling
+from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
 
 # What our backbones compute; another value in config.json would load and then decode wrongly.
 _GPT2_FIXED = {
@@ -19,9 +18,13 @@ _GPT2_FIXED = {
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
-_LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
-_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": {"hidden_act": "silu", "use_sliding_window": False}}
-BACKBONE_OF = {"gpt2": "gpt2", "llama": "llama", "qwen2": "llama"}
+_LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_QWEN2_FIXED = {"hidden_act": "silu", "use_sliding_window": False}
+_QWEN3_FIXED = {**_QWEN2_FIXED, "attention_bias": False}
+_FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": _QWEN2_FIXED, "qwen3": _QWEN3_FIXED}
+_EACH_LAYER = {"layer_types": "full_attention"}
+_DEFAULTS = {"qwen3": {"head_dim": 128}}  # transformers', where they aren't those of the others
+BACKBONE_OF = {kind: "llama" if kind in LLAMAS else kind for kind in BACKBONES}
 # Our fields, and Hugging Face's keys of them, as they follow each other in a config.json.
 _GPT2_KEYS = {
     "vocab_size": "vocab_size", "n_positions": "n_positions", "n_embd": "n_embd", "n_layer": "n_layer",
@@ -47,13 +50,15 @@ def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
     """
     kind = values.get("model_type")
     if kind not in _FIXED:
-        raise UserError(f"{source}: model_type {kind!r} is not supported; give a gpt2, llama or qwen2 model")
-    for key, wanted in _FIXED[kind].items():
-        if values.get(key, wanted) != wanted:
-            raise UserError(f"{source}: {key} = {values[key]!r} is not supported, only {wanted!r}; give another model")
+        raise UserError(f"{source}: model_type {kind!r} is not supported; give one of {', '.join(BACKBONES)}")
+    for key, wanted in (_FIXED[kind] | _EACH_LAYER).items():
+        found = values.get(key, wanted)
+        for each in found if isinstance(found, list) else [found]:
+            if each != wanted:
+                raise UserError(f"{source}: {key} = {each!r} is not supported, only {wanted!r}; give another model")
     if values.get("auto_map"):
         logging.warning("%s: its own code (auto_map) is not run; the model is taken as a plain %s", source, kind)
-    fields = _Fields(values, source)
+    fields = _Fields(_DEFAULTS.get(kind, {}) | values, source)
     return _gpt2(fields) if kind == "gpt2" else _llama(fields)
 
 
@@ -121,7 +126,7 @@ def _llama(fields: _Fields) -> LlamaConfig:
     head_dim = fields.count("head_dim", width // heads)
     if head_dim % 2:
         raise UserError(f"{fields.source}: head_dim is {head_dim}, which rope can't halve; give another model")
-    return (Qwen2Config if values["model_type"] == "qwen2" else LlamaConfig)(
+    return LLAMAS[values["model_type"]](
         **counts,
         n_kv_head=fields.divisor("num_key_value_heads", "num_attention_heads", heads, heads),
         head_dim=head_dim,
@@ -153,14 +158,10 @@ def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
     keys = _GPT2_KEYS if isinstance(config, GPT2Config) else _LLAMA_KEYS
     values = {key: getattr(config, name) for name, key in keys.items()}
     if isinstance(config, GPT2Config):
-        family: dict[str, Any] = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+        name = "GPT2LMHeadModel"
         values |= {"n_inner": config.n_inner or None, "activation_function": "gelu_new"}
     else:
-        family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        family |= {"attention_bias": False, "mlp_bias": False}
-        if isinstance(config, Qwen2Config):
-            family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-        scaling = config.rope_scaling
+        name, scaling = f"{config.title}ForCausalLM", config.rope_scaling
         scaled = scaling and {"rope_type": "llama3"} | dataclasses.asdict(scaling)
-        values |= {"rope_scaling": scaled, "hidden_act": "silu"}
-    return family | values | {"torch_dtype": "float32"}
+        values |= {"rope_scaling": scaled, **_FIXED[config.model_type]}
+    return {"architectures": [name], "model_type": config.model_type, **values, "torch_dtype": "float32"}

@@ -70,14 +70,17 @@ def _llama(c: LlamaConfig) -> list[Weight]:
         ("mlp", "up_proj"): (c.n_inner, width),
         ("mlp", "down_proj"): (width, c.n_inner),
     }
+    norms = {("input_layernorm",): width, ("post_attention_layernorm",): width}
+    if c.qk_norm:
+        norms |= {("self_attn", name): c.head_dim for name in ("q_norm", "k_norm")}
     for layer in range(c.n_layer):
         ours, theirs = f"layers_{layer}", f"model.layers.{layer}"
         for (part, name), shape in shapes.items():
             found.append(Weight((ours, part, name, "kernel"), f"{theirs}.{part}.{name}.weight", shape, True))
             if c.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
                 found.append(Weight((ours, part, name, "bias"), f"{theirs}.{part}.{name}.bias", shape[:1]))
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found.append(Weight((ours, name, "scale"), f"{theirs}.{name}.weight", (width,)))
+        for path, size in norms.items():
+            found.append(Weight((ours, *path, "scale"), f"{theirs}.{'.'.join(path)}.weight", (size,)))
     return found if c.tied else [*found, Weight(("lm_head",), "lm_head.weight", (c.vocab_size, width))]
 
 

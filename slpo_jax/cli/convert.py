@@ -27,7 +27,6 @@ def main(argv: list[str]) -> None:
         raise UserError("usage: slpo export SRC DST, or slpo import SRC DST; see --help")
     (_, action, source, target), values = argv, flags.FLAGS
     # Imports that take seconds wait until they are needed: --help comes at once.
-    from slpo_jax.checkpoints.architectures import backbone_of
     from slpo_jax.checkpoints.detect import identify, newest_checkpoint
     from slpo_jax.checkpoints.export import export_checkpoint, guess_reasoner, import_checkpoint
     from slpo_jax.config.config import Config
@@ -45,7 +44,7 @@ def main(argv: list[str]) -> None:
             made = import_checkpoint(identity, Path(target).expanduser(), config, values.explain)
     said, model = made.description, made.description.model
     gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
-    name = f"{made.architecture.name}_{backbone_of(model)}"
+    name = f"{made.architecture.name}_{model.model_type}"
     print(f"{action}ed: {target}, from {source}: {name}, {model.n_layer} x {model.n_embd}, with {gate}")
 
 

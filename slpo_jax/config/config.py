@@ -63,7 +63,7 @@ class Config:
             checkpoint's.
         base: the base model's directory or hub id, for what comes without config and tokenizer, or is adapters alone.
         lora_alpha: scale of LoRA adapters in such a file, times their rank (CODI's own: 32).
-        reasoner: architecture and backbone: coconut, codi, colar, dart or text, then _gpt2, _llama or _qwen2.
+        reasoner: architecture and backbone, such as codi_llama; docs/methods.md has both.
         tokenizer: "synthetic:LARGEST_NUMBER", "graph:NODES", "nodes:LARGEST_NODE", "bytes", "words" (of the training
             data), a directory or a hub id; "" takes the checkpoint's.
         model: shapes.

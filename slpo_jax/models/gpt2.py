@@ -23,6 +23,7 @@ class GPT2Config:
         scan_layers: layers are a loop over one block, which is compiled once.
     """
 
+    model_type: ClassVar = "gpt2"
     title: ClassVar = "GPT-2"
     dropout_sites: ClassVar = ("attention", "mlp")  # GPT-2's residual dropout
 

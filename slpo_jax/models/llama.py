@@ -1,6 +1,7 @@
 """Llama in Linen (Touvron et al., 2023; Llama 3.2's shapes): RMSNorm, rotary positions, grouped queries, SwiGLU.
 
-Qwen2 (Yang et al., 2024) is the same with biases of queries, keys and values.
+Qwen2 (Yang et al., 2024) is the same with biases of queries, keys and values, Qwen3 (Yang et al., 2025) with an RMSNorm
+of each head's queries and keys.
 """
 
 import dataclasses
@@ -41,19 +42,24 @@ class LlamaConfig:
     """Shapes of a Llama, in units of parameters' axes; the defaults are Llama 3.2 1B.
 
     Attributes:
+        model_type: Hugging Face's name of such models.
+        qkv_bias: queries, keys and values have biases.
+        qk_norm: queries and keys have norms, one for all heads each, before they are rotated.
         n_kv_head: heads of keys and values, each shared by n_head / n_kv_head consecutive query heads.
         head_dim: Dh, the width of a head.
         n_inner: width of the feed-forward layer.
         rope_theta: base of the rotary frequencies.
         rope_scaling: None for the plain ones.
-        qkv_bias: queries, keys and values have biases.
         tied: the head is the token embedding; else it is a parameter of its own.
         dtype: of activations; parameters are float32.
         remat: recompute each block in the backward pass instead of keeping its activations.
         scan_layers: layers are a loop over one block, which is compiled once.
     """
 
+    model_type: ClassVar = "llama"
     title: ClassVar = "Llama"
+    qkv_bias: ClassVar = False
+    qk_norm: ClassVar = False
     dropout_sites: ClassVar = ("mlp",)  # the output of the down projection: Llama has no dropout of its own
 
     vocab_size: int = 128256
@@ -67,7 +73,6 @@ class LlamaConfig:
     norm_epsilon: float = 1e-5
     rope_theta: float = 500000.0
     rope_scaling: RopeScaling | None = RopeScaling()
-    qkv_bias: bool = False
     tied: bool = True
     dtype: Any = jnp.float32
     remat: bool = False
@@ -80,13 +85,24 @@ class LlamaConfig:
             raise UserError(f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; use an even one")
 
 
-@dataclasses.dataclass(frozen=True)
 class Qwen2Config(LlamaConfig):
     """Shapes of a Qwen2."""
 
+    model_type: ClassVar = "qwen2"
     title: ClassVar = "Qwen2"
+    qkv_bias: ClassVar = True
 
-    qkv_bias: bool = True
+
+class Qwen3Config(LlamaConfig):
+    """Shapes of a Qwen3."""
+
+    model_type: ClassVar = "qwen3"
+    title: ClassVar = "Qwen3"
+    qk_norm: ClassVar = True
+
+
+LLAMAS: dict[str, type[LlamaConfig]] = {config.model_type: config for config in (LlamaConfig, Qwen2Config, Qwen3Config)}
+"""What `Llama` computes, by `model_type`."""
 
 
 def rope_frequencies(config: LlamaConfig) -> np.ndarray:
@@ -129,8 +145,10 @@ class Attention(nn.Module):
         def project(heads, name):
             return split_heads(_dense(c, heads * c.head_dim, name, c.qkv_bias)(x_BLD), heads)
 
-        q_BHLD = rotate(project(c.n_head, "q_proj"), context.rotation)
-        k_BGLD = rotate(project(c.n_kv_head, "k_proj"), context.rotation)
+        q_BHLD, k_BGLD = project(c.n_head, "q_proj"), project(c.n_kv_head, "k_proj")
+        if c.qk_norm:
+            q_BHLD, k_BGLD = _norm(c, "q_norm")(q_BHLD), _norm(c, "k_norm")(k_BGLD)
+        q_BHLD, k_BGLD = rotate(q_BHLD, context.rotation), rotate(k_BGLD, context.rotation)
         out_BLE, kv = context.attend(self.layer, q_BHLD, k_BGLD, project(c.n_kv_head, "v_proj"))
         return _dense(c, c.n_embd, "o_proj")(out_BLE), kv
 

@@ -16,13 +16,13 @@ from slpo_jax.models.attention import KVCache
 from slpo_jax.models.backbone import LAYERS, Backbone
 from slpo_jax.models.dense import updated
 from slpo_jax.models.gpt2 import GPT2, GPT2Config
-from slpo_jax.models.llama import Llama, LlamaConfig, Qwen2Config
+from slpo_jax.models.llama import LLAMAS, Llama, LlamaConfig
 from slpo_jax.models.parts import REASONER, reads, writes
 
 Params = Any
 BACKBONE = "backbone"
 BackboneConfig = GPT2Config | LlamaConfig
-BACKBONES: dict[str, type[BackboneConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig, "qwen2": Qwen2Config}
+BACKBONES: dict[str, type[BackboneConfig]] = {GPT2Config.model_type: GPT2Config, **LLAMAS}
 
 
 class LatentLaw(NamedTuple):

@@ -45,6 +45,7 @@ CASES = {
     "GPT-2 as on the hub": (base_gpt2, True),
     "Llama": (base_llama,),
     "Qwen2": (base_llama, "qwen2"),
+    "Qwen3": (base_llama, "qwen3"),
     "GGUF": (base_gguf,),
 }
 
@@ -87,7 +88,7 @@ def test_everything_arrives(name, tmp_path):
     assert (tokens["start"], tokens["end"], tokens["eos"]) == (case.start, case.end, case.eos)
     assert checkpoint.template.banned_ids == case.banned
     assert [checkpoint.template.prompt(question) for question in QUESTIONS] == [case.prompt(q) for q in QUESTIONS]
-    assert checkpoint.is_base == name.startswith(("GPT-2", "Llama", "Qwen2", "GGUF"))
+    assert checkpoint.is_base == name.startswith(("GPT-2", "Llama", "Qwen", "GGUF"))
     found = checkpoint.read()["reasoner"]
     assert found.keys() == ({"backbone", "projector"} if "CODI" in name else {"backbone"})
     if "CODI" in name:

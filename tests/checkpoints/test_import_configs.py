@@ -32,6 +32,10 @@ def checkpoint(tmp_path):
         (base_llama, {"attention_bias": True}, ("attention_bias",)),
         (base_llama, {"model_type": "qwen2"}, ("self_attn.q_proj.bias", "missing")),
         (base_llama, {"model_type": "qwen2", "use_sliding_window": True}, ("use_sliding_window",)),
+        (base_llama, {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, ("layer_types",)),
+        (base_llama, {"model_type": "qwen3"}, ("self_attn.q_norm.weight", "missing")),
+        (base_llama, {"model_type": "qwen3", "attention_bias": True}, ("attention_bias",)),
+        (base_llama, {"model_type": "qwen3", "use_sliding_window": True}, ("use_sliding_window",)),
         (base_llama, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ("yarn",)),
         (base_llama, {"rope_parameters": LLAMA3_ROPE | {"factor": None}}, ("factor", "missing")),
         (base_llama, {"rope_parameters": {"rope_type": "llama3"}}, ("factor", "missing")),
@@ -49,8 +53,8 @@ def checkpoint(tmp_path):
 def test_config_of_another_model(checkpoint, write, changes, parts):
     broken = checkpoint(write)
     broken.edit("config.json", **changes)
-    if "qwen2" in changes.values():
-        broken.settings["reasoner"] = "coconut_qwen2"
+    if str(changes.get("model_type")).startswith("qwen"):
+        broken.settings["reasoner"] = f"coconut_{changes['model_type']}"
     broken.refused(str(broken.init), *parts)
 
 
@@ -66,7 +70,12 @@ _LLAMA = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=1, num_atten
 
 @pytest.mark.parametrize(
     ("kind", "shapes"),
-    [("gpt2", dict(n_positions=8, n_embd=4, n_layer=1, n_head=2)), ("llama", _LLAMA), ("qwen2", _LLAMA)],
+    [
+        ("gpt2", dict(n_positions=8, n_embd=4, n_layer=1, n_head=2)),
+        ("llama", _LLAMA),
+        ("qwen2", _LLAMA),
+        ("qwen3", _LLAMA),
+    ],
 )
 def test_what_is_left_out_is_transformers_default(kind, shapes):
     found = from_hugging_face({"model_type": kind, "vocab_size": 5, **shapes}, "config.json")
@@ -76,3 +85,4 @@ def test_what_is_left_out_is_transformers_default(kind, shapes):
     if kind != "gpt2":
         rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
         assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)
+        assert found.head_dim == (default.head_dim if hasattr(default, "head_dim") else 2)

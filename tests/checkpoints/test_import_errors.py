@@ -179,7 +179,7 @@ def test_a_wrong_base_is_named_by_its_key(checkpoint, write):
         ({"n_layer": 3}, "transformer.h.2."),
         ({"n_layer": 1}, "transformer.h.1."),
         (llama | {"max_position_embeddings": 96}, "is of a llama model"),
-        ({"model_type": "qwen3"}, "qwen3"),
+        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
     ):
         (base / "config.json").write_text(config)
         broken.edit("base/config.json", **changes)

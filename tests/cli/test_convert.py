@@ -14,14 +14,13 @@ from small_run import finished_run, load_config
 from tiny_llama import random_tree
 
 from slpo_jax.checkpoints import export
-from slpo_jax.checkpoints.architectures import REASONERS, backbone_of
+from slpo_jax.checkpoints.architectures import REASONERS
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import default_config, read_config
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import load_params, save_params, stored_params
 from slpo_jax.models.gate import stopping_gate
-from slpo_jax.models.llama import Qwen2Config
 from slpo_jax.run.experiment import build
 
 
@@ -39,7 +38,7 @@ def _config(reasoner: str, **changes):
 
 
 def _name(opened) -> str:
-    return f"{opened.architecture.name}_{backbone_of(opened.description.model)}"
+    return f"{opened.architecture.name}_{opened.description.model.model_type}"
 
 
 def _bits(tree):
@@ -79,8 +78,8 @@ def test_transformers_opens_and_decodes_the_same(there):
     opened, reasoner, params, _, exported = there
     model, info = transformers.AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    is_qwen2 = type(opened.description.model) is Qwen2Config  # AutoTokenizer would cut it as Qwen2's own
-    opens = transformers.PreTrainedTokenizerFast if is_qwen2 else transformers.AutoTokenizer
+    is_qwen = "qwen" in _name(opened)  # AutoTokenizer would cut it as Qwen2's own
+    opens = transformers.PreTrainedTokenizerFast if is_qwen else transformers.AutoTokenizer
     tokenizer = opens.from_pretrained(exported)
     text = "Tom has 5 apples . He buys 3 . How many now ?"
     ids = tokenizer(text)["input_ids"]
@@ -230,20 +229,21 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(there, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_qwen2_comes_back_as_one(tmp_path):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_qwen_comes_back_as_one(tmp_path, kind):
     """transformers opens the export as the same class, with the same logits to the bit."""
     torch = pytest.importorskip("torch")
     import transformers
     from published import random_model, tokenizer
 
-    texts = tokenizer("qwen2")
-    model = random_model("qwen2", len(texts))
+    texts = tokenizer(kind)
+    model = random_model(kind, len(texts))
     model.save_pretrained(tmp_path / "theirs")
     texts.save_pretrained(tmp_path / "theirs")
     identity = identify(str(tmp_path / "theirs"))
-    export.import_checkpoint(identity, tmp_path / "ours", read_config(_config("text_qwen2", tokenizer="")))
+    export.import_checkpoint(identity, tmp_path / "ours", read_config(_config(f"text_{kind}", tokenizer="")))
     export.export_checkpoint(tmp_path / "ours", tmp_path / "back")
-    assert "on Qwen2 (2 layers" in (tmp_path / "back" / "README.md").read_text()
+    assert f"on {kind.title()} (2 layers" in (tmp_path / "back" / "README.md").read_text()
     back, notes = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert type(back) is type(model)
     assert not any(notes.values())

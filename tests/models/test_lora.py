@@ -9,7 +9,7 @@ import pytest
 import tiny
 from safetensors.numpy import load_file as load_tensors
 from tiny import compiled, load_hf
-from tiny_llama import LLAMA, load_hf_llama, random_tree
+from tiny_llama import LLAMA, QWEN3, load_hf_llama, random_tree
 
 from slpo_jax.checkpoints.adapters import write_adapters
 from slpo_jax.checkpoints.architectures.coconut import Coconut
@@ -23,7 +23,12 @@ TARGETS = {
     "gpt2": ["c_attn", "c_proj", "c_fc"],
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 }
-MODELS = {"gpt2": (tiny.CONFIG, load_hf, "transformer."), "llama": (LLAMA, load_hf_llama, "model.")}
+TARGETS["qwen3"] = TARGETS["llama"]
+MODELS = {
+    "gpt2": (tiny.CONFIG, load_hf, "transformer."),
+    "llama": (LLAMA, load_hf_llama, "model."),
+    "qwen3": (QWEN3, load_hf_llama, "model."),
+}
 TOKENS = np.random.default_rng(5).integers(0, 58, size=(2, 7))
 
 

@@ -30,6 +30,7 @@ BASES = {
     "GPT-2 as on the hub": (base_gpt2, True),
     "Llama": (base_llama,),
     "Qwen2": (base_llama, "qwen2"),
+    "Qwen3": (base_llama, "qwen3"),
     "GGUF": (base_gguf,),
 }
 

@@ -7,7 +7,7 @@ from slpo_jax.checkpoints.architectures.colar import Colar
 from slpo_jax.checkpoints.architectures.dart import Dart
 from slpo_jax.checkpoints.architectures.text import Text
 from slpo_jax.errors import UserError
-from slpo_jax.models.reasoner import BACKBONES, BackboneConfig
+from slpo_jax.models.reasoner import BACKBONES
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
     architecture.name: architecture for architecture in (Coconut, Codi, Colar, Dart, Text)
@@ -38,11 +38,6 @@ def architecture_of(reasoner: str) -> type[Architecture]:
     return REASONERS[reasoner][0]
 
 
-def backbone_of(model: BackboneConfig) -> str:
-    """The name of a backbone of these shapes."""
-    return next(name for name, config in BACKBONES.items() if type(model) is config)
-
-
 __all__ = [
     "ARCHITECTURES",
     "IN_WORDS",
@@ -51,5 +46,4 @@ __all__ = [
     "Architecture",
     "Unwrapped",
     "architecture_of",
-    "backbone_of",
 ]

@@ -275,7 +275,7 @@ def _check(problems: EncodedProblems, top_k: int) -> None:
     if problems.template.start_id is not None:
         raise UserError(
             "config.imitate.recipe: latent_sft trains a language model to think in soft tokens, and this reasoner has "
-            "latents of its own; use config.reasoner=text_gpt2, text_llama or text_qwen2, or another recipe"
+            "latents of its own; use config.reasoner=text_gpt2 (or text_ and another backbone), or another recipe"
         )
     if not problems.template.closing_ids:
         raise UserError(
