@@ -27,7 +27,7 @@ from slpo_jax.cli.commands import as_module
 from slpo_jax.config import default_config, validate
 from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.config.registry import read_registrations
-from slpo_jax.evaluation.definitions import SCALARS
+from slpo_jax.evaluation.definitions import scalars
 from slpo_jax.evaluation.records import read_records
 from slpo_jax.evaluation.statistics import summarise
 from slpo_jax.io.workdir import Workdir
@@ -249,7 +249,7 @@ def test_what_training_logs_is_defined_on_the_page():
     table = (ROOT / "docs" / "evaluate.md").read_text().split("## metrics.jsonl")[1]
     cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
     told = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert set(told) - {"step", "stage"} == set(SCALARS)
+    assert set(told) - {"step", "stage"} == set(scalars())
 
 
 REGISTRIES = (OBJECTIVES, LATENT_POLICIES, RECIPES, SCORERS, REWARDS, TRACKERS)

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from slpo_jax.evaluation.rows import BEST_FIXED
-from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.recipes import RECIPES
 
 _METRICS = {
     "acc": ("Acc", "Share of problems that the greedy rollout, without noise, gets right."),
@@ -47,7 +45,7 @@ _METRICS = {
     ),
 }
 """Pattern of the name -> title and meaning, in which {0} and {1} are the name's own parts."""
-_SHARED = {
+SHARED = {
     "loss": "The stage's or the objective's own loss.",
     "grad_norm": "Norm of the gradient before it is clipped.",
     "learning_rate": "The optimizer's.",
@@ -74,9 +72,7 @@ _SHARED = {
     "chosen_share": "LatentRM's share of right completions of the thoughts that it likes best.",
     "thought_share": "The same share of all thoughts of its problems.",
 }
-_METHODS: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
-SCALARS = _SHARED | {name: about for method in _METHODS for name, about in method.metrics.items()}
-"""Of what training logs, by name."""
+"""What all methods log while training, by name."""
 _SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
 
 
@@ -87,6 +83,15 @@ def defined(metric: str) -> tuple[str, str] | None:
         if match:
             return title.format(*match.groups()), " ".join(about.format(*match.groups()).split())
     return None
+
+
+def scalars() -> dict[str, str]:
+    """What training logs, by name: what all methods share, and what they say of their own."""
+    from slpo_jax.training.objectives import OBJECTIVES  # with jax, for which a report without them need not wait
+    from slpo_jax.training.recipes import RECIPES
+
+    methods: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
+    return SHARED | {name: about for method in methods for name, about in method.metrics.items()}
 
 
 def about_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from slpo_jax.evaluation.definitions import SCALARS, about_differences, about_rows, defined
+from slpo_jax.evaluation.definitions import SHARED, about_differences, about_rows, defined, scalars
 from slpo_jax.evaluation.markdown import shown_columns
 from slpo_jax.evaluation.page.problems import Thoughts, browsed
 from slpo_jax.evaluation.records import Evals
@@ -30,12 +30,13 @@ def render_page(title: str, report: Mapping[str, Any], evals: Evals, thoughts: T
         "main": [*(key for key, _ in shown_columns(report["eval"])), "cut"],
         "all": metrics,
     }
+    logged = {name for curves in report.get("training", {}).values() for name in curves}
     data = {
         "title": title,
         "report": report,
         "columns": {name: found for name, found in columns.items() if found},
         "metrics": {key: dict(zip(("title", "about"), defined(key) or (), strict=True)) for key in metrics},
-        "scalars": SCALARS,
+        "scalars": SHARED if logged <= {*SHARED, "elapsed"} else scalars(),
         "row_about": about_rows(report["rows"]),
         "differences_about": about_differences(len(report.get("runs", ()))),
     }

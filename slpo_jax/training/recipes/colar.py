@@ -77,7 +77,7 @@ class Compression(RecipeSettings):
 
     uses_c_thought = False
     metrics: ClassVar = {
-        "answered": "share of answers that are right after the true thought, which isn't the head's.",
+        "answered": "Share of answers that are right after the true thought, which isn't the head's.",
         "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
         "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
     }
