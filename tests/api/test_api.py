@@ -16,11 +16,13 @@ from eval_files import problem
 from small_run import load_config
 
 import slpo_jax as slpo
+from slpo_jax.api.reasoner import _fitting
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
+from slpo_jax.data.problem import Problem
 from slpo_jax.io.artifact import write_checksums
 from slpo_jax.run.plan import run_stages
 
@@ -115,6 +117,9 @@ def test_evaluations_of_other_questions_are_not_compared():
     assert first.compare(first)["acc"] == (0.0, 0.0, 0.0)
     with pytest.raises(slpo.UserError, match="compare: the two are of different problems"):
         first.compare(other)
+    first, other = (slpo.Evaluation([problem(0, True, hits)]) for hits in ([[1, 0], [0, 1]], [[1, 0]]))
+    with pytest.raises(slpo.UserError, match=r"different samples or seeds, \(\[10, 11\], 2\) and \(\[10\], 2\)"):
+        first.compare(other)
 
 
 def test_a_curve_without_matplotlib_is_a_line(monkeypatch):
@@ -175,6 +180,16 @@ def test_unlike_evaluations_are_not_compared(reasoner):
     for other in ({"samples": 1}, {"samples": 2, "seed": 1}, {"samples": 2, "reward": lambda *_: 1.0}):
         with pytest.raises(slpo.UserError, match="compare: the two have different"):
             found.compare(reasoner.evaluate(asked, **other))
+
+
+def test_a_question_may_take_all_the_positions_that_are_left(reasoner, caplog):
+    setup, words = reasoner.solver.setup, QUESTION.split()
+    most = setup.config.model.n_positions - setup.config.max_latents - setup.evaluator.policy.config.suffix_slots
+    around = len(setup.template.prompt(words[0])) - 1
+    fits, longer = (Problem(" ".join([words[0]] * (most - around + more)), (), "5") for more in (0, 1))
+    _, asked = _fitting(setup, [fits, longer], setup.reward)
+    assert (list(map(len, asked.prompts)), asked.problems) == ([most], (fits,))
+    assert f"left out 1 of 2, of more than {most} tokens" in caplog.text
 
 
 @pytest.mark.slow

@@ -260,5 +260,5 @@ def test_solve_says_what_is_not_the_checkpoint_s(work, tmp_path, caplog):
     load_solver(str(tmp_path / "work"))
     assert "no threshold was chosen for its gate, so 0.5" in caplog.text
     caplog.clear()
-    load_solver(str(work), latents=3, max_answer_tokens=9)
+    assert load_solver(str(work), latents=3, max_answer_tokens=9).setup.config.evaluate.max_answer_tokens == 9
     assert f"--latents=3 and not 'the threshold {RUN[REASONER]}', --max_answer_tokens=9 and not {ANSWER}" in caplog.text

@@ -11,9 +11,12 @@ from slpo_jax.checkpoints import export
 from slpo_jax.checkpoints.checkpoint import find_checkpoint
 from slpo_jax.checkpoints.detect import identify
 from slpo_jax.config import default_config, read_config
+from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.orbax import save_params
 from slpo_jax.run.experiment import assemble
+
+ROWS = len(load_tokenizer("synthetic:20")) + 1  # and ####
 
 
 def _config(init="", **changes):
@@ -106,7 +109,7 @@ def test_a_reward_reads_what_is_before_a_stop_string(published):
     [
         ("</s>", "its eos_token_id is '</s>', neither a token's id nor a list of ids"),
         ([2, -1], "neither a token's id"),
-        ([2, 10**6], "eos_token_id 1000000 is beyond its"),
+        ([2, ROWS], f"eos_token_id {ROWS} is beyond its {ROWS} tokens"),
     ],
 )
 def test_what_is_no_end_token_is_a_line(published, value, message):

@@ -86,3 +86,10 @@ def test_what_is_left_out_is_transformers_default(kind, shapes):
         rope = getattr(default, "rope_parameters", None) or {"rope_theta": default.rope_theta}  # 5 has the first
         assert (found.rope_theta, found.n_kv_head) == (rope["rope_theta"], 2)
         assert found.head_dim == (default.head_dim if hasattr(default, "head_dim") else 2)
+
+
+@pytest.mark.parametrize("rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": None}])
+def test_the_base_of_rope_s_frequencies_is_in_either_place(rope):
+    """In the second since transformers 5."""
+    found = from_hugging_face({"model_type": "llama", "vocab_size": 5, **_LLAMA, **rope}, "config.json")
+    assert found.rope_theta == 5e5

@@ -11,6 +11,7 @@ import pytest
 
 import slpo_jax
 from slpo_jax.cli import commands
+from slpo_jax.cli.command import take_keys
 
 PROGRAM = """
 import sys
@@ -120,6 +121,12 @@ def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("False\n")
     assert done.stderr == (f"slpo_jax {slpo_jax.__version__}: {line}\n" if line else "")
+
+
+def test_keys_of_a_config_are_taken_from_between_the_other_arguments():
+    """A value may be the next argument, but no flag is one."""
+    argv = ["slpo", "-config.a.b=1", "x", "--config.c", "-2", "--config.d", "--config.a.b=3\n", "--configs=4", "--config.e"]
+    assert take_keys(argv) == (["slpo", "x", "--configs=4"], {"a.b": "3\n", "c": "-2", "d": "", "e": ""})
 
 
 @pytest.mark.parametrize("command", ["", *commands._MODULES, "configs"])

@@ -238,6 +238,7 @@ def test_what_is_before_a_question_is_part_of_it(name, tmp_path):
             "answer '1' is the text of choice A and means choice B",
         ),
         ({"question": "Q?", "options": ["1", "5"], "answer": "C"}, "answer 'C' is none of the choices; give a letter"),
+        ({"question": "Q?", "options": ["1", "5"], "answer": 2}, "answer '2' is none of the choices; give a letter"),
         ({"question": "Q?", "options": [["1"]], "answer": "A"}, "field 'options' is no list of up to 26 texts"),
         ({"context": {"title": ["T"]}, "question": "Q?", "answer": "5"}, "field 'context' is dict, not a text"),
         ({"question": "Q?", "answer": None}, "no answer"),

@@ -154,6 +154,7 @@ def test_codi_on_a_word_level_tokenizer():
     known = len(tokenizer)
     template = Codi(1).template(tokenizer)
     prompt = template.prompt("  Tom has  5 apples . ")
+    assert template.question_text(" a  b   c\n d ") == "a b  c\n d"  # as its program does it
     assert _tokens(template, prompt) == ["Tom", "has", "5", "apples", ".", "<|start-latent|>"]
     expected = ["<|end-latent|>", "5", "+", "3", "=", "8", "The", "answer", "is:", "8", "<eos>"]
     suffix = template.suffix(["5 + 3 = 8"], "8")

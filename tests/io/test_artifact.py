@@ -104,5 +104,6 @@ def test_the_first_difference_is_named():
     assert artifact.first_difference(now, then) == ("a.c", "2", "3")
     assert artifact.first_difference(now | {"a": then["a"]}, then) == ("e", "unused", "1")
     assert artifact.first_difference(then, then) is None
+    assert artifact.first_difference({"a": None}, {}) == ("a", "null", "unused")
     key, long, was = artifact.first_difference({"d": "x" * 99}, {})
     assert (key, len(long), was) == ("d", 78, "unused")

@@ -123,12 +123,14 @@ def test_votes_go_by_what_answers_mean_and_not_by_how_they_are_written(answers, 
     (row,) = record_rows(reward, problems, _done(tokens[:1]), {5: scored}, samples=5)
     readings = [reward.read(each) for each in tokens]
     assert [sample["answer"] for sample in row["samples"]] == [reading.answer for reading in readings]
-    records = arrays_of([("", row)])
+    records = arrays_of([row])
     assert records.sample_answers[0, 0].tolist() == votes
     found = summarise(records)
     assert (found["maj@4"], found["maj@5"], found["vote@5_likelihood"], found["distinct_answers"]) == (0, 1, 1, 2)
     assert counted(readings, reward.style).counts == [(votes[1], 3), (votes[0], 2)]
     assert counted(readings, reward.style).majority == votes[1]
+    none = reward.read(tokens[0, :1] * 0 + template.eos_id)
+    assert counted([none] * 4 + readings, reward.style).majority == votes[1], "no answer is no vote"
 
 
 def test_a_reader_remembers_a_bounded_number(monkeypatch):

@@ -224,9 +224,10 @@ SPEED = {
     "evaluate.datasets": ("made", "real"), "rl.steps": 77777, "rl.group": 2, "log_every": 3,
 }  # fmt: skip
 MATTER = [
-    {"seed": 1}, {"dropout.rate": 0.2}, {"max_latents": 2}, {"evaluate.samples": 3}, {"evaluate.samples": 0},
-    {"evaluate.seeds": 1}, {"evaluate.limit": 5}, {"evaluate.max_answer_tokens": 3}, {"model.dtype": "bfloat16"},
+    {"seed": 1}, {"dropout.rate": 0.2}, {"max_latents": 2}, {"evaluate.limit": 5}, {"evaluate.max_answer_tokens": 3},
+    {"model.dtype": "bfloat16"},
 ]  # fmt: skip
+OF_SAMPLES = [{"evaluate.samples": 3}, {"evaluate.samples": 0}, {"evaluate.seeds": 1}]  # which no choice is made by
 GATED = {f"{row} on {name}" for row in ("cold_start", "slpo") for name in SETS}
 # What changed: to the files, to the config, and what is rolled out for it; "+" in the name: whatever else is, too.
 MADE_AGAIN = {
@@ -234,8 +235,8 @@ MADE_AGAIN = {
     "speed": (None, SPEED, set()),
     "no thoughts asked for": (None, {"evaluate.probed": 0}, set()),
     "fewer thoughts": (None, {"evaluate.probed": 2}, EVERYTHING),
-    "another T +": (None, {"max_latents": 2}, EVERYTHING),
-    **{f"{next(iter(change))} = {change} +": (None, change, EVERYTHING) for change in MATTER},
+    **{f"{change} +": (None, change, EVERYTHING | {"validation"}) for change in MATTER},
+    **{f"{change} +": (None, change, EVERYTHING) for change in OF_SAMPLES},
     "latents asked for": (None, {"evaluate.save_latents": True}, EVERYTHING),
     "another set by a name": (None, {"data.eval.made": "real"}, {f"{row} on made" for row in ROWS}),
     "thresholds": (None, {"evaluate.thresholds": (0.7, 0.8)}, GATED | {"validation"}),
@@ -411,7 +412,7 @@ def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch, caplog):
     """In the row and in the report, but not for whoever asks the checkpoint."""
 
     stopping = finished.stopping
-    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.6, 0.7)})  # as good as each other
+    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.7, 0.6)})  # as good as each other
     assert finished.row("slpo")["sweep"]["chosen"] == 0.6
     assert stopping("slpo") == ("threshold", 0.6)
     assert "not used as it was made" not in caplog.text

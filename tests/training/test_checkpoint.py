@@ -378,6 +378,9 @@ def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, ca
     artifact.write(seal)  # of no file
     with pytest.raises(UserError, match=r"8/params: is damaged \(.*checksums.json lists none of its files"):
         load_params(tmp_path, _state().params)
+    seal.write_text(seal.read_text()[:-9])
+    with pytest.raises(UserError, match=r"8/params: is damaged \(.*checksums.json can't be read"):
+        load_params(tmp_path, _state().params)
     seal.unlink()
     assert load_params(tmp_path, _state().params)["reasoner"]["h_0"][0, 0] == 9.5
     assert "8: is used unchecked, without its checksums.json" in caplog.text

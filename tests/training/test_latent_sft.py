@@ -96,13 +96,18 @@ def case():
     return SimpleNamespace(**locals())
 
 
-def _slow(case, phase: str, index: int):
-    """Sums of a problem's cross-entropies and of its divergences, and their numbers."""
+def _slow(case, phase: str, index: int, moved=0.0):
+    """Sums of a problem's cross-entropies and of its divergences, and their numbers.
+
+    Args:
+        moved: what the reasoner's embeddings are other than they are, where they are not mixed.
+    """
     template = case.template
     decoder, encoder = (
         jax.tree.map(lambda x: np.asarray(x, np.float64), case.params[name]) for name in (REASONER, ENCODER)
     )
-    table, own = decoder["backbone"]["wte"], encoder["backbone"]["wte"]
+    mixed, own = decoder["backbone"]["wte"], encoder["backbone"]["wte"]
+    table = mixed + moved
     prompt = case.problems.prompts[index]
     written = [token for step in case.problems.steps[index] for token in step]
     rest = [*template.closing_ids, *case.problems.answers[index], template.eos_id]
@@ -125,7 +130,7 @@ def _slow(case, phase: str, index: int):
     for n in range(len(chunks)):
         latents.append(len(slots))
         at = len(prompt) + n
-        slots.append((labels[n] @ table[ids[n]], None, at, "main"))
+        slots.append((labels[n] @ mixed[ids[n]], None, at, "main"))
         span = chunks[n + 1] if phase == "union" and n + 1 < len(chunks) else []
         slots += [(table[token], token, at + 1 + i, n) for i, token in enumerate(span)]
     text = ([*written] if phase == "cot" else []) + rest
@@ -157,6 +162,21 @@ def test_loss_is_the_slow_loop_s(case, phase):
         expected += 0.7 * count * np.mean([away for *_, away in found])
     assert float(sums["loss"][1]) == count
     assert float(total) == pytest.approx(expected, rel=2e-4)
+
+
+def test_mixed_embeddings_are_constants(case):
+    """Along one direction of all embeddings, by differences of the slow loop with those held that are mixed."""
+    recipe = recipe_of(case.settings, "curriculum")
+    (now,) = [each for each in recipe.phases(case.problems, 8) if each.name == "union"]
+    batch = recipe.batch(case.problems, now, 0, 1, 4, (24,), recipe.slots(case.problems, now))
+    along = np.random.default_rng(3).normal(size=case.params[REASONER]["backbone"]["wte"].shape)
+
+    def total(step):
+        return sum(_slow(case, "union", int(index) % 4, step * along)[0] for index in batch.index)
+
+    grads, _ = compiled(jax.grad(recipe.loss_of(case.policy), has_aux=True))(case.params, batch, jax.random.key(0))
+    expected = (total(1e-5) - total(-1e-5)) / 2e-5
+    assert float(np.sum(grads[REASONER]["backbone"]["wte"] * along)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_phases_train_their_parts(case):

@@ -61,6 +61,14 @@ def test_a_stage_ends_after_the_first_window_that_is_right(first, until):
     assert (ended is None) == (until == 1.0)
 
 
+def test_a_stage_ends_where_all_rows_of_a_window_are_right():
+    learning = Learning(1.0, 1, [])
+    for _ in range(WINDOW):
+        assert not learning.ends_after(1)
+        learning.add({"accuracy": 1.0})
+    assert learning.ends_after(WINDOW + 1)
+
+
 def test_a_stage_without_accuracies_takes_its_steps():
     learning = Learning(0.1, 1, [])
     for step in range(1, 60):
