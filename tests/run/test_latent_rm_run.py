@@ -19,6 +19,7 @@ from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
+from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.run import labels, latent_rm
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages, run_stages
@@ -122,6 +123,25 @@ def test_a_label_is_the_share_of_right_completions_of_a_beginning(tmp_path, cpu_
     assert found.problems.tolist() == [1, 4]
     index, thought, step, number = np.ix_([1, 4], range(3), range(1, steps + 1), range(4))
     np.testing.assert_allclose(found.shares, goes_on(index, thought, step, number).mean(axis=-1), atol=1e-6)
+
+
+def test_labels_are_bound_to_all_that_makes_them(tmp_path, cpu_devices, monkeypatch):
+    """Thoughts and completions by their law and numbers, and what is right; not how a reward model is trained."""
+    monkeypatch.setitem(REWARDS, "mine", lambda question, reference, text: 1.0)
+    facts = {}
+
+    def refused(**changes):
+        facts.update(labels.check_labels(experiment_of(tmp_path / "work", **changes), "", {"w": jnp.zeros(2)}))
+
+    refused()
+    artifact.write(labels.manifest_of(tmp_path / "work" / "labels"), facts)
+    refused(**{"latent_rm.steps": 7, "latent_rm.loss": "bce"})
+    for key, value in {
+        "seed": 1, "reward": "mine", "latent_rm.threshold": 0.4, "latent_rm.latents": 2, "latent_rm.dropout": 0.6,
+        "max_answer_tokens": 3,
+    }.items():  # fmt: skip
+        with pytest.raises(UserError, match=rf"^config\.{key}: is .*, and the labels in \S+ were made with "):
+            refused(**{key: value})
 
 
 @pytest.mark.slow

@@ -31,7 +31,14 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.run import evaluate
 from slpo_jax.run.experiment import Experiment, build
 from slpo_jax.run.plan import check_stages, run_stages
-from slpo_jax.run.provenance import check_starts, ensure_manifest, evaluated_settings, settings_of, starting_stage
+from slpo_jax.run.provenance import (
+    check_starts,
+    checkpoint_digest,
+    ensure_manifest,
+    evaluated_settings,
+    settings_of,
+    starting_stage,
+)
 from slpo_jax.run.rows import reported_settings
 from slpo_jax.training.recipes import RECIPES
 
@@ -346,6 +353,16 @@ def test_every_part_of_the_parameters_counts():
     ]
     assert len({params_digest(one) for one in [tree, *others]}) == len(others) + 1
     assert params_digest(tree) == params_digest({"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)})
+
+
+def test_parameters_are_read_again_where_their_files_are_others_of_the_same_size(run):
+    experiment = run.experiment()
+    first, again = (checkpoint_digest(experiment, "slpo", lambda value=value: _params(value)) for value in (4, 5))
+    assert again == first == params_digest(_params(4))
+    path = next(path for path in (run.work / "checkpoints/slpo/0/params").rglob("*") if path.is_file())
+    path.write_bytes(bytes(len(path.read_bytes())))
+    assert checkpoint_digest(experiment, "slpo", lambda: _params(5)) == params_digest(_params(5))
+    experiment.log.close()
 
 
 def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoint_s(finished, monkeypatch):
