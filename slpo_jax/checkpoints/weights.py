@@ -70,7 +70,7 @@ def _llama(c: LlamaConfig) -> list[Weight]:
         ("mlp", "up_proj"): (c.n_inner, width),
         ("mlp", "down_proj"): (width, c.n_inner),
     }
-    norms = {("input_layernorm",): width, ("post_attention_layernorm",): width}
+    norms: dict[tuple[str, ...], int] = {("input_layernorm",): width, ("post_attention_layernorm",): width}
     if c.qk_norm:
         norms |= {("self_attn", name): c.head_dim for name in ("q_norm", "k_norm")}
     for layer in range(c.n_layer):
