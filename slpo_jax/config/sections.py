@@ -63,6 +63,8 @@ def changed(settings: T, changes: Mapping[str, Any], key: str = "config") -> T:
             raise UserError(f"{key}.{name}: unknown config key; use one of {', '.join(sorted(names))}")
         if is_section and (rest or isinstance(value, Mapping | ConfigDict)):
             inner.setdefault(first, {}).update({rest: value} if rest else value.items())
+        elif is_section and not is_dataclass(value):
+            raise UserError(f"{key}.{name}: {value!r} is not valid; give a section with keys of its own")
         else:
             every[first] = _frozen(value)
     every |= {name: changed(every[name], found, f"{key}.{name}") for name, found in inner.items()}
