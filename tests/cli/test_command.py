@@ -125,8 +125,8 @@ def test_a_run_says_where_it_is_before_jax_is_imported(flags, line):
 
 def test_keys_of_a_config_are_taken_from_between_the_other_arguments():
     """A value may be the next argument, but no flag is one."""
-    argv = ["slpo", "-config.a.b=1", "x", "--config.c", "-2", "--config.d", "--config.a.b=3\n", "--configs=4", "--config.e"]
-    assert take_keys(argv) == (["slpo", "x", "--configs=4"], {"a.b": "3\n", "c": "-2", "d": "", "e": ""})
+    argv = ["slpo", "-config.a.b=1", "x", "--config.c", "-2", "--config.d", "--config.a.b=3", "--x=4"]
+    assert take_keys(argv) == (["slpo", "x", "--x=4"], {"a.b": "3", "c": "-2", "d": ""})
 
 
 @pytest.mark.parametrize("command", ["", *commands._MODULES, "configs"])
