@@ -24,7 +24,6 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
-from slpo_jax.training.recipes.batcher import Draw
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
 RECIPE = curriculum.Curriculum()(ImitateSettings())
@@ -111,14 +110,6 @@ def test_batch_by_hand(problems, dropped, latents):
         assert _words(problems, batch.suffix.tokens[row][kept]) == f"<|end-latent|> {text}"
         assert _words(problems, batch.suffix.targets[row][kept]) == f"{text} <eos>"
         assert kept.tolist() == [True] * (len(text.split()) + 1) + [False] * (slots - len(text.split()) - 1)
-
-
-def test_each_use_of_chance_has_numbers_of_its_own(problems):
-    """By seed, step and use."""
-    phase = Phase("x", 0, 9, 0, 0, 0)
-    draws = [Draw(problems, phase, step, seed, np.arange(3), (12,), ((9,),)) for step, seed in ((3, 4), (4, 3), (3, 5))]
-    numbers = {draw.rng(stream).random() for draw in draws for stream in range(1, 7)}
-    assert len(numbers) == 18
 
 
 def test_drawn_latents_lie_between_the_steps_and_t(problems):
