@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,21 @@ def test_pefts_own_word_on_the_scale_goes_first(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": 16, "r": 8}))
     settings = case.settings | {"init": str(tmp_path), "lora_alpha": 77.0}
     assert_arrived(open_case(settings, tmp_path), case.model.state_dict(), 1e-6)
+
+
+def test_an_original_state_dict_with_its_base_s_files_beside_it(tmp_path):
+    """They stand for a base that is not named; with one the config is the base's, and the tokenizer still its own."""
+    case = copied(tmp_path, coconut_original, "gpt2", True)
+    base, own = Path(case.settings["base"]), tmp_path / "own"
+    shutil.copytree(base, own)
+    shutil.copy(case.settings["init"], own / "model.safetensors")
+    settings = {**case.settings, "init": str(own), "base": ""}
+    assert_arrived(open_case(settings, tmp_path), case.model.state_dict())
+    (own / "config.json").write_text("{}")
+    (base / "tokenizer.json").write_text("{}")
+    opened = open_case(settings | {"base": str(base)}, tmp_path)
+    assert_arrived(opened, case.model.state_dict())
+    assert (opened.tokens["start"], opened.tokens["end"]) == (case.start, case.end)
 
 
 def test_padded_base_models(tmp_path):
