@@ -28,18 +28,18 @@ _WORDS = {"c_thought": 0, "max_latent_stage": 0}
 # stages and the last; tokens of an answer; imitation's rate. A step of a problem is a node and a line break, and so a
 # latent of CoLaR's and Latent-SFT's. Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
-    "coconut": ("coconut", _COCONUT, 1800, (3, 1, 1), 3, 2e-3),
-    "simcot_coconut": ("coconut", _COCONUT | {"recipe": "simcot"}, 1500, (3, 1, 1), 3, 2e-3),
-    "codi": ("codi", _COCONUT, 1400, (0, 0, 1), 7, 2e-3),
+    "coconut": ("coconut", _COCONUT, 2600, (7, 1, 1), 3, 2e-3),
+    "simcot_coconut": ("coconut", _COCONUT | {"recipe": "simcot"}, 2000, (7, 1, 1), 3, 2e-3),
+    "codi": ("codi", _COCONUT, 1450, (0, 0, 1), 7, 2e-3),
     "simcot_codi": ("codi", _COCONUT | {"recipe": "simcot"}, 1300, (0, 0, 1), 7, 2e-3),
-    "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1800, (1, 0, 1), 4, 2e-3),
-    "regular": ("colar", _COCONUT | {"recipe": "regular"}, 1800, (1, 0, 1), 4, 2e-3),
-    "dart": ("dart", _COCONUT, 1400, (0, 0, 1), 7, 2e-3),
-    "latent_sft": ("text", _LATENT_SFT, 1400, (3, 1, 1), 4, 2e-3),
-    "latent_grpo": ("text", _LATENT_SFT, 1400, (3, 1, 1), 4, 2e-3),
-    "cot_sft": ("coconut", _WORDS, 2200, (1, 0, 0), 12, 2e-3),
-    "icot": ("coconut", _WORDS | {"recipe": "icot"}, 2200, (1, 0, 1), 12, 2e-3),
-    "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 2000, (3, 1, 1), 3, 2e-3),
+    "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1850, (1, 0, 1), 4, 2e-3),
+    "regular": ("colar", _COCONUT | {"recipe": "regular"}, 1900, (1, 0, 1), 4, 2e-3),
+    "dart": ("dart", _COCONUT, 1450, (0, 0, 1), 7, 2e-3),
+    "latent_sft": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
+    "latent_grpo": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
+    "cot_sft": ("coconut", _WORDS, 2500, (1, 0, 0), 12, 2e-3),
+    "icot": ("coconut", _WORDS | {"recipe": "icot"}, 2600, (1, 0, 1), 12, 2e-3),
+    "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 2800, (7, 1, 1), 3, 2e-3),
 }
 OBJECTIVES = {
     "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
