@@ -80,7 +80,8 @@ def get_config(cell: str = "coconut_gpt2"):
     stages = 3 if architecture == "text" else imitate["max_latent_stage"]
     words, stage, last = shares
     share = steps // (words + stages * stage + last)
-    learnable = imitate.get("recipe") not in ("latent_sft", "icot")  # whose recipes say themselves when a phase ends
+    # Others say themselves when a phase ends, or judge answers after the true thoughts alone.
+    learnable = imitate.get("recipe", "simcot") == "simcot"
     config.imitate.update(
         batch_size=128, final_latents="published", cot_steps=words * share, stage_steps=stage * share,
         final_steps=last * share, stage_until=0.98 * learnable, **imitate,
