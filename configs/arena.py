@@ -30,7 +30,7 @@ _WORDS = {"c_thought": 0, "max_latent_stage": 0}
 REASONERS = {
     "coconut": ("coconut", _COCONUT, 2600, (7, 1, 1), 3, 2e-3),
     "simcot_coconut": ("coconut", _COCONUT | {"recipe": "simcot"}, 2000, (7, 1, 1), 3, 2e-3),
-    "codi": ("codi", _COCONUT, 1450, (0, 0, 1), 7, 2e-3),
+    "codi": ("codi", _COCONUT, 1450, (0, 0, 1), 7, 1e-3),
     "simcot_codi": ("codi", _COCONUT | {"recipe": "simcot"}, 1300, (0, 0, 1), 7, 2e-3),
     "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1850, (1, 0, 1), 4, 2e-3),
     "regular": ("colar", _COCONUT | {"recipe": "regular"}, 1900, (1, 0, 1), 4, 2e-3),
