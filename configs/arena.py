@@ -3,12 +3,12 @@
 `--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
 graphs, whose depth decides, and then each objective that applies to it, from where imitation ended: a control without
 rewards, SLPO, Pass@k by replay, and its own where it has one. A stage of imitation ends when it is learned, or at its
-most steps; these add up to about `SECONDS` of one core. There is no gate: all latent reasoners think `DEPTH` latents,
+most steps; these add up to about two minutes of one core. There is no gate: all latent reasoners think `DEPTH` latents,
 but those that stop themselves.
 
 With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
-`TRIED`. Imitation's rate is the better of `IMITATION_TRIED`, for each reasoner (`launch/reproduce.py arena_imitation`),
-an objective's is the same for all (`launch/reproduce.py arena_rates`).
+`TRIED`. Imitation's rate is the better of 1e-3 and 2e-3 for each reasoner (`launch/reproduce.py arena_imitation`), an
+objective's is the same for all (`launch/reproduce.py arena_rates`).
 """
 
 from slpo_jax.config import default_config
@@ -16,15 +16,13 @@ from slpo_jax.config.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thoug
 from slpo_jax.errors import UserError
 
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think
-SECONDS = 120
 RL_STEPS = 120
-IMITATION_TRIED = (1e-3, 2e-3)
 TRIED = (3e-5, 1e-4, 3e-4)
 RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
 _COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH}
 _LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the architecture; keys of config.imitate; steps of it in `SECONDS`; how they are shared among the words, the
+# By name: the architecture; keys of config.imitate; steps in two minutes; how they are shared among the words, the
 # stages and the last; tokens of an answer; imitation's rate. A step of a problem is a node and a line break, and so a
 # latent of CoLaR's and Latent-SFT's. Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
