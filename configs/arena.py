@@ -32,10 +32,10 @@ REASONERS = {
     "simcot_codi": ("codi", _COCONUT | {"recipe": "simcot"}, 1300, (0, 0, 1), 7, 2e-3),
     "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1850, (1, 0, 1), 4, 2e-3),
     "regular": ("colar", _COCONUT | {"recipe": "regular"}, 1900, (1, 0, 1), 4, 2e-3),
-    "dart": ("dart", _COCONUT, 1450, (0, 0, 1), 7, 2e-3),
+    "dart": ("dart", _COCONUT, 1450, (0, 0, 1), 7, 1e-3),
     "latent_sft": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
     "latent_grpo": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
-    "cot_sft": ("coconut", _WORDS, 2500, (1, 0, 0), 12, 2e-3),
+    "cot_sft": ("coconut", _WORDS, 2500, (1, 0, 0), 12, 1e-3),
     "icot": ("coconut", _WORDS | {"recipe": "icot"}, 2600, (1, 0, 1), 12, 2e-3),
     "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 2800, (7, 1, 1), 3, 2e-3),
 }
