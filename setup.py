@@ -17,7 +17,7 @@ REQUIREMENTS = [
     "gguf>=0.17",
     "huggingface_hub>=1.0",
     "jax>=0.10",
-    "jinja2>=3.1",  # which transformers renders chat templates with
+    "jinja2>=3.1",  # also renders transformers' chat templates
     "ml_collections>=1.1.0",
     "ml_dtypes>=0.5",
     "numpy>=2.1.0",
@@ -76,7 +76,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["slpo_jax", "slpo_jax.*"]), "slpo_jax.configs"],
-    package_data={"slpo_jax": ["py.typed"], "slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"]},
+    package_data={
+        "slpo_jax": ["py.typed"],
+        "slpo_jax.checkpoints": ["card.md"],
+        "slpo_jax.evaluation.page": ["*.html", "*.css", "*.js"],
+    },
     package_dir={"slpo_jax.configs": "configs"},  # `--config=NAME` finds them there
     entry_points={"console_scripts": ["slpo = slpo_jax.cli.commands:main"]},
     install_requires=REQUIREMENTS,

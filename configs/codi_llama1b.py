@@ -11,8 +11,9 @@ Activations are bfloat16 on accelerators; a published checkpoint gives the token
 so SLPO's step fits the paper's four 48 GB cards (docs/speed.md).
 """
 
+from _presets import codi_imitation, paper
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import codi_imitation, paper
 
 
 def get_config(folder: str = "data"):

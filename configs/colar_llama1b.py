@@ -5,8 +5,9 @@ of its vision encoder (docs/methods.md). GSM8K-Aug is read from `data/`, as by `
 published file: `--config.init=epoch.ckpt --config.lora_alpha=32 --config.stages="('rl','evaluate')"`.
 """
 
+from _presets import GSM8K_AUG, colar_imitation, colar_thought, paper
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import GSM8K_AUG, colar_imitation, colar_thought, paper
 
 
 def get_config(recipe: str = "colar"):

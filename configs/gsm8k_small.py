@@ -4,8 +4,9 @@
 `multiarith.json` and `gpt2_tokenizer/` (vocab.json, merges.txt) from DIR; the default is `data`.
 """
 
+from _presets import gsm8k_files, small_gpt2
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import gsm8k_files, small_gpt2
 
 
 def get_config(folder: str = "data"):

@@ -10,8 +10,9 @@ Rewards come after either with `--config.stages="('imitate','rl','evaluate')"`. 
 programs take the best of validation.
 """
 
+from _presets import coconut_imitation
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import coconut_imitation
 from slpo_jax.errors import UserError
 
 SENTENCES, GRAPHS = 17_886, 14_785  # problems to train on

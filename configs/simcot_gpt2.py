@@ -6,8 +6,9 @@ from GPT-2 itself with it, as published but for dropout of the adapters' inputs.
 `configs/coconut_gpt2.py`.
 """
 
+from _presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import GSM8K_AUG, coconut_imitation, codi_imitation, paper
 
 
 def get_config(reasoner: str = "coconut"):

@@ -1,14 +1,15 @@
 """The paper's tables 3 and 4 on Llama-3.2-1B-Instruct: `--config=configs/soft_llama1b.py:METHOD`.
 
-METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`config/presets.py`); or latent_sft
+METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`_presets.py`); or latent_sft
 and latent_grpo, which goes on from it, on GSM8K-Aug's files in `data`.
 The 1B's settings are not published; they are the 3B's.
 Model and data are hub ids, from its cache where there is no network; local directories of the same layout do as well
 (`--config.init=DIR`, `--config.data.train=DIR`).
 """
 
+from _presets import soft_llama
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import soft_llama
 
 
 def get_config(method: str = "slpo"):

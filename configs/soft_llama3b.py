@@ -1,6 +1,6 @@
 """The paper's tables 3 and 4 on Llama-3.2-3B-Instruct: `--config=configs/soft_llama3b.py:METHOD`.
 
-METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`config/presets.py`); or latent_sft
+METHOD is cot, latent, grpo, lepo, soft_tokens, hrpo, slpo, pathwise or soft_grpo (`_presets.py`); or latent_sft
 and latent_grpo, which goes on from it, on GSM8K-Aug's files in `data`.
 For latent_grpo give a checkpoint of latent_sft (`--config.init=RUN`): none is published. Its published settings are in
 docs/methods.md.
@@ -11,8 +11,9 @@ Model and data are hub ids, from its cache where there is no network; local dire
 (`--config.init=DIR`, `--config.data.train=DIR`).
 """
 
+from _presets import on_cards, soft_llama
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import on_cards, soft_llama
 
 
 def get_config(argument: str = "slpo"):

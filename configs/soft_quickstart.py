@@ -11,15 +11,10 @@ trained at every rate of `RATES` and evaluated on the validation problems alone:
 (`launch/reproduce.py table4_rates`).
 """
 
+from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, SOFT_GRPO, SOFT_GRPO_OBJECTIVE
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import (
-    LATENT_GRPO,
-    LATENT_SFT_MIXTURE,
-    SOFT_GRPO,
-    SOFT_GRPO_OBJECTIVE,
-    objective_variant,
-    tried,
-)
+from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
 
 SOFT_TOKENS, WORDS, CHUNKS = 4, 24, 12

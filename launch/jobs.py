@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import os
-import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +15,11 @@ from typing import Any
 from ml_collections import ConfigDict
 from runs import Run, Table
 
+from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
+from slpo_jax.evaluation.report import write_report
+from slpo_jax.evaluation.rows import read_row, read_rows, write_row
 from slpo_jax.io.files import digest, files_digest, read_json, write_text
 from slpo_jax.io.workdir import Workdir
 
@@ -31,6 +34,7 @@ class Job:
     Attributes:
         arguments: of slpo_jax.main.
         facts: what its result depends on, beside the code; not where the table's folder and the checkout lie.
+        lender: the workdir whose rows its report has too.
     """
 
     run: Run
@@ -38,6 +42,7 @@ class Job:
     workdir: Path
     arguments: tuple[str, ...]
     facts: dict[str, Any]
+    lender: Path | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -79,8 +84,6 @@ def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -
     """One of them; `root` and the others as of `plan`."""
     workdir, lender = (root / name / f"seed_{seed}" for name in (run.name, run.after))
     overrides = {"seed": seed, **({} if limit is None else {"evaluate.limit": limit}), **run.overrides}
-    if run.after and not run.alone:
-        overrides["evaluate.rows_from"] = lender
     values = (f"--config.{key}={value}".replace("{after}", str(lender)) for key, value in overrides.items())
     arguments = (f"--config={ROOT / run.config}", f"--workdir={workdir}", *values)
     sources = _sources(run.config) | {key: str(value) for key, value in overrides.items() if key.startswith("data.")}
@@ -91,13 +94,12 @@ def make_job(table: Table, run: Run, root: Path, seed: int, limit: int | None) -
         "data": {key: _files_digest(Path(source_path(source))) for key, source in sorted(sources.items())},
         "after": digest(make_job(table, before, root, seed, limit).facts) if before else "",
     }
-    return Job(run, seed, workdir, arguments, facts)
+    return Job(run, seed, workdir, arguments, facts, lender if run.after and not run.alone else None)
 
 
 def load_config(name: str) -> ConfigDict:
     """What a run's config says: PATH or PATH:ARGUMENT."""
-    path, _, argument = name.partition(":")
-    return runpy.run_path(str(ROOT / path))["get_config"](*filter(None, [argument]))
+    return read_config_file(str(ROOT / name))
 
 
 @functools.cache
@@ -131,7 +133,26 @@ def run_job(job: Job) -> None:
     if status:
         last = (log.read_text().strip().splitlines() or ["no output"])[-1]
         raise UserError(f"{job.workdir}: its run ended with status {status} ({last}); mend it, all output is in {log}")
+    if job.lender:
+        take_rows(job.lender, job.workdir)
+        write_report(job.workdir)
     write_text(job.workdir / DONE, json.dumps(job.finished_facts(), indent=1) + "\n")
+
+
+def take_rows(lender: Path, workdir: Path) -> None:
+    """Copy another run's rows, on the sets of this one's, where this one has none of that name.
+
+    Runs that differ in their last stage alone need not evaluate the first ones again.
+    """
+    theirs, ours = Workdir(lender), Workdir(workdir)
+    sets = {name for _, name in ours.evaluated()}
+    for row in read_rows(lender).values():
+        mine = read_row(workdir, row.name)
+        if mine is None or mine.source:
+            write_row(workdir, dataclasses.replace(row, source=row.source or str(lender)))
+            for path in theirs.row(row.name).iterdir():
+                if path.name.partition(".")[0] in sets:
+                    shutil.copyfile(path, ours.row(row.name) / path.name)
 
 
 def run_all(jobs: Sequence[Job]) -> None:

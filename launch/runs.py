@@ -20,7 +20,7 @@ class Run:
         config: FILE or FILE:ARGUMENT, as --config of slpo_jax.main takes it; relative to the checkout.
         overrides: value by config key; "{after}" in one stands for the workdir of `after` with the same seed.
         after: the name of a run that comes first, whose report's rows this one takes where it has none of its own
-            (`config.evaluate.rows_from`); "": none.
+            (`jobs.take_rows`); "": none.
         rows: that are compared of it, instead of the table's.
         alone: it takes no rows of `after`, being evaluated in another way.
         seeds: instead of the table's.

@@ -66,5 +66,5 @@ def workdir(reasoner: str, folder: Path) -> Path:
     rule = RUN.get(reasoner, 0.75)
     row = Row("cold_start", "cold gate", stage="cold_start", stopping="threshold", rule=rule, settings=facts)
     write_row(folder, row)
-    write_rule(experiment.workdir.stage("cold_start"), row)
+    write_rule(experiment.workdir.stage("cold_start"), row, alike=True)
     return folder

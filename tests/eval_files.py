@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 
 from slpo_jax.evaluation import records
-from slpo_jax.evaluation.rows import BEST_FIXED, Row, read_rows, write_row
+from slpo_jax.evaluation.rows import BEST_FIXED, Row, read_row, read_rows, write_row
+from slpo_jax.io import artifact
+from slpo_jax.io.workdir import Workdir
 
 ROWS = {
     row.name: row
@@ -58,8 +60,16 @@ def write_eval(workdir, row, name, right, hits=None, lengths=None, steps=None, *
     lengths = [3] * n if lengths is None else lengths
     steps = [2] * n if steps is None else steps
     rows = [problem(i, right[i], hits[:, i], int(lengths[i]), steps[i]) for i in range(n)]
-    records.write_records(workdir / "eval" / row / f"{name}.jsonl", rows)
     write_row(workdir, dataclasses.replace(ROWS.get(row) or Row(row, row, 20), **facts))
+    write_lines(workdir, row, name, rows)
+
+
+def write_lines(workdir, row, name, lines, **facts):
+    """A set's records with their manifest, which says that they are of what the row is of; facts: what else it says."""
+    files, of = Workdir(workdir).set_files(name, row), read_row(workdir, row)
+    records.write_records(files.records, lines)
+    known = {"checkpoint": of.checkpoint, "settings": of.evaluation, "data": "", "left_out": 0}
+    artifact.write(files.manifest, known | facts, files=[files.records])
 
 
 def evals_of(workdir):

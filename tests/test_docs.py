@@ -15,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 from eval_files import write_eval
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 from small_steps import ALWAYS, GROUP, NEVER, POLICY, REASONER, prompted_batch, rigged_reward, small_params
 from tiny import GATE, compiled
 
+from configs._presets import SOFT_METHODS
 from slpo_jax.checkpoints.architectures import ARCHITECTURES
+from slpo_jax.cli.command import take_keys
 from slpo_jax.cli.commands import as_module
-from slpo_jax.cli.options import Data, with_config
-from slpo_jax.config import default_config, presets, validate
+from slpo_jax.config import default_config, validate
+from slpo_jax.config.load_options import KEYS as LOAD_OPTIONS
 from slpo_jax.config.registry import read_registrations
 from slpo_jax.evaluation.definitions import SCALARS
 from slpo_jax.evaluation.records import read_records
@@ -34,6 +35,7 @@ from slpo_jax.policy.advantage import ADVANTAGES
 from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
+from slpo_jax.run.derived import KEYS, requested
 from slpo_jax.run.experiment import build
 from slpo_jax.run.plan import check_stages
 from slpo_jax.training import rl
@@ -150,18 +152,17 @@ def _as_module(words: list[str]) -> list[str]:
     if words[0] != "slpo":
         return words
     module, arguments = as_module(words[1:])
+    if module == "slpo_jax.main" and not arguments[0].startswith("-"):
+        arguments = [f"--config={arguments[0]}", *arguments[1:]]
     return ["python", "-m", module, *arguments]
 
 
-def config_of(words: list[str], monkeypatch):
+def config_of(words: list[str]):
     """The checked config of a command's arguments, from the checkout's root."""
-    arguments = with_config(words[2:], Data({}, {}))
-    monkeypatch.setattr(sys, "argv", arguments)  # where config_flags looks for the keys that are given
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, lock_config=True)
-    flags.DEFINE_string("workdir", None, "", flag_values=values)
-    assert values(arguments) == ["slpo_jax.main"]
-    return validate.check(values.config)
+    rest, keys = take_keys(words[3:])
+    (start,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
+    assert all(re.match("--(config|workdir|smoke)", word) for word in rest)
+    return validate.check(*requested(start, dict.fromkeys(KEYS, ""), {}, keys, texts=True))
 
 
 @of(PAGES)
@@ -173,7 +174,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
         for file in [word for word in words if word.startswith("--register=")]:
             example(Path(file.partition("=")[2]).stem)
             words.remove(file)
-        config_of(words, monkeypatch)
+        config_of(words)
     assert runs or page.name not in ("README.md", "start.md", "train.md", "methods.md")
 
 
@@ -181,7 +182,7 @@ def test_runs_have_configs_that_can_be_used(page, monkeypatch, example):
 def test_methods_would_begin(tmp_path, monkeypatch):
     """Each way to imitate can use the embedded problems: nothing is missing, and phases have room for warm-ups."""
     monkeypatch.chdir(ROOT)
-    configs = [config_of(words, monkeypatch) for words in commands(METHODS) if "slpo_jax.main" in words]
+    configs = [config_of(words) for words in commands(METHODS) if "slpo_jax.main" in words]
     ways = {str((config.reasoner, config.imitate, config.prompt)): config for config in configs}
     for i, config in enumerate(ways.values()):
         check_stages(build(config, tmp_path / str(i)))
@@ -209,13 +210,15 @@ def test_other_commands_have_their_files_and_flags(page):
         sources = [path.read_text(), *((ROOT / "slpo_jax" / each).read_text() for each in shared)]
         sources += [file.read_text() for file in path.parent.glob("*/report.py")]  # flags that benchmarks share
         for flag in (word.partition("=")[0].lstrip("-") for word in words[2:] if word.startswith("--")):
+            if flag in LOAD_OPTIONS:
+                continue
             quoted = re.compile(rf"[\"'](--)?{flag.partition('.')[0]}[\"']")
             assert any(quoted.search(source) for source in sources), f"{path.name}: --{flag}"
 
 
 def test_methods_are_all_there():
     said = set(re.findall(r"\w+", METHODS.read_text()))
-    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *presets.SOFT_METHODS} - said
+    assert not {*LATENT_POLICIES, *OBJECTIVES, *ADVANTAGES, *RECIPES, *ARCHITECTURES, *SOFT_METHODS} - said
 
 
 def test_reference_is_current(monkeypatch):
@@ -385,6 +388,7 @@ def test_example_of_an_architecture(example):
     damped = example("damped").Damped(factor=0.25)
     hidden_BLD = np.random.default_rng(0).normal(size=(1, 2, REASONER.width)).astype(np.float32)
     np.testing.assert_allclose(damped.on(REASONER.config).transition({}, hidden_BLD), 0.25 * hidden_BLD)
+    assert damped.layers == (("scale", 0.25),)  # by which exports think in PyTorch
     assert damped.unwrap({}, "") is None
 
 

@@ -108,7 +108,7 @@ def test_commands_run(said):
     assert "Difference(difference=" in said["-c"][0]
     assert said[view] == ["runs/quickstart/report.html\n"]
     # What was exported is asked as the run was: T, threshold and budget go with it.
-    chosen = json.loads((folder / "runs" / "quickstart" / "thresholds.json").read_text())["slpo"]["chosen"]
+    chosen = json.loads((folder / "runs" / "quickstart" / "report.json").read_text())["thresholds"]["slpo"]["chosen"]
     facts = json.loads(
         _run(["python", "-m", "slpo_jax.cli.solve", "--checkpoint=exported_slpo", "--json", ASKED], folder)
     )

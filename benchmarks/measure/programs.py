@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.measure.compiled import abstract_batch, abstract_rollouts, abstract_state
+from slpo_jax.config.config import rl_of
 from slpo_jax.io.mesh import EVERYWHERE, ROWS
 from slpo_jax.models.parts import ADAPTER
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.run import adapters, imitate
 from slpo_jax.run.experiment import Setup
-from slpo_jax.run.rl import make_objective, optimizer_config, optimizer_of, steps_of, training_policy
+from slpo_jax.run.rl import make_objective, optimizer_config, optimizer_of, training_policy
 from slpo_jax.run.stage import host_batches
 from slpo_jax.stages import COLD_START, EVALUATE, IMITATE, RL
 from slpo_jax.training import cold_start, rl
@@ -114,7 +115,7 @@ def _objective(setup: Setup, name: str, own: bool) -> list[Program]:
     state = abstract_state(params, trained, optimizer, setup.layout)
     batch = abstract_batch(setup.mesh, config.batch_size, max(setup.prompt_slots), REFERENCE if reward else 0)
     if own:
-        made = host_batches(setup, config, steps_of(setup, objective), objective.needs_answers)(0)
+        made = host_batches(setup, config, rl_of(config, objective).steps, objective.needs_answers)(0)
         batch = placed(setup, made, ROWS)
     elif objective.needs_answers:
         rows = placed(setup, jax.ShapeDtypeStruct((config.batch_size, policy.config.answer_slots), jnp.int32), ROWS)

@@ -1,7 +1,6 @@
 """The work that the benchmarks time: models, random weights and prompts, the same for every implementation."""
 
 import dataclasses
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slpo_jax.config import read_config
+from slpo_jax.config.config_files import read_config_file
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.templates import Template
@@ -120,8 +120,7 @@ def load_file(name: str):
     Args:
         name: FILE or FILE:ARGUMENT.
     """
-    path, _, argument = name.partition(":")
-    return runpy.run_path(str(ROOT / path))["get_config"](*filter(None, [argument]))
+    return read_config_file(str(ROOT / name))
 
 
 def load_config(shapes: Shapes):

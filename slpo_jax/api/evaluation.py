@@ -75,7 +75,7 @@ class Evaluation:
     @functools.cached_property
     def arrays(self) -> EvalRecords:
         """The same as arrays."""
-        return arrays_of([(f"record {number}", row) for number, row in enumerate(self.records, 1)])
+        return arrays_of(self.records)
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:

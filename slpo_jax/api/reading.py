@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from absl import logging
-
 from slpo_jax.config.bounds import FieldError
 from slpo_jax.config.naming import READ, naming
 from slpo_jax.data.chat import TEXT_STYLES
@@ -15,7 +13,7 @@ from slpo_jax.data.record_fields import FieldsConfig
 from slpo_jax.errors import UserError
 from slpo_jax.run.data_summary import read_as
 from slpo_jax.run.derived import answers_of
-from slpo_jax.run.sources import KINDS
+from slpo_jax.run.sources import KINDS, only_errors
 
 _ARE: dict[Answers, str] = {"numbers": "numbers", "latex": "LaTeX", "texts": "texts"}
 
@@ -45,12 +43,8 @@ def read(source: Any, answers: str = "", fields: Mapping[str, str] | None = None
     source = os.fspath(source) if isinstance(source, os.PathLike) else source
     why = ""
     if not answers:
-        before = logging.get_verbosity()
-        logging.set_verbosity(logging.ERROR)  # what is wrong with the data is said below
-        try:
+        with only_errors():  # what is wrong with the data is said below
             choice = answers_of(_load(source, "texts", named))
-        finally:
-            logging.set_verbosity(before)
         answers, why = choice.values["prompt.answers"], f" ({choice.why})"
     kind = KINDS.get(answers, "numbers")
     problems = _load(source, kind, named)

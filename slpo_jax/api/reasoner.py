@@ -206,22 +206,7 @@ def _path(name: str, given: Any) -> str:
 
 
 @naming(ARGUMENTS)
-def load(
-    checkpoint: str | os.PathLike[str],
-    *,
-    threshold: float | None = None,
-    latents: int | None = None,
-    max_answer_tokens: int | None = None,
-    reasoner: str = "",
-    base: str = "",
-    tokenizer: str = "",
-    lora_alpha: float | None = None,
-    latent_policy: str = "",
-    instruction: str = "",
-    answers: str = "",
-    speed: int | None = None,
-    explain: bool = False,
-) -> TrainedReasoner:
+def load(checkpoint: str | os.PathLike[str], **options: Any) -> TrainedReasoner:
     """Load a reasoner with all that belongs to it.
 
     Args:
@@ -242,9 +227,4 @@ def load(
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
     set_up_jax()
-    solver = load_solver(
-        _path("checkpoint", checkpoint), threshold, latents, max_answer_tokens, reasoner=reasoner, base=base,
-        tokenizer=tokenizer, lora_alpha=lora_alpha, latent_policy=latent_policy, instruction=instruction,
-        answers=answers, speed=speed, explain=explain,
-    )  # fmt: skip
-    return TrainedReasoner(solver)
+    return TrainedReasoner(load_solver(_path("checkpoint", checkpoint), **options))

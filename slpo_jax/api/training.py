@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from slpo_jax.api.reasoner import TrainedReasoner, load
-from slpo_jax.cli.options import KEYS, check_once
-from slpo_jax.config.config import default_config
-from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.naming import TRAIN, naming
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
 from slpo_jax.io.backend import set_up_jax
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import Workdir
-from slpo_jax.run.derived import derived_settings
-from slpo_jax.run.sources import check_sources
+from slpo_jax.run.derived import requested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,42 +75,16 @@ def train(
         UserError: a key, a file or a value can't be used; nothing has been done then.
         KeyboardInterrupt: after Ctrl-C, once the stage is saved.
     """
-    name, changes = "run", dict(config or {})
-    given = {"train": train, "valid": valid, "base": base}
-    sources = {key: os.fspath(source) for key, source in given.items() if source}
+    sources = {key: os.fspath(source) for key, source in {"train": train, "valid": valid, "base": base}.items()}
     tests = {each: os.fspath(source) for each, source in (eval or {}).items()}
-    if isinstance(start, ConfigDict):
-        node = start.copy_and_resolve_references()
-    elif start:
-        node, name = read_config_file(os.fspath(start)), Path(os.fspath(start).partition(":")[0]).stem
-    else:
-        node, name = default_config(), "own"
-    if start and base:
-        raise UserError("base: goes with train and without a config; beside a config set init")
-    written = {KEYS[key]: f"{key}={source}" for key, source in sources.items()}
-    for each, source in tests.items():
-        written |= dict.fromkeys((f"data.eval.{each}", "data.eval"), f"eval[{each!r}]={source}")
-    check_once(written, [key.removeprefix("config.") for key in changes])
-    changes |= {KEYS[key]: source for key, source in sources.items()}
-    if tests:
-        node.data.eval = ConfigDict(tests)
-    override(node, changes)
-    if not start:
-        _choose(node, changes)
-    checked, folder = check(node, changes), Path(workdir or f"runs/{name}").expanduser()
-    check_sources(checked, folder)
+    node, given = requested(start if isinstance(start, ConfigDict) else os.fspath(start), sources, tests, config or {})
+    name = "run" if isinstance(start, ConfigDict) else Path(os.fspath(start).partition(":")[0]).stem or "own"
+    checked, folder = check(node, given), Path(workdir or f"runs/{name}").expanduser()
     set_up_jax(checked.cpu_devices)
     from slpo_jax.run.plan import run_stages  # once jax is set up
 
     try:
-        run_stages(checked, folder, list(changes))
+        run_stages(checked, folder, given)
     except SystemExit as end:  # which is a command's
         raise KeyboardInterrupt from end
     return Run(folder)
-
-
-def _choose(node: ConfigDict, given: Mapping[str, Any]) -> None:
-    """Choose from the data what isn't given."""
-    if not node.data.train:
-        raise UserError(f"train: give a config, one of {', '.join(shipped())}, or problems to train on, train=FILE")
-    print("\n".join(derived_settings(node, list(given))), file=sys.stderr)

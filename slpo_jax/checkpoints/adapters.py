@@ -139,18 +139,18 @@ def adapted(
     return merge_lora(tensors | added, lora, source)
 
 
-def refuse_half_tied(base: Mapping[str, Stored], model: Mapping[str, Stored], embedding: str, folder: Path) -> None:
+def refuse_half_tied(base: Stored, embedding: Stored, has_head: bool, folder: Path) -> None:
     """PEFT trains a copy of an embedding that it saves whole: a tied head stays the base's, unless PEFT ties it again.
 
     Args:
-        base: its tensors, without `lm_head.weight` where that is tied.
-        model: with the adapters.
-        embedding: its name.
+        base: the base's embedding.
+        embedding: that with the adapters.
+        has_head: whether its head is stored apart.
         folder: the adapters'.
     Raises:
         UserError: the head would be another one than PEFT's.
     """
-    if model[embedding] is base[embedding] or "lm_head.weight" in model:
+    if embedding is base or has_head:
         return
     if not read_json(folder / CONFIG, default={}).get("ensure_weight_tying"):
         raise UserError(

@@ -1,7 +1,11 @@
-"""The model card of an export: what was trained on what, and what it measures, from the run's own files."""
+"""The model card of an export, `card.md` with what was trained on what, and what it measures, from the run's files."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from jinja2 import StrictUndefined, Template
 
 from slpo_jax.checkpoints.description import Description
 from slpo_jax.errors import UserError
@@ -9,17 +13,6 @@ from slpo_jax.evaluation.markdown import percent, shown_columns
 from slpo_jax.io.files import read_json
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.stages import CONTROL, IMITATE, RL, SECTIONS, TITLES
-
-_LINES = """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)
-chat = [{{"role": "user", "content": "Tom has 5 apples . He buys 3 . How many now ?"}}]
-prompt = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
-thought = model.generate(**prompt, return_dict_in_generate=True)
-print(tokenizer.decode(thought.sequences[0], skip_special_tokens=True), thought.stop_probabilities)
-```"""
 
 
 def model_card(checkpoint: Path, description: Description, name: str, thinks: bool, explains: bool = False) -> str:
@@ -33,25 +26,17 @@ def model_card(checkpoint: Path, description: Description, name: str, thinks: bo
     """
     stage = StageFolder.of(checkpoint)
     in_run = stage.workdir is not None and stage.is_finished and stage.facts.is_file() and _kind(stage) in TITLES
-    architecture = description.architecture
-    parts = [
-        f"---\nlibrary_name: transformers\ntags: [latent-reasoning, {architecture.name}, slpo]\n---",
-        f"# {name}",
-        (
-            f"A latent reasoner: {architecture.title} on {description.model.title} ({description.model.n_layer} "
-            f"layers, width {description.model.n_embd}, {description.model.vocab_size} tokens), exported from slpo_jax."
-        ),
-        "## Training",
-        _training(stage) if in_run else _converted(checkpoint, description),
-        "## Measured",
-        _figures(stage) if in_run else "Not evaluated by slpo_jax.",
-        "## Use",
-        _use(description),
-        *_in_pytorch(description, name, thinks),
-        "## Files",
-        _files(description, thinks, explains),
-    ]
-    return "\n\n".join(parts) + "\n"
+    template = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    facts = {field.name: getattr(description, field.name) for field in dataclasses.fields(description)}
+    return Template(template, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined).render(
+        facts,
+        name=name,
+        training=_training(stage) if in_run else _converted(checkpoint, description),
+        measured=_figures(stage) if in_run else "Not evaluated by slpo_jax.",
+        how=_use(description.settings),
+        thinks=thinks,
+        explains=explains,
+    )
 
 
 def _kind(stage: StageFolder) -> str:
@@ -133,39 +118,12 @@ def _stopping(most: Any, rule: Any, gated: bool, tokens: Any) -> str:
     return f"{thought} and answers of at most {tokens} tokens"
 
 
-def _use(description: Description) -> str:
-    settings = description.settings
+def _use(settings: Mapping[str, Any]) -> str:
+    """How it was made to think and answer; "" where nothing is known."""
     if not settings:
-        return "Nothing is known of what it was made with."
+        return ""
     tokens = settings.get("evaluate.max_answer_tokens") or settings.get("max_answer_tokens")
-    how = _stopping(settings.get("max_latents"), settings.get("rule"), bool(settings.get("gate.enabled")), tokens)
-    return f"As it was made, with {how}: `reasoner.json` says so under `settings`, and slpo_jax goes by it."
-
-
-def _in_pytorch(description: Description, name: str, thinks: bool) -> list[str]:
-    """What is to be known to use it without slpo_jax."""
-    if thinks:
-        return [
-            "In PyTorch, with transformers and without slpo_jax:",
-            _LINES.format(name=name),
-            (
-                "Latents, stops and answers are those of slpo_jax; several questions are a list of chats, with "
-                "`padding=True`. `trust_remote_code` has transformers run `custom_generate/generate.py`; without it, "
-                "`generate` is an error (transformers 4.57 runs a local folder's without being asked). Its arguments "
-                "`max_latents`, `stop_threshold` and `max_new_tokens` are by default those in "
-                "`generation_config.json`; `do_sample=True`, `temperature`, `top_p` and `num_return_sequences` draw "
-                "answers after the same thought."
-            ),
-        ]
-    if description.architecture.has_latents:
-        return ["It thinks in slpo_jax alone: with transformers, `generate` is an error."]
-    latent_policy = description.settings.get("latent_policy.name", "")
-    if description.settings.get("max_latents"):
-        return [
-            f"Its thought (`{latent_policy}`) is slpo_jax's alone: with transformers, `generate` writes without it."
-        ]
-    needs = "With transformers, `generate` is all that it needs"
-    return [f"{needs}; special tokens that a question spells out are text to slpo_jax alone."]
+    return _stopping(settings.get("max_latents"), settings.get("rule"), bool(settings.get("gate.enabled")), tokens)
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
@@ -175,31 +133,3 @@ def _cell(row: dict[str, Any], key: str) -> str:
     if key == "latent_steps":
         return f"{value:.2f}"
     return percent(row, key)
-
-
-def _files(description: Description, thinks: bool, explains: bool) -> str:
-    lines = [
-        (
-            "- `model.safetensors`, `config.json`, tokenizer: the language model, for "
-            "`transformers.AutoModelForCausalLM.from_pretrained`."
-        ),
-    ]
-    if description.architecture.has_latents:
-        lines[0] += " `latent_start_id` and `latent_end_id` in config.json enclose the latents, which are not tokens."
-    if description.architecture.about_head:
-        lines.append(f"- `reasoner.safetensors`, {description.architecture.about_head}.")
-    if description.gate is not None:
-        state = "trained" if description.gate_trained else "random"
-        lines.append(f"- `reasoner.safetensors`, `gate.*`: the stopping gate ({state}), a stop logit from each latent.")
-    if explains:
-        lines.append("- `decoder.safetensors`: SIM-CoT's decoder, which says latents in words in slpo_jax.")
-    if thinks:
-        lines.append(
-            "- `custom_generate/generate.py`, `generation_config.json`: how it thinks in PyTorch; the settings."
-        )
-    lines.append("- `reasoner.json`: architecture and shapes, for slpo_jax (`--config.init=THIS_DIRECTORY`).")
-    lines.append(
-        "- `checksums.json`: what the files were when slpo_jax wrote them, which overwrites no others unasked."
-    )
-    lines.append("\n`save_pretrained` writes the first line's files alone: copy the others beside them.")
-    return "\n".join(lines)

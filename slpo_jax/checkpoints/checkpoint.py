@@ -12,7 +12,7 @@ from slpo_jax.checkpoints.decoder import read_decoder
 from slpo_jax.checkpoints.description import Description, end_tokens, write_description
 from slpo_jax.checkpoints.detect import Identity, identify
 from slpo_jax.checkpoints.hf_config import BackboneConfig
-from slpo_jax.checkpoints.source import CheckpointSource, fitting
+from slpo_jax.checkpoints.source import fitting
 from slpo_jax.checkpoints.weights import (
     Weight,
     backbone_weights,
@@ -103,9 +103,7 @@ def find_checkpoint(
             f"config.reasoner: is {config.reasoner}, but {identity.source} is a {found} checkpoint; set it to that or "
             "give another config.init"
         )
-    if identity.opened is None:
-        return _ours(config, identity)
-    return _imported(config, architecture, identity.opened)
+    return _ours(config, identity) if identity.orbax else _imported(config, architecture, identity)
 
 
 def _random(config: Config, architecture: type[Architecture], problems: Callable[[], Iterable[Problem]]) -> Checkpoint:
@@ -163,8 +161,8 @@ def _ours(config: Config, identity: Identity) -> Checkpoint:
     return Checkpoint(dataclasses.replace(description, model=model, settings={}), template, orbax=identity.orbax)
 
 
-def _imported(config: Config, architecture: type[Architecture], opened: CheckpointSource) -> Checkpoint:
-    layout, source = opened.layout, opened.source
+def _imported(config: Config, architecture: type[Architecture], opened: Identity) -> Checkpoint:
+    tensors, source = opened.tensors, opened.path
     with fitting(opened.model_base):
         stored = opened.shapes()
     if not config.tokenizer and opened.tokenizer is None:
@@ -185,9 +183,9 @@ def _imported(config: Config, architecture: type[Architecture], opened: Checkpoi
         template = _ended(template, ends, stored.vocab_size, source)
     weights = backbone_weights(stored)
     with fitting(opened.model_base):
-        check_tree(weights, layout.tensors.model, source)
-        refuse_leftovers(weights, layout.tensors.model, stored, source)
-    heads = made.heads(stored.n_embd) if layout.tensors.head else []
+        check_tree(weights, tensors.model, source)
+        refuse_leftovers(weights, tensors.model, stored, source)
+    heads = made.heads(stored.n_embd) if tensors.head else []
     gates = _gate(config, made, opened, stored.n_embd)
     _check_extras(made, heads + gates, opened)
     rows = max(stored.vocab_size, len(tokenizer))
@@ -198,24 +196,22 @@ def _imported(config: Config, architecture: type[Architecture], opened: Checkpoi
         description = dataclasses.replace(description, eos_ids=template.eos_ids)
 
     def read(explain: bool = False) -> dict[str, Any]:
-        tree = grow(read_tree(weights, layout.tensors.model, source), rows, template.tokenizer)
-        reasoner = {"backbone": tree} | read_tree(heads, layout.tensors.head, source)
-        found = {REASONER: reasoner} | ({GATE: read_tree(gates, opened.layout.gate, source)} if gates else {})
-        decoder = layout.decoder if explain else None
-        return found | ({DECODER: read_decoder(decoder, stored, layout.backbone, source)} if decoder else {})
+        tree = grow(read_tree(weights, tensors.model, source), rows, template.tokenizer)
+        reasoner = {"backbone": tree} | read_tree(heads, tensors.head, source)
+        found = {REASONER: reasoner} | ({GATE: read_tree(gates, opened.tensors.gate, source)} if gates else {})
+        decoder = tensors.decoder if explain else None
+        return found | ({DECODER: read_decoder(decoder, stored, weights[0].name, source)} if decoder else {})
 
     return Checkpoint(description, template, read, lacks=lacks)
 
 
-def _made(
-    architecture: type[Architecture], opened: CheckpointSource, asked: ModelConfig, is_base: bool
-) -> Architecture:
+def _made(architecture: type[Architecture], opened: Identity, asked: ModelConfig, is_base: bool) -> Architecture:
     """The architecture with what is to be known of the checkpoint."""
     if opened.description:
         return opened.description.architecture
     if is_base:
         return architecture.drawn(asked.n_embd, asked)
-    return architecture.found(opened.layout.tensors, opened.model, opened.source)
+    return architecture.found(opened.tensors, opened.model, opened.path)
 
 
 def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str) -> Template:
@@ -231,7 +227,7 @@ def _ended(template: Template, eos_ids: tuple[int, ...], rows: int, source: str)
 
 
 def _check_vocabulary(
-    architecture: type[Architecture], opened: CheckpointSource, base: int, tokenizer: "PreTrainedTokenizerFast"
+    architecture: type[Architecture], opened: Identity, base: int, tokenizer: "PreTrainedTokenizerFast"
 ) -> int:
     """A file without a config has the base's rows, or the architecture's tokens' too; how many come after these."""
     embedding, more = opened.embedding, len(architecture.tokens)
@@ -239,60 +235,58 @@ def _check_vocabulary(
     spare = _SPARE if architecture.after_vocabulary and rows == base + more + _SPARE else 0
     if rows - spare not in sizes | {size + more for size in sizes}:
         raise UserError(
-            f"{opened.source}: tensor {embedding.name} has {rows} rows, config.base {base} (+ {more} for the "
+            f"{opened.path}: tensor {embedding.name} has {rows} rows, config.base {base} (+ {more} for the "
             "reasoner's tokens); give the base model that it was trained from"
         )
     return spare
 
 
-def _lacks(
-    architecture: type[Architecture], opened: CheckpointSource, width: int, tokenizer: "PreTrainedTokenizerFast"
-) -> str:
+def _lacks(architecture: type[Architecture], opened: Identity, width: int, tokenizer: "PreTrainedTokenizerFast") -> str:
     """What a language model that has not been a reasoner yet lacks of one; "" for a reasoner's.
 
     Tokens come from the tokenizer by name where it has them, else they have the published ids.
     """
-    layout, rows, size = opened.layout, opened.embedding.shape[0], len(tokenizer)
+    tensors, rows, size = opened.tensors, opened.embedding.shape[0], len(tokenizer)
     if size > rows:
         raise UserError(
-            f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
+            f"{opened.path}: tensor {opened.embedding.name} has {rows} rows, but the tokenizer {size} tokens; give "
             "the tokenizer that the checkpoint was trained with"
         )
     has_tokens = not architecture.tokens or has_latent_tokens(tokenizer) or rows == size + len(architecture.tokens)
-    if layout.tensors.original and not architecture.after_vocabulary and not has_tokens:
+    if tensors.original and not architecture.after_vocabulary and not has_tokens:
         raise UserError(
-            f"{opened.source}: tensor {opened.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
+            f"{opened.path}: tensor {opened.embedding.name} has {rows} rows, too few for the tokenizer's {size} and "
             f"the reasoner's {len(architecture.tokens)} special tokens; give the base model that it was trained from"
         )
-    if layout.architecture is not None:
+    if opened.architecture is not None and opened.description is None:
         return ""
     heads = architecture.drawn(width).heads(width)
-    if heads and not layout.tensors.head:  # an export's is in its side file
+    if heads and not tensors.head:  # an export's is in its side file
         return heads[0].path[0]
     return "" if has_tokens else "special tokens"
 
 
-def _gate(config: Config, architecture: Architecture, opened: CheckpointSource, width: int) -> list[Weight]:
+def _gate(config: Config, architecture: Architecture, opened: Identity, width: int) -> list[Weight]:
     """The stopping gate's weights, if the checkpoint has one."""
     hidden = opened.gate_hidden
-    if not opened.layout.gate:
+    if not opened.tensors.gate:
         return []
     if not architecture.has_gate and opened.description is None:  # exports of ours have one all the same
-        raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.source} has; set a latent one")
+        raise UserError(f"config.reasoner: {config.reasoner} has no gate, but {opened.path} has; set a latent one")
     if config.gate.hidden != hidden:
         raise UserError(
-            f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.source} has {hidden}; set it to that"
+            f"config.gate.hidden: is {config.gate.hidden}, the gate of {opened.path} has {hidden}; set it to that"
         )
     return gate_weights(width, hidden or 0)
 
 
-def _check_extras(architecture: Architecture, weights: list[Weight], opened: CheckpointSource) -> None:
+def _check_extras(architecture: Architecture, weights: list[Weight], opened: Identity) -> None:
     """The head's and the gate's tensors must be these."""
-    stored = opened.layout.tensors.head | opened.layout.gate
-    check_tree(weights, stored, opened.source)
+    stored = opened.tensors.head | opened.tensors.gate
+    check_tree(weights, stored, opened.path)
     for name in stored.keys() - {weight.name for weight in weights}:
         raise UserError(
-            f"{opened.source}: tensor {stored[name].name} is unexpected; give a {architecture.name} checkpoint"
+            f"{opened.path}: tensor {stored[name].name} is unexpected; give a {architecture.name} checkpoint"
         )
 
 

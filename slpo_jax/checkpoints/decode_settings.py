@@ -43,7 +43,7 @@ def config_of(identity: Identity, reasoner: str = "", tokenizer: str = "") -> Co
     made, of_a_run = _as_its_run(identity)
     own: dict[str, Any] = {"reasoner": reasoner or identity.reasoner or f"{PLAIN.name}_{identity.backbone}"}
     own |= {"stages": ("evaluate",), "init": identity.source, "base": identity.base, "tokenizer": tokenizer}
-    own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate}
+    own |= {"lora_alpha": identity.lora_alpha, "sharding": Config.sharding, "gate.hidden": identity.gate_hidden or 0}
     architecture, latents = architecture_of(own["reasoner"]), made.max_latents
     if not of_a_run:
         own |= _published(identity, architecture)
@@ -79,8 +79,8 @@ def _rule(config: Config, identity: Identity) -> float | int | None:
     """How its rollouts stop; None for a gate whose threshold was not chosen yet."""
     gated, stage, said = config.gate.enabled, identity.stage, _said(identity)
     rule = read_rule(stage, "threshold" if gated else "length") if stage else None
-    if rule is None and gated and identity.gate_published and identity.opened:
-        return identity.opened.threshold
+    if rule is None and gated and identity.gate_published:
+        return identity.threshold
     if rule is None and said.get("gate.enabled") == gated:
         rule = said.get(RULE)
     if rule is not None or gated:
@@ -110,11 +110,11 @@ def made_with(identity: Identity) -> dict[str, Any]:
 
 def _published(identity: Identity, architecture: type[Architecture]) -> dict[str, Any]:
     """How the program of a foreign checkpoint thinks, by key of the config, where that is not the default."""
-    if identity.opened is None:
+    if identity.orbax is not None:
         return {}
-    layout = identity.opened.layout
-    latents = {"max_latents": layout.decoder.latents} if layout.decoder and layout.decoder.latents else {}
-    return latents | architecture.published_settings(layout.tensors)
+    decoder = identity.tensors.decoder
+    latents = {"max_latents": decoder.latents} if decoder and decoder.latents else {}
+    return latents | architecture.published_settings(identity.tensors)
 
 
 def used_with(config: Config, rule: float | int | None) -> dict[str, Any]:

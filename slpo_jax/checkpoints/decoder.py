@@ -9,7 +9,6 @@ from absl import logging
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.checkpoints.weights import (
-    EMBEDDING,
     backbone_weights,
     read_tree,
     refuse_leftovers,
@@ -81,16 +80,16 @@ def of_export(tensors: dict[str, Stored], source: str) -> Decoder:
     return Decoder({name: tensor for name, tensor in tensors.items() if name != READS}, (latents, first))
 
 
-def read_decoder(decoder: Decoder, config: BackboneConfig, backbone: str, source: str) -> dict[str, Any]:
+def read_decoder(decoder: Decoder, config: BackboneConfig, embedding: str, source: str) -> dict[str, Any]:
     """The part `parts.DECODER`.
 
     Args:
         config: the shapes of the reasoner's base, which it has but for the rows of its vocabulary.
-        backbone: its name.
+        embedding: the name of that's token embedding.
     Raises:
         UserError: it has other shapes.
     """
-    tensors, embedding = decoder.tensors, EMBEDDING[backbone]
+    tensors = decoder.tensors
     if embedding not in tensors and "lm_head.weight" in tensors:  # of tensors that share their memory one is kept
         tensors[embedding] = tensors["lm_head.weight"]
     rows = tensors[embedding].shape[0] if embedding in tensors else config.vocab_size

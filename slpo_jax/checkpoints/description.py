@@ -91,9 +91,7 @@ def read_description(folder: Path) -> Description | None:
         architecture = ARCHITECTURES.get(str(values["architecture"]))
         if architecture is None:
             raise UserError(f"{path}: architecture {values['architecture']!r} is not known here; upgrade slpo_jax")
-        of_architecture = {
-            field.name: (dict(architecture.older) | values)[field.name] for field in dataclasses.fields(architecture)
-        }
+        of_architecture = {field.name: values[field.name] for field in dataclasses.fields(architecture)}
         facts = {name: values[name] for name in _FACTS}
     except KeyError as error:
         raise UserError(f"{path}: key {error} is missing; export the reasoner again") from None

@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from slpo_jax.checkpoints.architectures import Architecture, backbone_of
+from slpo_jax.checkpoints.architectures import backbone_of
 from slpo_jax.checkpoints.description import Description, read_description
-from slpo_jax.checkpoints.source import CheckpointSource, open_checkpoint
+from slpo_jax.checkpoints.source import Identity, open_checkpoint
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import flatten, read_json
@@ -18,71 +16,10 @@ from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
 from slpo_jax.models.parts import ADAPTER, GATE, OF_A_REASONER
 from slpo_jax.stages import COLD_START, IMITATE, RL
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 _TRAIN_THE_GATE = {COLD_START, RL}
 
 
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """What a checkpoint is.
-
-    Attributes:
-        source: as it was given.
-        architecture: None where it has a language model's tensors alone, which are a base model's or
-            `architectures.PLAIN`'s.
-        backbone: its name in `models.reasoner.BACKBONES`.
-        description: what it says of itself, its gate included; None for what this project did not write.
-        tokenizer: loads the tokenizer that comes with it; None if there is none.
-        orbax: the checkpoint, where it is one of ours.
-        opened: its tensors' names and shapes, where it is anything else.
-        base: where its tokenizer or config is from, if it lacks one.
-        lora_alpha: scale of its LoRA adapters times their rank, if it has some.
-    """
-
-    source: str
-    architecture: type[Architecture] | None
-    backbone: str
-    description: Description | None
-    tokenizer: Callable[[], "PreTrainedTokenizerFast"] | None
-    orbax: Path | None = None
-    opened: CheckpointSource | None = None
-    base: str = ""
-    lora_alpha: float | None = None
-
-    @property
-    def reasoner(self) -> str | None:
-        """Its name in `REASONERS`, None for a language model's tensors alone."""
-        return f"{self.architecture.name}_{self.backbone}" if self.architecture else None
-
-    @property
-    def gate(self) -> int:
-        """Hidden width of the stopping gate; 0 for a linear one, or none."""
-        found = self.description.gate if self.description else self.opened and self.opened.gate_hidden
-        return found or 0
-
-    @property
-    def gate_trained(self) -> bool:
-        """Whether there is a stopping gate that is no longer random."""
-        if self.description is None:
-            return self.opened is not None and bool(self.opened.layout.gate)
-        return self.description.gate_trained
-
-    @property
-    def gate_published(self) -> bool:
-        """Whether that is somebody else's."""
-        return self.description is None and self.gate_trained
-
-    @property
-    def stage(self) -> StageFolder | None:
-        """The folder of one of our checkpoints."""
-        return None if self.orbax is None else StageFolder.of(self.orbax)
-
-    @property
-    def workdir(self) -> Workdir | None:
-        """The run around one of our checkpoints; None if it lies alone."""
-        return None if self.stage is None else self.stage.workdir
+__all__ = ["Identity", "has_gate", "identify", "newest_checkpoint"]
 
 
 def newest_checkpoint(source: str) -> str:
@@ -120,13 +57,7 @@ def identify(source: str, base: str = "", lora_alpha: float | None = None) -> Id
     path = Path(source).expanduser()
     if path.is_dir() and is_checkpoint(path):
         return _ours(source, path.absolute())
-    opened = open_checkpoint(source, base, lora_alpha)
-    described = opened.description
-    architecture = type(described.architecture) if described else opened.layout.architecture
-    return Identity(
-        source, architecture, opened.backbone, described, opened.tokenizer, opened=opened, base=base,
-        lora_alpha=lora_alpha,
-    )  # fmt: skip
+    return open_checkpoint(source, base, lora_alpha)
 
 
 def _ours(source: str, path: Path) -> Identity:
@@ -148,12 +79,10 @@ def _ours(source: str, path: Path) -> Identity:
             f"{source}: has {others}, which no reasoner has; give a reasoner's checkpoint, and a reward model's as "
             "config.evaluate.reward_model"
         )
-    architecture, backbone, load = (
-        type(described.architecture),
-        backbone_of(described.model),
-        partial(load_tokenizer, str(folder)),
-    )
-    return Identity(source, architecture, backbone, _with_gate(described, path), load, orbax=path)
+    load = partial(load_tokenizer, str(folder))
+    described = _with_gate(described, path)
+    backbone = backbone_of(described.model)
+    return Identity(source, str(path), type(described.architecture), backbone, described, load, orbax=path)
 
 
 def _with_gate(description: Description, path: Path) -> Description:

@@ -27,7 +27,7 @@ from slpo_jax.config.config import Config
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.tokenizer import has_latent_tokens, load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.io.checksums import CHECKSUMS, matches_checksums, read_checksums, write_checksums
+from slpo_jax.io.artifact import CHECKSUMS, matches_checksums, read_checksums, write_checksums
 from slpo_jax.io.files import check_free, whole_folder, write_text
 from slpo_jax.io.orbax import is_checkpoint, load_params, save_params, stored_params
 from slpo_jax.io.workdir import REASONER_FOLDER, StageFolder, Workdir
@@ -53,7 +53,7 @@ def import_checkpoint(identity: Identity, target: Path, config: Config, explain:
     """
     check_free(target)
     source = identity.source
-    gate = dataclasses.replace(config.gate, hidden=identity.gate)
+    gate = dataclasses.replace(config.gate, hidden=identity.gate_hidden or 0)
     checkpoint = find_checkpoint(dataclasses.replace(config, init=source, gate=gate), identity)
     if checkpoint.read is None:
         raise UserError(f"{source}: is an Orbax checkpoint already; export it, or use it with --config.init")

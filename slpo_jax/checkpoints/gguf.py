@@ -5,10 +5,10 @@ interleaves the halves of q_proj's and k_proj's rows; that is undone here. Quant
 `gguf` package's own dequantisation.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,17 @@ import numpy as np
 
 from slpo_jax.checkpoints.gguf_header import Header, Place, read_header
 from slpo_jax.checkpoints.gguf_tokenizer import build_tokenizer, token_id
+from slpo_jax.checkpoints.hf_config import from_hugging_face
 from slpo_jax.checkpoints.tensors import Stored, finite
+from slpo_jax.checkpoints.weights import backbone_weights
 from slpo_jax.errors import UserError
+from slpo_jax.models.llama import RopeScaling, rope_frequencies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 ROPE_FREQS = "rope_freqs.weight"
-# Of Llama 3.1 and 3.2; what differs between the models is the factor.
-LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Of Llama 3.1 and 3.2, between which nothing else of their scaling differs.
 LLAMA3_FACTORS = (8.0, 32.0)
 # The fields of the architecture that are read here, or that say nothing on top; others only where they change nothing.
 KNOWN_FIELDS = {
@@ -39,7 +41,7 @@ NEUTRAL_FIELDS = {
 HEAD_DIMS = ("attention.value_length", "rope.dimension_count")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class GgufModel:
     """A Llama in a GGUF file.
 
@@ -80,9 +82,10 @@ def open_gguf(path: Path) -> GgufModel:
     for name in header.tensors:
         _check_stored(header, name)
     config = _config(header)
-    names = _hf_names(header, config)
+    model = from_hugging_face(config, str(path))
+    names = _hf_names(header, model)
     if ROPE_FREQS in header.tensors:
-        config["rope_scaling"] = _llama3_scaling(header, config)
+        config["rope_scaling"] = _llama3_scaling(header, model)
     entries = {}
     for name, (hf_name, shape, heads) in names.items():
         read = functools.partial(_read, header, name, heads)
@@ -175,32 +178,18 @@ def _real(header: Header, key: str, default: float | None = None) -> float:
     return float(str(np.float32(value)))  # it was written as 32 bits of, say, 1e-5
 
 
-def _hf_names(header: Header, config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def _hf_names(header: Header, model: Any) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """Hugging Face's name, the shape and the number of heads to permute (0: none) of each of the file's tensors."""
-    width, vocab, inner = config["hidden_size"], config["vocab_size"], config["intermediate_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    q_width, kv_width = heads * config["head_dim"], kv_heads * config["head_dim"]
-    names: dict[str, tuple[str, tuple[int, ...], int]] = {
-        "token_embd.weight": ("model.embed_tokens.weight", (vocab, width), 0),
-        "output_norm.weight": ("model.norm.weight", (width,), 0),
-    }
-    if not config["tie_word_embeddings"]:
-        names["output.weight"] = ("lm_head.weight", (vocab, width), 0)
+    import gguf
+
     # A corrupt count may be huge; the first layer that isn't there is named all the same.
-    for layer in range(min(config["num_hidden_layers"], len(header.tensors))):
-        block: tuple[tuple[str, str, tuple[int, ...], int], ...] = (
-            ("attn_norm", "input_layernorm", (width,), 0),
-            ("attn_q", "self_attn.q_proj", (q_width, width), heads),
-            ("attn_k", "self_attn.k_proj", (kv_width, width), kv_heads),
-            ("attn_v", "self_attn.v_proj", (kv_width, width), 0),
-            ("attn_output", "self_attn.o_proj", (width, q_width), 0),
-            ("ffn_norm", "post_attention_layernorm", (width,), 0),
-            ("ffn_gate", "mlp.gate_proj", (inner, width), 0),
-            ("ffn_up", "mlp.up_proj", (inner, width), 0),
-            ("ffn_down", "mlp.down_proj", (width, inner), 0),
-        )
-        for name, hf_name, shape, permuted in block:
-            names[f"blk.{layer}.{name}.weight"] = (f"model.layers.{layer}.{hf_name}.weight", shape, permuted)
+    model = dataclasses.replace(model, n_layer=min(model.n_layer, len(header.tensors)))
+    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.n_layer)
+    heads = {"q_proj": model.n_head, "k_proj": model.n_kv_head}
+    names: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for weight in backbone_weights(model):
+        name = theirs.get_name(weight.name, (".weight",)) or weight.name
+        names[name] = (weight.name, weight.shape, heads.get(weight.name.split(".")[-2], 0))
     for name, (_, shape, _) in names.items():
         if name not in header.tensors:
             raise UserError(f"{header.path}: lacks the tensor {name}; convert the model again")
@@ -257,25 +246,17 @@ def _read(header: Header, name: str, heads: int = 0) -> np.ndarray:
     return np.require(values, np.float32, ["C", "W"])
 
 
-def _llama3_scaling(header: Header, config: dict[str, Any]) -> dict[str, Any] | None:
+def _llama3_scaling(header: Header, model: Any) -> dict[str, Any] | None:
     """The scaling that `rope_freqs.weight` came from: what each of the rotary frequencies is divided by."""
-    stored, half = header.tensors[ROPE_FREQS], config["head_dim"] // 2
-    found = _read(header, ROPE_FREQS) if stored.shape == (half,) else None
+    stored, plain = header.tensors[ROPE_FREQS], rope_frequencies(model)
+    found = _read(header, ROPE_FREQS) if stored.shape == plain.shape else None
     if found is not None and np.all(found == 1):
         return None
-    for factor in LLAMA3_FACTORS:
-        if found is not None and np.allclose(found, _llama3_divisors(config, factor), rtol=1e-5, atol=0):
-            return {"rope_type": "llama3", "factor": factor, **LLAMA3_SCALING}
+    for scaling in map(RopeScaling, LLAMA3_FACTORS):
+        divisors = plain / rope_frequencies(dataclasses.replace(model, rope_scaling=scaling))
+        if found is not None and np.allclose(found, divisors, rtol=1e-5, atol=0):
+            return {"rope_type": "llama3"} | dataclasses.asdict(scaling)
     raise UserError(
         f"{header.path}: {ROPE_FREQS} is not Llama 3's scaling by {' or '.join(f'{x:g}' for x in LLAMA3_FACTORS)}; "
         "give the model as a Hugging Face directory"
     )
-
-
-def _llama3_divisors(config: dict[str, Any], factor: float) -> np.ndarray:
-    """1 for the fast frequencies, `factor` for the slow ones, and between them the weighted harmonic mean."""
-    exponents = np.arange(0, config["head_dim"], 2) / config["head_dim"]
-    turns = LLAMA3_SCALING["original_max_position_embeddings"] * config["rope_theta"] ** -exponents / (2 * math.pi)
-    low, high = LLAMA3_SCALING["low_freq_factor"], LLAMA3_SCALING["high_freq_factor"]
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)

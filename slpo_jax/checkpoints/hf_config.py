@@ -1,5 +1,6 @@
 """A backbone's shapes, in our dataclasses and in Hugging Face's config.json."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -21,7 +22,18 @@ _GPT2_FIXED = {
 _LLAMA_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
 _FIXED = {"gpt2": _GPT2_FIXED, "llama": _LLAMA_FIXED, "qwen2": {"hidden_act": "silu", "use_sliding_window": False}}
 BACKBONE_OF = {"gpt2": "gpt2", "llama": "llama", "qwen2": "llama"}
-_ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# Our fields, and Hugging Face's keys of them, as they follow each other in a config.json.
+_GPT2_KEYS = {
+    "vocab_size": "vocab_size", "n_positions": "n_positions", "n_embd": "n_embd", "n_layer": "n_layer",
+    "n_head": "n_head", "n_inner": "n_inner", "norm_epsilon": "layer_norm_epsilon", "tied": "tie_word_embeddings",
+}  # fmt: skip
+_LLAMA_KEYS = {
+    "vocab_size": "vocab_size", "n_positions": "max_position_embeddings", "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_kv_head": "num_key_value_heads",
+    "head_dim": "head_dim", "n_inner": "intermediate_size", "norm_epsilon": "rms_norm_eps",
+    "rope_theta": "rope_theta", "rope_scaling": "rope_scaling", "tied": "tie_word_embeddings",
+}  # fmt: skip
+_COUNTS = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 
 
 def from_hugging_face(values: dict[str, Any], source: str) -> BackboneConfig:
@@ -87,13 +99,10 @@ class _Fields:
 
 
 def _gpt2(fields: _Fields) -> GPT2Config:
-    width = fields.count("n_embd")
+    counts: dict[str, Any] = {name: fields.count(_GPT2_KEYS[name]) for name in _COUNTS}
+    fields.divisor("n_head", "n_embd", counts["n_embd"])
     return GPT2Config(
-        vocab_size=fields.count("vocab_size"),
-        n_positions=fields.count("n_positions"),
-        n_embd=width,
-        n_layer=fields.count("n_layer"),
-        n_head=fields.divisor("n_head", "n_embd", width),
+        **counts,
         n_inner=fields.count("n_inner") if fields.values.get("n_inner") is not None else 0,
         norm_epsilon=fields.real("layer_norm_epsilon", 1e-5),
         tied=fields.flag("tie_word_embeddings", True),
@@ -101,7 +110,8 @@ def _gpt2(fields: _Fields) -> GPT2Config:
 
 
 def _llama(fields: _Fields) -> LlamaConfig:
-    values, width, heads = fields.values, fields.count("hidden_size"), fields.count("num_attention_heads")
+    counts: dict[str, Any] = {name: fields.count(_LLAMA_KEYS[name]) for name in (*_COUNTS, "n_inner")}
+    values, width, heads = fields.values, counts["n_embd"], counts["n_head"]
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise UserError(f"{fields.source}: rope_parameters is {rope!r}, no object; mend it")
@@ -112,14 +122,9 @@ def _llama(fields: _Fields) -> LlamaConfig:
     if head_dim % 2:
         raise UserError(f"{fields.source}: head_dim is {head_dim}, which rope can't halve; give another model")
     return (Qwen2Config if values["model_type"] == "qwen2" else LlamaConfig)(
-        vocab_size=fields.count("vocab_size"),
-        n_positions=fields.count("max_position_embeddings"),
-        n_embd=width,
-        n_layer=fields.count("num_hidden_layers"),
-        n_head=heads,
+        **counts,
         n_kv_head=fields.divisor("num_key_value_heads", "num_attention_heads", heads, heads),
         head_dim=head_dim,
-        n_inner=fields.count("intermediate_size"),
         norm_epsilon=fields.real("rms_norm_eps", 1e-6),
         rope_theta=rope_fields.real("rope_theta", 10_000.0),
         rope_scaling=_rope_scaling(rope_fields),
@@ -145,39 +150,17 @@ def _rope_scaling(rope: _Fields) -> RopeScaling | None:
 
 def to_hugging_face(config: BackboneConfig) -> dict[str, Any]:
     """The config.json of a model of these shapes, in a form that all recent transformers read."""
+    keys = _GPT2_KEYS if isinstance(config, GPT2Config) else _LLAMA_KEYS
+    values = {key: getattr(config, name) for name, key in keys.items()}
     if isinstance(config, GPT2Config):
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "vocab_size": config.vocab_size,
-            "n_positions": config.n_positions,
-            "n_embd": config.n_embd,
-            "n_layer": config.n_layer,
-            "n_head": config.n_head,
-            "n_inner": config.n_inner or None,
-            "layer_norm_epsilon": config.norm_epsilon,
-            "tie_word_embeddings": config.tied,
-            "activation_function": "gelu_new",
-            "torch_dtype": "float32",
-        }
-    scaling = config.rope_scaling
-    family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
-    if isinstance(config, Qwen2Config):
-        family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-    return {
-        **family,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.n_positions,
-        "hidden_size": config.n_embd,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_kv_head,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.n_inner,
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling and {"rope_type": "llama3", **{key: getattr(scaling, key) for key in _ROPE_KEYS}},
-        "tie_word_embeddings": config.tied,
-        "hidden_act": "silu",
-        "torch_dtype": "float32",
-    }
+        family: dict[str, Any] = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+        values |= {"n_inner": config.n_inner or None, "activation_function": "gelu_new"}
+    else:
+        family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        family |= {"attention_bias": False, "mlp_bias": False}
+        if isinstance(config, Qwen2Config):
+            family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+        scaling = config.rope_scaling
+        scaled = scaling and {"rope_type": "llama3"} | dataclasses.asdict(scaling)
+        values |= {"rope_scaling": scaled, "hidden_act": "silu"}
+    return family | values | {"torch_dtype": "float32"}

@@ -2,34 +2,14 @@
 
 import collections
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from slpo_jax.checkpoints.adapters import Lora, adapted, merge_lora
 from slpo_jax.checkpoints.architectures import ARCHITECTURES, Architecture, Unwrapped
-from slpo_jax.checkpoints.decoder import Decoder, take_decoder
+from slpo_jax.checkpoints.decoder import take_decoder
 from slpo_jax.checkpoints.gates import take_gate
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.checkpoints.weights import EMBEDDING, strip_all
 from slpo_jax.errors import UserError
-
-
-class Layout(NamedTuple):
-    """A checkpoint's tensors under Hugging Face's names.
-
-    Attributes:
-        architecture: None where there is a language model alone.
-        backbone: its name, by the tensors'.
-        tensors: the language model's, adapters merged, and the architecture's own.
-        gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
-        decoder: SIM-CoT's decoder, if it is there and can be read.
-    """
-
-    architecture: type[Architecture] | None
-    backbone: str
-    tensors: Unwrapped
-    gate: dict[str, Stored]
-    decoder: Decoder | None = None
-
 
 _FINAL_NORM = {"gpt2": "transformer.ln_f.weight", "llama": "model.norm.weight"}
 
@@ -42,7 +22,7 @@ def are_adapters(stored: Mapping[str, Stored]) -> bool:
 
 def recognise(
     stored: Mapping[str, Stored], source: str, lora: Lora | None, base: Mapping[str, Stored] | None = None
-) -> Layout:
+) -> tuple[type[Architecture] | None, Unwrapped]:
     """Find out which layout a checkpoint has, and take it off.
 
     Args:
@@ -50,6 +30,8 @@ def recognise(
         source: the file or directory, for messages.
         lora: how LoRA adapters are scaled; None if nothing says it.
         base: the language model that adapters are of which lie without it.
+    Returns:
+        the architecture, None where there is a language model alone; and its tensors, adapters merged.
     Raises:
         UserError: no language model in it, adapters without their scale, or half an adapter.
     """
@@ -75,7 +57,7 @@ def recognise(
         if name not in tensors and _FINAL_NORM[backbone] in tensors and "lm_head.weight" in tensors:
             tensors[name] = tensors["lm_head.weight"]
         if name in tensors:
-            return Layout(architecture, backbone, unwrapped._replace(model=tensors), gate, decoder)
+            return architecture, unwrapped._replace(model=tensors, gate=gate, decoder=decoder)
     raise _unknown(stored, source)
 
 

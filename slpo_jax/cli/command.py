@@ -116,6 +116,30 @@ def _out_of_memory(error: RuntimeError | MemoryError) -> str:
     )
 
 
+def with_first(flag: str, argv: list[str]) -> list[str]:
+    """The arguments that are no flags, without the first where that stands for a flag which isn't given."""
+    if argv[1:] and not flags.FLAGS[flag].value:
+        flags.FLAGS[flag].value = argv[1]
+        return [argv[0], *argv[2:]]
+    return argv
+
+
+def take_keys(argv: list[str], section: str = "config") -> tuple[list[str], dict[str, str]]:
+    """The arguments without keys of a config's section, and those as they are written, the last of each.
+
+    A value may be the next argument.
+    """
+    rest, found, left = list[str](), dict[str, str](), list(argv)
+    while left:
+        arg = left.pop(0)
+        if match := re.fullmatch(rf"--?{re.escape(section)}\.([^=]+)(?:=(.*))?", arg, re.DOTALL):
+            follows = match[2] is None and left and not left[0].startswith("--")
+            found[match[1]] = left.pop(0) if follows else match[2] or ""
+        else:
+            rest.append(arg)
+    return rest, found
+
+
 def parse_flags(argv: list[str]) -> list[str]:
     """absl's flags, before, between or after the other arguments, which are returned.
 

@@ -64,8 +64,8 @@ def _run(arguments: list[str]) -> int | None:
 
 def as_module(arguments: list[str]) -> tuple[str, list[str]]:
     """The module that a command is, but for `configs`, and that module's arguments."""
-    command, *rest = arguments
-    return f"slpo_jax.{_MODULES[command]}", _ARRANGED.get(command, list)(rest)
+    name = _MODULES[arguments[0]]
+    return f"slpo_jax.{name}", arguments if name == "cli.convert" else arguments[1:]
 
 
 def _configs(names: list[str]) -> int:
@@ -82,24 +82,3 @@ def _configs(names: list[str]) -> int:
         width = max(map(len, found))
         print("\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
     return 0
-
-
-def _named(flag: str) -> Callable[[list[str]], list[str]]:
-    """Has the first argument, if it is no flag, stand for a flag."""
-
-    def arranged(rest: list[str]) -> list[str]:
-        given = any(argument.lstrip("-").partition("=")[0] == flag for argument in rest if argument.startswith("-"))
-        if given or not rest or rest[0].startswith("-"):
-            return rest
-        return [f"--{flag}={rest[0]}", *rest[1:]]
-
-    return arranged
-
-
-_ARRANGED: dict[str, Callable[[list[str]], list[str]]] = {
-    "train": _named("config"),
-    "solve": _named("checkpoint"),
-    "eval": _named("checkpoint"),
-    "export": lambda rest: ["export", *rest],
-    "import": lambda rest: ["import", *rest],
-}

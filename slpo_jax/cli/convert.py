@@ -16,22 +16,16 @@ from pathlib import Path
 
 from absl import flags
 
+from slpo_jax.cli import reasoner_flags
 from slpo_jax.cli.command import run_command
 from slpo_jax.config.naming import FLAGS, naming
 from slpo_jax.errors import UserError
-
-_REASONER = flags.DEFINE_string("reasoner", None, "Such as coconut_gpt2 or codi_llama; needed where SRC doesn't tell.")
-_BASE = flags.DEFINE_string("base", "", "Base model's directory or hub id, for a file without config and tokenizer.")
-_TOKENIZER = flags.DEFINE_string("tokenizer", "", "Directory or hub id; by default the checkpoint's or the base's.")
-_LORA_ALPHA = flags.DEFINE_float("lora_alpha", None, "Scale of LoRA adapters times their rank (CODI's published: 32).")
-
-_EXPLAIN = flags.DEFINE_bool("explain", False, "Keep SIM-CoT's decoder, with which solve --explain says thoughts.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 4 or argv[1] not in ("import", "export"):
         raise UserError("usage: slpo export SRC DST, or slpo import SRC DST; see --help")
-    _, action, source, target = argv
+    (_, action, source, target), values = argv, flags.FLAGS
     # Imports that take seconds wait until they are needed: --help comes at once.
     from slpo_jax.checkpoints.architectures import backbone_of
     from slpo_jax.checkpoints.detect import identify, newest_checkpoint
@@ -42,13 +36,13 @@ def main(argv: list[str]) -> None:
     with naming(FLAGS | {"config.init": "SRC"}):
         if action == "export":
             source = newest_checkpoint(source)
-            made = export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), _EXPLAIN.value)
+            made = export_checkpoint(Path(source).expanduser(), Path(target).expanduser(), values.explain)
         else:
             check_free(Path(target).expanduser())
-            identity = identify(source, _BASE.value, _LORA_ALPHA.value)
-            reasoner = _REASONER.value or guess_reasoner(identity, _TOKENIZER.value)
-            config = Config(tokenizer=_TOKENIZER.value, reasoner=reasoner)
-            made = import_checkpoint(identity, Path(target).expanduser(), config, _EXPLAIN.value)
+            identity = identify(source, values.base, values.lora_alpha)
+            reasoner = values.reasoner or guess_reasoner(identity, values.tokenizer)
+            config = Config(tokenizer=values.tokenizer, reasoner=reasoner)
+            made = import_checkpoint(identity, Path(target).expanduser(), config, values.explain)
     said, model = made.description, made.description.model
     gate = "no gate" if said.gate is None else f"a {'trained' if said.gate_trained else 'random'} gate"
     name = f"{made.architecture.name}_{backbone_of(model)}"
@@ -57,6 +51,8 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
+    reasoner_flags.define_options(("reasoner", "base", "tokenizer", "lora_alpha", "explain"))
+    flags.adopt_module_key_flags(reasoner_flags)
     run_command(main, goes_on=False)
 
 

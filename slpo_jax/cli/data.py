@@ -8,34 +8,29 @@ that can't be told.
 
 from absl import flags
 
-from slpo_jax.cli.command import parse_flags, run_command
-from slpo_jax.cli.options import take_fields
+from slpo_jax.cli.command import parse_flags, run_command, take_keys
 from slpo_jax.config.naming import naming
 from slpo_jax.errors import UserError
 
-_FIELDS: dict[str, str] = {}  # by --config.data.fields
+_FIELDS = "config.data.fields"
 
 
 def main(argv: list[str]) -> None:
     """The command, after its flags are parsed."""
+    argv, fields = take_keys(argv, _FIELDS)
     if len(argv) != 2:
         raise UserError("PROBLEMS: give one source: a file, a directory, a hub id or a generated set")
     from slpo_jax.api.reading import read  # takes seconds, for which --help need not wait
-    from slpo_jax.data.record_fields import FieldsConfig
     from slpo_jax.run.data_summary import problem_lines
 
-    unknown = next((name for name in _FIELDS if not hasattr(FieldsConfig, name)), None)
-    if unknown is not None:
-        raise UserError(f"config.data.fields.{unknown}: no such key; give question, answer or steps")
-    with naming({"config.prompt.answers": "--answers"}):
-        problems = read(argv[1], flags.FLAGS.answers or "", _FIELDS)
+    with naming({"config.prompt.answers": "--answers", "fields": f"--{_FIELDS}"}):
+        problems = read(argv[1], flags.FLAGS.answers or "", fields)
     print("\n".join([str(problems), *problem_lines(problems[: flags.FLAGS.limit])]))
 
 
 def _parse(argv: list[str]) -> list[str]:
-    argv, fields = take_fields(argv)
-    _FIELDS.update(fields)
-    return parse_flags(argv)
+    rest, fields = take_keys(argv, _FIELDS)
+    return [*parse_flags(rest), *(f"--{_FIELDS}.{name}={field}" for name, field in fields.items())]
 
 
 def run() -> None:

@@ -8,7 +8,7 @@ evaluation, each with its standard error over problems. --out=FILE.jsonl keeps t
 from absl import flags
 
 from slpo_jax.cli import reasoner_flags
-from slpo_jax.cli.command import run_command
+from slpo_jax.cli.command import run_command, with_first
 from slpo_jax.config.naming import FLAGS, naming
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
@@ -16,7 +16,7 @@ from slpo_jax.io.files import to_json
 
 def main(argv: list[str]) -> None:
     """The command, after its flags are parsed."""
-    values = flags.FLAGS
+    values, argv = flags.FLAGS, with_first("checkpoint", argv)
     if len(argv) != 2 and values.checkpoint:
         raise UserError("PROBLEMS: give one set: a file, a hub id, or the name of a set of the run")
     with naming(FLAGS):

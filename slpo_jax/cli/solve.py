@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from slpo_jax.cli import reasoner_flags
-from slpo_jax.cli.command import run_command
+from slpo_jax.cli.command import run_command, with_first
 from slpo_jax.config.naming import FLAGS, naming
 from slpo_jax.errors import UserError
 from slpo_jax.io.files import to_json
@@ -47,7 +47,7 @@ def as_json(reasoner: "TrainedReasoner", solution: "Solution", seed: int) -> dic
 
 def main(argv: list[str]) -> None:
     """The command, after its flags are parsed."""
-    values = flags.FLAGS
+    values, argv = flags.FLAGS, with_first("checkpoint", argv)
     if len(argv) < 2 and values.checkpoint:
         raise UserError('question: not given; write it in quotes, or "-" to read it from standard input')
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     if not question.strip() and values.checkpoint:
         raise UserError('question: is empty; write it in quotes, or "-" to read it from standard input')
     with naming(FLAGS):
-        reasoner = reasoner_flags.load_requested(explain=values.explain)
+        reasoner = reasoner_flags.load_requested()
         solution = reasoner.solve(question.strip(), values.samples, values.seed)
     if values.json:
         print(to_json(as_json(reasoner, solution, values.seed), ensure_ascii=False))
@@ -66,8 +66,7 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The command: one line and status 2 for what the user can mend."""
-    reasoner_flags.define_flags(samples=0)
-    flags.DEFINE_bool("explain", False, "Say each latent in words, where the decoder of SIM-CoT was kept.")
+    reasoner_flags.define_flags(samples=0, explain=True)
     flags.adopt_module_key_flags(reasoner_flags)
     run_command(main, goes_on=False)
 

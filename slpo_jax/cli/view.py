@@ -2,10 +2,10 @@
 
 import sys
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 
-from slpo_jax.errors import FlagParser, UserError, silent_when_unread
+from slpo_jax.cli.command import run_command
+from slpo_jax.errors import UserError
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.io.workdir import Workdir
 
@@ -31,18 +31,17 @@ def view(run: str | Path) -> None:
     webbrowser.open(page.resolve().as_uri())
 
 
-@silent_when_unread()
-def run(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
-    parser = FlagParser(prog="slpo view", description="Open a run's report in the browser.")
-    parser.add_argument("run", metavar="RUN", help="workdir of a run that was evaluated, or its report.html")
-    try:
-        view(parser.parse_args(argv).run)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main(argv: list[str]) -> None:
+    """The command, after its flags are parsed."""
+    if len(argv) != 2:
+        raise UserError("RUN: give the workdir of a run that was evaluated, or its report.html; see --help")
+    view(argv[1])
+
+
+def run() -> None:
+    """The command: one line and status 2 for what the user can mend."""
+    run_command(main, goes_on=False)
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    run()

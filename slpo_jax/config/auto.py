@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slpo_jax.checkpoints.architectures import PLAIN, Architecture
-from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.policy.latent_policies import own_of
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.training.recipes import RECIPES
 
@@ -52,9 +52,7 @@ class Measured:
     @property
     def latent_policy(self) -> str:
         """The law of a thought that is this architecture's alone; "" where it has none."""
-        return next(
-            (name for name, law in LATENT_POLICIES.items() if law.of_architecture == self.architecture.name), ""
-        )
+        return own_of(self.architecture.name)
 
     @property
     def gated(self) -> bool:
@@ -141,7 +139,7 @@ def thought_of(measured: Measured) -> Choice:
     replaced = int(measured.or_given("imitate.max_latent_stage", replaced))
     most = max((1 + measured.gated) * c_thought * replaced, measured.or_given("min_latents", 1))
     most = measured.or_given("max_latents", most)
-    staged = "COCONUT's curriculum" if measured.architecture.default_recipe == "curriculum" else "imitation"
+    staged = "COCONUT's curriculum" if RECIPES[measured.architecture.default_recipe].has_stages else "imitation"
     why = (
         f"nine of ten problems have up to {usual} steps; {staged} replaces {replaced}, each by {c_thought} "
         f"latent(s){', and the gate may take twice as many' if measured.gated else ''}"
@@ -159,7 +157,7 @@ def thought_of(measured: Measured) -> Choice:
 def _distilled(measured: Measured, usual: int) -> dict[str, Any]:
     """Of an architecture that is its own teacher: it needs a step that is written, and has no stages."""
     recipe = measured.or_given("imitate.recipe", "") or measured.architecture.default_recipe
-    if not hasattr(RECIPES[recipe], "last_step"):
+    if not RECIPES[recipe].has_teacher:
         return {}
     if not usual:
         return {"imitate.recipe": "curriculum"}
@@ -249,7 +247,7 @@ def _epochs(measured: Measured) -> dict[str, int]:
         return {"cot_steps": epochs["cot_steps"] + epochs["final_steps"]}
     if not _quantile(measured.steps, 0.9):
         return {"final_steps": epochs["final_steps"]}
-    staged = measured.architecture.default_recipe == "curriculum"
+    staged = RECIPES[measured.architecture.default_recipe].has_stages
     return {key: count for key, count in epochs.items() if staged or key != "stage_steps"}
 
 

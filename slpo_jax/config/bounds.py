@@ -86,20 +86,7 @@ class FieldError(UserError):
         super().__init__(f"{type(settings).__name__}.{field}: {self.problem}")
 
 
-def setting(
-    default: Any = dataclasses.MISSING,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    fewest: int = 0,
-    note: str = "",
-    in_config: bool = True,
-    affects: Affects = "",
-    chooses: Collection[str] = (),
-    make: Callable[[], Any] | None = None,
-) -> Any:
+def setting(default: Any = dataclasses.MISSING, *, make: Callable[[], Any] | None = None, **limits: Any) -> Any:
     """A dataclass field with a range.
 
     Args:
@@ -115,10 +102,9 @@ def setting(
         chooses: names of sections beside it, of which its value names the one that is used.
         make: makes the default when it is asked for, as what is registered by then has it.
     """
-    limits = Limits(least, most, above, below, fewest, note, in_config, affects, chooses)
     make = default.copy if isinstance(default, dict) else make
     given = {"default_factory": make} if make else {"default": default}
-    return dataclasses.field(**given, metadata={"limits": limits})  # type: ignore[call-overload]
+    return dataclasses.field(**given, metadata={"limits": Limits(**limits)})  # type: ignore[call-overload]
 
 
 def choice(base: Any, field: str, default: str, registry: Mapping[str, type], selected_alone: bool = False) -> Any:
@@ -222,4 +208,5 @@ def in_words(hint: Any, limits: Limits) -> str:
     if kind is dict:
         return f"NAME = {in_words(parts[1], limits)}"
     names = {int: f"a whole number{limits}", float: f"a number{limits}", str: "a text", bool: "True or False"}
-    return names.get(hint, "None" if hint is type(None) else hint.__name__)
+    other = "a section with keys of its own" if dataclasses.is_dataclass(hint) else hint.__name__
+    return names.get(hint, "None" if hint is type(None) else other)

@@ -25,7 +25,6 @@ The defaults are the paper's (appendix A), or ours where it leaves a choice open
 command is given is a ConfigDict, which is checked once; from there on a run has the frozen `Config`.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.config.sections import fill, section
+from slpo_jax.config.sections import changed, section
 from slpo_jax.data.chat import PromptConfig
 from slpo_jax.data.problems import DataConfig
 from slpo_jax.errors import UserError
@@ -47,7 +46,7 @@ from slpo_jax.rewards.reward import CORRECT, REWARDS
 from slpo_jax.stages import USUAL, Section
 from slpo_jax.training.cold_start import ColdStartConfig
 from slpo_jax.training.latent_rm import LatentRmConfig
-from slpo_jax.training.objectives import OBJECTIVES, Objective
+from slpo_jax.training.objectives import OBJECTIVES, OPTIMIZER_KEYS, Objective
 from slpo_jax.training.recipes import ImitateSettings, imitate_config
 from slpo_jax.training.rl import RlConfig
 from slpo_jax.training.sharding import ShardingConfig
@@ -144,21 +143,26 @@ def default_config() -> ConfigDict:
 
 
 def read_config(node: Mapping[str, Any] | ConfigDict) -> Config:
-    """What a config of `default_config`'s keys says; each section is checked, and nothing that spans several.
+    """What a config says, whose keys are some of `default_config`'s; nothing that spans several sections is checked.
 
     Raises:
         UserError: one line with the key and the remedy.
     """
-    objectives = {name: _objective(name, each) for name, each in node.get("objective", {}).items()}
-    return fill(Config, node, objective=objectives)
+    changes = dict(node.items())
+    if "objective" in changes:
+        changes["objective"] = {name: _objective(name, each) for name, each in changes["objective"].items()}
+    return changed(Config(), changes)
 
 
 def _objective(name: str, node: Mapping[str, Any]) -> Objective:
-    """The objective that a section describes, in which some keys may be left out."""
-    key, kind = f"config.objective.{name}", node.get("kind") or name
+    """The objective that a section describes."""
+    key = f"config.objective.{name}"
+    if not isinstance(node, Mapping | ConfigDict):
+        raise UserError(f"{key}: {node!r} is not valid; give a section with keys of its own")
+    kind = node.get("kind") or name
     if kind not in OBJECTIVES:
         raise UserError(f"{key}.kind: {kind!r} is not valid; give one of {', '.join(OBJECTIVES)}")
-    return fill(OBJECTIVES[kind], section(OBJECTIVES[kind]).to_dict() | dict(node.items()), key)
+    return changed(OBJECTIVES[kind](), node, key)
 
 
 def objective_of(config: Config, name: str) -> Objective:
@@ -173,10 +177,15 @@ def objective_of(config: Config, name: str) -> Objective:
     return config.objective[name]
 
 
+def rl_of(rl: RlConfig, objective: Objective) -> RlConfig:
+    """`config.rl` with what an objective has of its own instead."""
+    own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
+    return changed(rl, {key: value for name, key in own.items() if (value := getattr(objective, name))}, "config.rl")
+
+
 def ends_at(config: Config) -> str:
     """The text that a thought ends where it comes; "" where there is none."""
-    found: str = getattr(config.latent_policy.selected, "end_text", "")
-    return found or config.prompt.closing
+    return config.latent_policy.selected.stop_token or config.prompt.closing
 
 
 def own_latents(config: Config) -> int:
@@ -201,13 +210,8 @@ def make_latent_policy(config: Config, token: Callable[[str], int], closing_ids:
     Raises:
         UserError: a text that should be one token is not.
     """
-    settings: Any = config.latent_policy.selected
-    if closing_ids and hasattr(settings, "halt_id"):
-        return dataclasses.replace(settings, halt_id=closing_ids[0])
-    if not getattr(settings, "end_text", ""):
-        return settings
     try:
-        return dataclasses.replace(settings, end_id=token(settings.end_text))
+        return config.latent_policy.selected.with_ids(token, closing_ids)
     except UserError as error:
         key = f"config.latent_policy.{config.latent_policy.name}.end_text"
         raise UserError(f"{key}: {error}, or use config.prompt.closing") from None

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,43 +57,65 @@ def read_config_file(given: str) -> ConfigDict:
         UserError: there is no such file, or it fails.
     """
     path, _, argument = find_config(given).partition(":")
+    beside = [str(Path(path).parent), str(shipped_folder())]  # which it may import from
     spec = importlib.util.spec_from_file_location(f"slpo_jax_config_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path[:0] = beside
     try:
         spec.loader.exec_module(module)
         config: Any = module.get_config(*[argument] * bool(argument))
     except UserError:
         raise
     except Exception as error:  # the config file is the user's code, and can raise anything
-        raise UserError(f"--config={given}: {in_a_line(error)}; mend the file") from error
+        said = in_a_line(error).partition(" since the config is locked")[0]  # and all that it holds
+        raise UserError(f"--config={given}: {said}; mend the file") from error
+    finally:
+        del sys.path[: len(beside)]
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config={given}: get_config returns no ConfigDict; begin with slpo_jax.config")
     return config
 
 
-def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+def override(config: ConfigDict, changes: Mapping[str, Any], texts: bool = False) -> None:
     """Set keys of a config, by dotted name, as `--config.KEY=VALUE` does.
 
+    Args:
+        texts: values are as a command line has them, and read as what the key holds.
     Raises:
         UserError: an unknown key. A value of another type is left to what reads the config, which says what it takes.
     """
     for key, value in changes.items():
-        names = key.removeprefix("config.").split(".")
+        *path, name = key.removeprefix("config.").split(".")
         node: Any = config
-        for name in names[:-1]:
-            node = node.get(name) if isinstance(node, ConfigDict) else None
-        open_ended = names[:-1] in (["data", "eval"], ["objective"])
-        if not isinstance(node, ConfigDict) or (names[-1] not in node and not open_ended):
-            raise UserError(f"config.{'.'.join(names)}: unknown config key; {_neighbours(node)}")
+        for each in path:
+            node = node.get(each) if isinstance(node, ConfigDict) else None
+        if not isinstance(node, ConfigDict) or (name not in node and path not in (["data", "eval"], ["objective"])):
+            there = (
+                f"use one of {', '.join(sorted(node))}" if isinstance(node, ConfigDict) else "there is no such section"
+            )
+            raise UserError(f"config.{'.'.join((*path, name))}: unknown config key; {there}")
+        if texts:
+            value = _read(value, node.get_type(name) if name in node else str)
         value = ConfigDict(value) if isinstance(value, dict) else value
         try:
-            node[names[-1]] = value
+            node[name] = value
         except (TypeError, ValueError):
             with node.ignore_type():
-                node[names[-1]] = value
+                node[name] = value
 
 
-def _neighbours(node: Any) -> str:
-    return f"use one of {', '.join(sorted(node))}" if isinstance(node, ConfigDict) else "there is no such section"
+def _read(text: str, kind: type) -> Any:
+    """A flag's value; where it can't be read as that, the text itself."""
+    if text == "None":
+        return None
+    if kind is bool:
+        return {"": True, "true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    try:
+        if kind is not tuple:
+            return kind(text) if kind in (int, float) else text
+        value = ast.literal_eval(text)
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+    except (ValueError, SyntaxError):
+        return (text,) if kind is tuple else text

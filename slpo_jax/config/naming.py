@@ -5,15 +5,13 @@ import contextvars
 import re
 from collections.abc import Iterator, Mapping
 
+from slpo_jax.config.load_options import KEYS
 from slpo_jax.errors import UserError
 
 _inside = contextvars.ContextVar("inside", default=False)
 
 # Of `slpo_jax.load` by key of the config.
-_ARGUMENTS = {name: name for name in ("base", "tokenizer", "reasoner", "lora_alpha", "max_answer_tokens")}
-_ARGUMENTS |= {"init": "checkpoint", "max_latents": "latents", "latent_policy.name": "latent_policy"}
-_ARGUMENTS |= {f"prompt.{name}": name for name in ("instruction", "answers", "speed")}
-_ARGUMENTS |= {"evaluate.max_answer_tokens": "max_answer_tokens"}
+_ARGUMENTS = {key: name for name, keys in KEYS.items() for key in keys} | {"init": "checkpoint"}
 # Who uses a reasoner has no key for a field's name.
 _NAME, _RENAME = "name the one that holds it with config.data.fields.", "rename the one that holds it to "
 _RENAMED = {_NAME + field: _RENAME + field for field in ("question", "answer")}
@@ -21,13 +19,13 @@ _RENAMED = {_NAME + field: _RENAME + field for field in ("question", "answer")}
 FLAGS = _RENAMED | {f"config.{key}": f"--{name}" for key, name in _ARGUMENTS.items()}
 """Of the commands that use a reasoner."""
 ARGUMENTS = _RENAMED | {f"config.{key}": name for key, name in _ARGUMENTS.items()}
-ARGUMENTS |= {f"--{name}": name for name in (*_ARGUMENTS.values(), "threshold", "explain")}
+ARGUMENTS |= {f"--{name}": name for name in ("checkpoint", *KEYS)}
 """Of `slpo_jax.load` and what it returns."""
 READ = {"config.prompt.answers": "answers"}
 READ |= {f"config.data.fields.{field}": f"fields['{field}']" for field in ("question", "answer", "steps")}
 """Of `slpo_jax.read`."""
-_OF_TRAIN = ("--config.evaluate.thresholds", "--workdir")
-TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start"}
+_OF_TRAIN = ("--config.evaluate.thresholds", "--workdir", "--train", "--valid", "--base")
+TRAIN = {name: name.removeprefix("--") for name in _OF_TRAIN} | {"--config": "start", "--test": "eval"}
 """Of `slpo_jax.train`, whose `config` takes keys as they are."""
 
 

@@ -54,22 +54,22 @@ def register_reward(name: str, function: Callable[[str, str, str], float]) -> No
     """
     from slpo_jax.rewards.reward import REWARDS
 
-    _put_function(REWARDS, "reward", name, function)
+    _put(REWARDS, "reward", name, function, function)
 
 
 def register_recipe(name: str, settings: type) -> None:
     """Have `config.imitate.recipe` take a recipe under this name, with its section `config.imitate.NAME`.
 
     Args:
-        settings: a frozen dataclass; called, it makes the recipe, see `slpo_jax.training.recipes.RECIPES`.
+        settings: a `slpo_jax.training.recipes.RecipeSettings`.
     Raises:
         UserError: the name can't be used, or it is none.
     """
-    from slpo_jax.training.recipes import RECIPES, ImitateSettings
+    from slpo_jax.training.recipes import RECIPES, ImitateSettings, RecipeSettings
 
     if name in (taken := {field.name for field in dataclasses.fields(ImitateSettings)}):
         raise UserError(f"register_recipe: {name!r} is a key of config.imitate; use another name than {sorted(taken)}")
-    _register(RECIPES, "recipe", name, settings, object)
+    _register(RECIPES, "recipe", name, settings, RecipeSettings)
 
 
 def register_scorer(name: str, scorer: Any) -> None:
@@ -83,8 +83,7 @@ def register_scorer(name: str, scorer: Any) -> None:
     from slpo_jax.policy.scorers import SCORERS, Scorer
 
     made = scorer if isinstance(scorer, Scorer) else Scorer(scorer)
-    _check_function("scorer", name, made.score)
-    _put(SCORERS, "scorer", name, made)
+    _put(SCORERS, "scorer", name, made, made.score)
 
 
 def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) -> None:
@@ -97,32 +96,23 @@ def register_tracker(name: str, start: Callable[[Path, dict[str, Any]], Any]) ->
     """
     from slpo_jax.training.trackers import TRACKERS
 
-    _put_function(TRACKERS, "tracker", name, start)
+    _put(TRACKERS, "tracker", name, start, start)
 
 
 def _register(registry: MutableMapping[str, Any], what: str, name: str, cls: type, base: type) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
-        extends = "" if base is object else f" that extends {base.__name__}"
-        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass{extends}; give one")
+        raise UserError(f"register_{what}: {name}: {cls!r} is no dataclass that extends {base.__name__}; give one")
     try:
         cls()
     except TypeError as error:
         raise UserError(f"register_{what}: {name}: {in_a_line(error)}; give each field a default") from None
-    _put(registry, what, name, cls)
+    _put(registry, what, name, cls, cls)
 
 
-def _put_function(registry: MutableMapping[str, Any], what: str, name: str, function: Any) -> None:
-    _check_function(what, name, function)
-    _put(registry, what, name, function)
-
-
-def _check_function(what: str, name: str, function: Any) -> None:
+def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any, function: Any) -> None:
+    """A file may be read twice, and put what it registers in its own place."""
     if not callable(function):
         raise UserError(f"register_{what}: {name}: {function!r} is no function; give one")
-
-
-def _put(registry: MutableMapping[str, Any], what: str, name: str, value: Any) -> None:
-    """A file may be read twice, and put what it registers in its own place."""
     ours = _OURS.setdefault(id(registry), frozenset(registry))
     if name in ours:
         raise UserError(f"register_{what}: {name!r} is one of ours; use another name than {', '.join(sorted(ours))}")

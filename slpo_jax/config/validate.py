@@ -8,14 +8,13 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.config.config import Config, objective_of, read_config
+from slpo_jax.config.config import Config, objective_of, read_config, rl_of
 from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.comparisons import AVERAGE
 from slpo_jax.io.workdir import BEST
 from slpo_jax.models.llama import LlamaConfig
 from slpo_jax.models.reasoner import BACKBONES
-from slpo_jax.policy.latent_policies.soft import Soft
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import CORRECT
 from slpo_jax.stages import CONTROL, EVALUATE, IMITATE, RL, SECTIONS, UNFINISHED
@@ -122,8 +121,8 @@ def _fewest_steps(settings: Config, stage: str) -> int:
         runs = [(sum(phases) if whole else min(phases, default=1), own.optimizer.schedule)]
     elif stage == RL:
         for objective in [objective_of(settings, name) for name in own.objectives]:
-            steps = (objective.steps or own.steps) * objective.updates_per_step
-            runs.append((steps, objective.schedule or own.optimizer.schedule))
+            rl = rl_of(own, objective)
+            runs.append((rl.steps * objective.updates_per_step, rl.optimizer.schedule))
     else:
         runs = [(own.steps, own.optimizer.schedule)]
     return min(steps - (schedule != "constant") for steps, schedule in runs)
@@ -152,29 +151,14 @@ def _check_model(settings: Config, need: Any) -> None:
 
 
 def _check_imitation(config: Config, need: Any) -> None:
-    imitate, architecture, soft = config.imitate, architecture_of(config.reasoner), config.latent_policy.selected
-    name, own = imitate.recipe or architecture.default_recipe, imitate.c_thought * imitate.max_latent_stage
+    imitate, architecture = config.imitate, architecture_of(config.reasoner)
+    name = imitate.recipe or architecture.default_recipe
     need(
         imitate.c_thought == 0 or architecture.has_latents,
         f"imitate.c_thought: {imitate.c_thought} latents a step, but {config.reasoner} writes its steps; set it to 0",
     )
-    if getattr(RECIPES.get(name), "uses_c_thought", True):  # others' thoughts are as long as the steps are
-        need(
-            own <= config.max_latents,
-            f"imitate.c_thought: {own} latents in the last stage are more than max_latents ({config.max_latents})",
-        )
-        return
-    need(
-        config.max_latents or not imitate.final_steps,
-        f"max_latents: 0, but the recipe {name} trains thoughts; give 1 or more, or 0 for config.imitate.final_steps",
-    )
-    if name == "latent_sft" and isinstance(soft, Soft):
-        mixed, labels = min(filter(None, (soft.top_k, soft.most)), default=0), getattr(imitate, name).top_k
-        need(
-            mixed == labels,
-            f"imitate.latent_sft.top_k: {labels}, but config.latent_policy.{config.latent_policy.name} mixes "
-            f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same",
-        )
+    if name in RECIPES:  # else `recipe_of` says so
+        getattr(imitate, name).check(name, config)
 
 
 def _check_objectives(config: Config, need: Any) -> None:

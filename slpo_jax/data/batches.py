@@ -90,12 +90,6 @@ class EncodedProblems:
         """`pad_prompts` of the problems at `indices`."""
         return pad_prompts([self.prompts[index] for index in indices], slots, indices, self.template.pad_id)
 
-    def before_suffix(self, indices: Sequence[int] | np.ndarray, slots: Sequence[int]) -> Padded:
-        """`prompt_batch` without what `suffix` begins with."""
-        if self.template.closing_ids:
-            return self.prompt_batch(indices, slots)
-        return pad_prompts([self.prompts[index][:-1] for index in indices], slots, indices, self.template.pad_id)
-
 
 def encode_problems(
     template: Template, problems: Sequence[Problem], with_steps: bool = True, unknown: Counter[str] | None = None

@@ -11,48 +11,32 @@ from functools import lru_cache
 
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.depths import sets_by_depth
+from slpo_jax.config.bounds import FieldError, setting
+from slpo_jax.data.depths import DepthConfig, sets_by_depth
 from slpo_jax.data.problem import Problem
 
 OPERATORS = ("+", "-", "*")
 
 
 @dataclass(frozen=True)
-class ChainConfig:
-    """What the chains look like: the section `config.data.chain`.
+class ChainConfig(DepthConfig):
+    """What the chains look like: the section `config.data.chain`. An operation is a step.
 
     Attributes:
-        depth: problems have 1 .. depth operations, one a step; `chain:DEPTH` may have more.
         modulus: results are in 0 .. modulus - 1.
         operations: any of +, - and *.
-        train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
-            larger one.
-        valid_size: number of validation problems.
-        test_size: number of problems of `chain:test` and of `chain:DEPTH`.
-        seed: of all sets.
     """
 
-    depth: int = setting(3, least=1, most=100)
     modulus: int = setting(10, least=2, most=1_000)
     operations: tuple[str, ...] = setting(("+", "*"), fewest=1)
-    train_size: int = setting(60_000, least=1)
-    valid_size: int = setting(500, least=1)
-    test_size: int = setting(1_000, least=1)
-    seed: int = setting(0, least=0)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if unknown := {*self.operations} - {*OPERATORS}:
             raise FieldError(self, "operations", f"{min(unknown)!r} is none of {', '.join(OPERATORS)}")
         if "*" in self.operations and self.modulus == 2:
             raise FieldError(self, "modulus", "there is nothing to multiply by; give 3 or more, or leave * out of "
                              "config.data.chain.operations")  # fmt: skip
-
-    @property
-    def most_depth(self) -> int:
-        """Of `chain:DEPTH`."""
-        return 100
 
 
 @lru_cache

@@ -144,50 +144,45 @@ def _labelled(text: str) -> list[str] | None:
     return [text[match.end() : end].strip().rstrip(",;").rstrip() for match, end in zip(found, ends, strict=True)]
 
 
-def with_letters(rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """MedMCQA's rows with letters as `cop`, which counts from 0 on the hub and from 1 in the files of its authors.
-
-    Raises:
-        UserError: the rows don't say from which.
-    """
-    first = next(rows, None)
-    if first is None or not isinstance(first[1], Mapping) or not {"cop", "opa"} <= first[1].keys():
-        yield from itertools.chain([first] if first else [], rows)
-        return
-    found = [(where, record, _number(record, "cop")) for where, record in (first, *rows)]
-    numbers = {number for _, _, number in found} & set("01234")
-    bases = [base for base, others in ((0, "4"), (1, "0")) if others not in numbers]
-    if numbers and len(bases) != 1:
-        raise UserError(f"{first[0]}: field 'cop' counts from 0 or from 1, which no record says; write letters")
-    letters = {str(base + place): letter for base in bases[:1] for place, letter in enumerate("ABCD")}
-    for where, record, number in found:
-        yield where, record if number is None else {**record, "cop": letters.get(number)}
-
-
 def with_labels(
     rows: Iterator[tuple[str, Any]], answer_field: Callable[[Mapping[str, Any]], str | None]
 ) -> Iterator[tuple[str, Any]]:
-    """Rows whose choices are columns 1, 2, .., with these as answers where they count from 0, as COPA's `label` does.
+    """Rows with labels as answers where it takes all of them to say what their numbers mean.
 
-    They do where one is 0, none is the last column's number, and none is the text of a choice.
+    MedMCQA's `cop` counts from 0 on the hub and from 1 in the files of its authors. Of choices that are columns 1, 2,
+    .., numbers count from 0, as COPA's `label` does, where one is 0, none is the last column's number, and none is the
+    text of a choice.
 
     Args:
         rows: (where, record).
         answer_field: of a record.
+    Raises:
+        UserError: `cop` counts from neither.
     """
     first = next(rows, None)
-    columns = columns_of(tuple(first[1])) if first and isinstance(first[1], Mapping) else {}
-    field = answer_field(first[1]) if first and "1" in columns and "0" not in columns else None
-    if first is None or field is None:
-        yield from itertools.chain([first] if first else [], rows)
+    record = first[1] if first and isinstance(first[1], Mapping) else {}
+    columns = columns_of(tuple(record))
+    field = answer_field(record) if "1" in columns and "0" not in columns else None
+    field = "cop" if {"cop", "opa"} <= record.keys() else field
+    rows = itertools.chain([first] if first else [], rows)
+    if field is None:
+        yield from rows
         return
-    found = [(where, record, _number(record, field)) for where, record in (first, *rows)]
-    texts = [[str(record.get(name)) for name in (field, *columns.values())] for _, record, number in found if number]
-    numbers = {number for _, _, number in found}
-    from_zero = "0" in numbers and str(len(columns)) not in numbers and not any(row[0] in row[1:] for row in texts)
-    labels = {str(place): label for place, label in enumerate(columns)} | {"-1": None}  # of test sets
+    found = [(where, record, _number(record, field)) for where, record in rows]
+    numbers = {number for _, _, number in found if number}
+    if field == "cop":
+        bases = [base for base, others in ((0, "4"), (1, "0")) if others not in numbers]
+        if numbers & set("01234") and len(bases) != 1:
+            raise UserError(f"{found[0][0]}: field 'cop' counts from 0 or from 1, which no record says; write letters")
+        letters = {str(bases[0] + place): letter for place, letter in enumerate("ABCD")}
+        labels = {number: letters.get(number) for number in numbers}
+    else:
+        names = (field, *columns.values())
+        texts = ([str(record.get(name)) for name in names] for _, record, number in found if number)
+        from_zero = {"0", str(len(columns))} & numbers == {"0"} and not any(row[0] in row[1:] for row in texts)
+        labels = {str(place): label for place, label in enumerate(columns)} | {"-1": None} if from_zero else {}
     for where, record, number in found:
-        yield where, {**record, field: labels.get(number, number)} if from_zero and number else record
+        yield where, {**record, field: labels[number]} if number in labels else record
 
 
 def _number(record: Any, field: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from slpo_jax.data.file_rows import Rows, arrow_records, csv_rows, json_rows
+from slpo_jax.data.file_rows import Rows, arrow_records, csv_rows, json_rows, parquet_rows
 from slpo_jax.errors import UserError
 from slpo_jax.io.hub import hub_reachable, is_hub_id
 
@@ -90,25 +90,32 @@ def _parse(source: str, role: Role) -> tuple[Path, Sequence[str | None], list[st
 
 
 def _loaded(place: str, config: str | None) -> _Splits:
-    """What `datasets` finds there. JSON and CSV we read, as it rounds the numbers in there to 64 bits."""
+    """What `datasets` finds there. Its usual files we read, as it rounds the numbers of JSON and CSV to 64 bits."""
     import datasets
-    from datasets.packaged_modules.csv.csv import Csv, CsvConfig
-    from datasets.packaged_modules.json.json import Json
 
-    builder, reader = datasets.load_dataset_builder(place, config), None
-    if isinstance(builder, Json) and builder.config.field is None:
-        reader = json_rows
-    if isinstance(builder, Csv) and builder.config.header == "infer" and not builder.config.names:
-        sep = builder.config.sep
-        reader = functools.partial(csv_rows, delimiter="" if sep == CsvConfig.sep else sep)
-    if reader is not None:
-        downloads = datasets.DownloadConfig(cache_dir=str(Path(datasets.config.HF_DATASETS_CACHE) / "downloads"))
-        manager = datasets.DownloadManager(builder.dataset_name, download_config=downloads)
-        files = manager.download_and_extract(builder.config.data_files)
-        lists = {str(split): list(manager.iter_files(paths)) for split, paths in files.items()}
-        return {split: functools.partial(_from_files, reader, paths) for split, paths in lists.items()}
-    builder.download_and_prepare()
-    return _prepared(builder.as_dataset())
+    builder = datasets.load_dataset_builder(place, config)
+    if (reader := _reader(builder)) is None:
+        builder.download_and_prepare()
+        return _prepared(builder.as_dataset())
+    downloads = datasets.DownloadConfig(cache_dir=str(Path(datasets.config.HF_DATASETS_CACHE) / "downloads"))
+    manager = datasets.DownloadManager(builder.dataset_name, download_config=downloads)
+    files = manager.download_and_extract(builder.config.data_files)
+    lists = {str(split): list(manager.iter_files(paths)) for split, paths in files.items()}
+    return {split: functools.partial(_from_files, reader, paths) for split, paths in lists.items()}
+
+
+def _reader(builder: Any) -> Callable[[Path], Rows] | None:
+    """What reads a builder's files as they stand; None where its config asks for something else."""
+    from datasets.packaged_modules.csv.csv import Csv
+    from datasets.packaged_modules.json.json import Json
+    from datasets.packaged_modules.parquet.parquet import Parquet
+
+    config = builder.config
+    if isinstance(builder, Csv) and config.header == "infer" and not config.names:
+        return functools.partial(csv_rows, delimiter=config.sep.strip(","))  # "" is the usual one
+    if isinstance(builder, Json) and config.field is None:
+        return json_rows
+    return parquet_rows if isinstance(builder, Parquet) and config.columns is config.filters is None else None
 
 
 def _prepared(found: Mapping[Any, Any]) -> _Splits:
@@ -131,9 +138,6 @@ def _from_directory(directory: Path, config: str | None) -> _Splits:
     try:
         return _loaded(str(directory), config)
     except Exception as error:  # the library passes on what its readers, arrow and the file system raise
-        broken = _broken_parquet(directory)
-        if broken:
-            raise UserError(f"{broken}: not a readable parquet file; get or write it again") from error
         raise UserError(
             f"{directory}: can't be loaded as a data set ({_reason(error)}); "
             "give a directory with parquet or jsonl files, a config as DIRECTORY:CONFIG, or a file"
@@ -188,18 +192,6 @@ def _quiet() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
         if not bars:
             datasets.enable_progress_bars()
-
-
-def _broken_parquet(directory: Path) -> Path | None:
-    """The first parquet file whose footer can't be read; the library's errors don't name it."""
-    from pyarrow import parquet
-
-    for path in sorted(directory.rglob("*.parquet")):
-        try:
-            parquet.read_metadata(path)
-        except (OSError, ValueError):
-            return path
-    return None
 
 
 def _reason(error: BaseException) -> str:

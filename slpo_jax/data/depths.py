@@ -8,11 +8,13 @@ import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from slpo_jax.config.bounds import check_fields, setting
 from slpo_jax.data.problem import Problem
 from slpo_jax.errors import UserError
 
@@ -20,21 +22,32 @@ _MIXED = ("train", "valid", "test")
 _OF_TEN = ("train",) * 7 + ("valid", "test", "")  # whose problem it is, by the last digit of its hash; "" is DEPTH's
 
 
-class DepthSettings(Protocol):
-    """What the settings of such tasks have in common; `most_depth` is the largest that can be asked for."""
+@dataclass(frozen=True)
+class DepthConfig:
+    """What the settings of such tasks have in common.
+
+    Attributes:
+        depth: problems have 1 .. depth steps; `NAME:DEPTH` may have more.
+        train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
+            larger one.
+        valid_size: number of validation problems.
+        test_size: number of problems of `NAME:test` and of `NAME:DEPTH`.
+        seed: of all sets.
+    """
+
+    depth: int = setting(3, least=1, most=100)
+    train_size: int = setting(60_000, least=1)
+    valid_size: int = setting(500, least=1)
+    test_size: int = setting(1_000, least=1)
+    seed: int = setting(0, least=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
-    def depth(self) -> int: ...
-    @property
-    def train_size(self) -> int: ...
-    @property
-    def valid_size(self) -> int: ...
-    @property
-    def test_size(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def most_depth(self) -> int: ...
+    def most_depth(self) -> int:
+        """Of `NAME:DEPTH`."""
+        return 100
 
 
 Generated = tuple[tuple[Problem, ...], str]
@@ -57,7 +70,7 @@ def sets_by_depth(task: str, make: Make, more: str) -> Callable[[str, Any], Gene
     return lru_cache(maxsize=16)(lambda name, settings: _generated(f"{task}:{name}", name, settings, make, remedy))
 
 
-def _generated(source: str, name: str, settings: DepthSettings, make: Make, remedy: str) -> Generated:
+def _generated(source: str, name: str, settings: DepthConfig, make: Make, remedy: str) -> Generated:
     depths, part = _depths(source, name, settings), name if name in _MIXED else ""
     size = {"train": settings.train_size, "valid": settings.valid_size}.get(name, settings.test_size)
     rng = np.random.default_rng([settings.seed, zlib.crc32(name.encode())])
@@ -83,7 +96,7 @@ def _generated(source: str, name: str, settings: DepthSettings, make: Make, reme
     return tuple(problems), f"{source}: {said}; {remedy}" if said else ""
 
 
-def _depths(source: str, name: str, settings: DepthSettings) -> range:
+def _depths(source: str, name: str, settings: DepthConfig) -> range:
     """The numbers of steps in a set."""
     if name in _MIXED:
         return range(1, settings.depth + 1)

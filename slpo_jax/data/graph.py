@@ -9,36 +9,25 @@ from itertools import pairwise
 
 import numpy as np
 
-from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.depths import sets_by_depth
+from slpo_jax.config.bounds import FieldError, setting
+from slpo_jax.data.depths import DepthConfig, sets_by_depth
 from slpo_jax.data.problem import Problem
 
 
 @dataclass(frozen=True)
-class GraphConfig:
-    """What the graphs look like: the section `config.data.graph`.
+class GraphConfig(DepthConfig):
+    """What the graphs look like: the section `config.data.graph`. A hop towards the end is a step.
 
     Attributes:
-        depth: ends are 1 .. depth hops away, one a step; `graph:DEPTH` may have more.
         dead_ends: further edges at each of the two chains, that lead to no end.
         nodes: names that there are, n0, n1, ..; a problem has 2 (hops + 1 + dead_ends).
-        train_size: number of training problems, in which one may come again; a smaller set is the beginning of a
-            larger one.
-        valid_size: number of validation problems.
-        test_size: number of problems of `graph:test` and of `graph:DEPTH`.
-        seed: of all sets.
     """
 
-    depth: int = setting(3, least=1)
     dead_ends: int = setting(0, least=0)
     nodes: int = setting(10, least=4, most=200)
-    train_size: int = setting(60_000, least=1)
-    valid_size: int = setting(500, least=1)
-    test_size: int = setting(1_000, least=1)
-    seed: int = setting(0, least=0)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.most_depth < self.depth:
             needed = 2 * (self.depth + 1 + self.dead_ends)
             raise FieldError(self, "nodes", f"{self.depth} hops and {self.dead_ends} dead ends need {needed}: raise "

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from absl import logging
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.data.choices import with_labels, with_letters
+from slpo_jax.data.choices import with_labels
 from slpo_jax.data.dataset_rows import Role, dataset_rows
-from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows, no_such_file
+from slpo_jax.data.file_rows import FILE_READERS, Rounded, Rows
 from slpo_jax.data.generated import GENERATED, task_of
 from slpo_jax.data.given import given_rows
 from slpo_jax.data.problem import Problem, Problems, Reading
@@ -69,17 +69,6 @@ class DataConfig(_Tasks):
     def of_task(self, source: Any) -> Any:
         """How a generated source is made; None of others."""
         return getattr(self, task_of(source), None) if task_of(source) else None
-
-
-def check_source(source: str) -> None:
-    """See that the file is there, if a source is one, without reading it.
-
-    Raises:
-        UserError: it isn't.
-    """
-    path = Path(_whole(source)).expanduser()
-    if path.suffix.lower() in FILE_READERS and not path.exists():
-        raise no_such_file(path)
 
 
 def is_at_hand(source: str) -> bool:
@@ -181,26 +170,31 @@ def _problems(
     reading = Reading()
     raw = list(_raw_problems(rows, fields, strict, reading))
     _name_rounded(source, [each.answer for _, each in raw])
-    problems, left_out = _with_numbers(raw, all_numeric) if answers == "numbers" else _as_written(raw, answers)
-    if left_out:
-        total = len(problems) + len(left_out)
-        if not problems:
-            good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
-            raise UserError(f"{left_out[0]}, nor is any of the {total}; give a set with {good[answers]}")
-        logging.warning("%s: left out %d of %d problems: %s", source, len(left_out), total, left_out[0])
-    if not problems:
+    if not raw:
         raise UserError(f"{source}: holds no problems; give one with at least one")
-    read = Problems(problems)
-    read.left_out, read.why, read.reading = len(left_out), tuple(left_out), reading
+    steps = written_steps([(where, each.steps, each.solution) for where, each in raw])
+    compared = _compared([each.answer or "" for _, each in raw], answers)
+    found = zip(raw, steps, compared, strict=True)
+    read = Problems(Problem(each.question, own, answer) for (_, each), own, answer in found if answer)
+    lost = [place for place, answer in enumerate(compared) if not answer]
+    read.why, read.left_out, read.reading = tuple(_bad_answer(*raw[at], answers) for at in lost), len(lost), reading
+    for place in lost if all_numeric and answers == "numbers" else ():
+        if raw[place][1].numeric:
+            raise _mistaken(*raw[place])
+    if lost and not read:
+        good = {"numbers": "numbers as answers", "latex": "answers that math_verify reads", "texts": "answers"}
+        raise UserError(f"{read.why[0]}, nor is any of the {len(raw)}; give a set with {good[answers]}")
+    if lost:
+        logging.warning("%s: left out %d of %d problems: %s", source, len(lost), len(raw), read.why[0])
     if answers == "numbers":
-        texts = (each.answer for _, each in raw if each.answer and canonical_number(each.answer) is None)
-        read.measured = tuple(text for text in texts if measured_number(text) is not None)
+        texts = (each.answer or "" for (_, each), answer in zip(raw, compared, strict=True) if answer)
+        read.measured = tuple(text for text in texts if canonical_number(text) is None)
     return read
 
 
 def _raw_problems(rows: Rows, fields: FieldsConfig, strict: bool, reading: Reading) -> Iterator[tuple[str, RawProblem]]:
     first, without_steps = None, strict and bool(fields.steps)
-    for where, record in with_labels(with_letters(rows), functools.partial(answer_field, fields=fields)):
+    for where, record in with_labels(rows, functools.partial(answer_field, fields=fields)):
         if not isinstance(record, Mapping):
             raise UserError(f"{where}: not a record with fields; expected question, answer and optionally steps")
         first = first or (where, record)
@@ -229,18 +223,13 @@ def _name_rounded(source: str, answers: Sequence[str | None]) -> None:
         )  # fmt: skip
 
 
-def _as_written(found: Sequence[tuple[str, RawProblem]], kind: Answers) -> tuple[list[Problem], list[str]]:
-    """The problems, and where and why others are none."""
-    answers = [_written(raw.answer or "", kind) for _, raw in found]
-    good = are_readable(answers) if kind == "latex" else map(normal_text, answers)
-    problems: list[Problem] = []
-    left_out: list[str] = []
-    for (where, raw), steps, answer, is_good in zip(found, _steps(found), answers, good, strict=True):
-        if is_good:
-            problems.append(Problem(raw.question, steps, answer))
-        else:
-            left_out.append(_bad_answer(where, raw.answer, "LaTeX that can be compared" if kind == "latex" else "text"))
-    return problems, left_out
+def _compared(answers: Sequence[str], kind: Answers) -> list[str]:
+    """What each answer is compared as; "" where it can't be."""
+    if kind == "numbers":
+        return [canonical_number(answer) or measured_number(answer) or "" for answer in answers]
+    written = [_written(answer, kind) for answer in answers]
+    good = are_readable(written) if kind == "latex" else map(normal_text, written)
+    return [answer if is_good else "" for answer, is_good in zip(written, good, strict=True)]
 
 
 def _written(answer: str, kind: Answers) -> str:
@@ -251,35 +240,18 @@ def _written(answer: str, kind: Answers) -> str:
     return canonical_number(answer) or ("" if is_none else text)
 
 
-def _with_numbers(found: Sequence[tuple[str, RawProblem]], all_numeric: bool) -> tuple[list[Problem], list[str]]:
-    """As above.
-
-    Raises:
-        UserError: an answer is no number where all have to be.
-    """
-    problems: list[Problem] = []
-    left_out: list[str] = []
-    for (where, raw), steps in zip(found, _steps(found), strict=True):
-        answer = canonical_number(raw.answer or "") or measured_number(raw.answer or "")
-        if answer is not None:
-            problems.append(Problem(raw.question, steps, answer))
-            continue
-        reason = _bad_answer(where, raw.answer, "number")
-        if all_numeric and raw.numeric:
-            if not (raw.answer or "").strip():
-                raise UserError(f"{where}: no answer; fill it in, or remove the record")
-            raise UserError(
-                f"{reason}; write digits, e.g. 72 or -1,450.5, or compare texts with config.prompt.answers=texts"
-            )
-        left_out.append(reason)
-    return problems, left_out
+def _mistaken(where: str, raw: RawProblem) -> UserError:
+    """The error of an answer that is no number where all have to be."""
+    if not (raw.answer or "").strip():
+        return UserError(f"{where}: no answer; fill it in, or remove the record")
+    return UserError(
+        f"{_bad_answer(where, raw, 'numbers')}; write digits, e.g. 72 or -1,450.5, or compare texts with "
+        "config.prompt.answers=texts"
+    )
 
 
-def _steps(found: Sequence[tuple[str, RawProblem]]) -> list[tuple[str, ...]]:
-    return written_steps([(where, raw.steps, raw.solution) for where, raw in found])
-
-
-def _bad_answer(where: str, answer: str | None, wanted: str) -> str:
+def _bad_answer(where: str, raw: RawProblem, kind: Answers) -> str:
+    answer, wanted = raw.answer, {"numbers": "number", "latex": "LaTeX that can be compared", "texts": "text"}[kind]
     if answer is None:
         return f'{where}: no answer, but null or a text without "####", \\boxed{{}} or "The answer is"'
     return f"{where}: answer {str(answer if len(answer) <= 40 else answer[:40] + '...')!r} is no {wanted}"

@@ -167,13 +167,14 @@ def read_record(
         )
     reading = reading or Reading()
     reading.see({name: record[name] for name in given})
-    beside = next((name for name in _BESIDE if record.get(name) is not None), None) if not fields.answer else None
-    beside, answer_field = beside if layout.worked else None, layout.answer
+    others = _BESIDE if layout.worked and not fields.answer else ()
+    beside, answer_field = next((name for name in others if record.get(name) is not None), None), layout.answer
     solution, answer = _answer(where, record, layout, needed=beside is None)
     if answer is None and beside:
         told, answer = _answer(where, record, layout._replace(answer=beside, worked=False))
         solution, answer_field = solution or told, beside
-    solution = solution if answer is not None else ""
+    if answer is None:
+        solution = ""
     question, choices = _question(where, record, layout, reading), choices_of(where, record, answer)
     if choices:
         question = choices.below(question)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slpo_jax.evaluation.rows import BEST_FIXED
+from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES
 
 _METRICS = {
     "acc": ("Acc", "Share of problems that the greedy rollout, without noise, gets right."),
@@ -45,7 +47,7 @@ _METRICS = {
     ),
 }
 """Pattern of the name -> title and meaning, in which {0} and {1} are the name's own parts."""
-SCALARS = {
+_SHARED = {
     "loss": "The stage's or the objective's own loss.",
     "grad_norm": "Norm of the gradient before it is clipped.",
     "learning_rate": "The optimizer's.",
@@ -53,13 +55,6 @@ SCALARS = {
     "skipped_steps": "Steps so far whose loss or gradient was not finite: they change nothing.",
     "valid_accuracy": "Share of the validation split's problems that the greedy rollout gets right.",
     "accuracy": "Share of texts all of whose tokens are the likeliest ones.",
-    "student": "CODI's loss of the thinking student, or SIM-CoT's.",
-    "teacher": "CODI's loss of the teacher, which writes its steps.",
-    "distil": "CODI's distance of the student's hidden states from the teacher's.",
-    "explained": "SIM-CoT's loss of the steps that its latents are to explain.",
-    "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
-    "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
-    "divergence": "Latent-SFT's, of its labels from what it predicts at the latents.",
     "valid_share": "Share of thoughts that are right at one candidate length at least.",
     "right_share": "Share of candidate lengths with a right answer.",
     "expected_length": "Mean number of latents under the gate's distribution.",
@@ -76,16 +71,11 @@ SCALARS = {
     "stop_log_likelihood": "Of the stops, under the gate.",
     "answer_entropy": "Nats a token: minus the answers' log-likelihood by their tokens.",
     "latent_log_likelihood": "Of the thoughts: SLPO's under its surrogate.",
-    "surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with.",
-    "pass_at_k": "The probability that pathwise maximises.",
-    "reference_log_likelihood": "Of the reference answer.",
     "chosen_share": "LatentRM's share of right completions of the thoughts that it likes best.",
     "thought_share": "The same share of all thoughts of its problems.",
-    "log_likelihood": "GRPO's: of all choices of a rollout.",
-    "clipped": "GRPO's share of clipped choices.",
-    "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
-    "kl": "GRPO's divergence from the start.",
 }
+_METHODS: tuple[Any, ...] = (*OBJECTIVES.values(), *RECIPES.values())
+SCALARS = _SHARED | {name: about for method in _METHODS for name, about in method.metrics.items()}
 """Of what training logs, by name."""
 _SCORED = re.compile(r"(best|vote)@\d+_\w+_se")
 

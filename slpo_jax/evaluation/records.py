@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import is_whole, read_manifest
 from slpo_jax.evaluation.rows import Rows
+from slpo_jax.io import artifact
 from slpo_jax.io.files import to_json, write_text
 from slpo_jax.io.workdir import Workdir
-
-_AGAIN = "run the evaluate stage again"
 
 
 @dataclass(frozen=True)
@@ -86,65 +84,51 @@ def write_records(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_records(path: str | Path) -> EvalRecords:
     """Reads what `write_records` wrote.
 
-    Every problem must have the same seeds and the same number of samples a seed (none at all is fine: S = M = 0).
-
-    Raises:
-        UserError: missing, empty or malformed file, with the number of the line at fault.
+    It is whole, as its manifest says.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}); run the evaluate stage first") from error
-    lines = [(f"{path} line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise UserError(f"{path}: holds no problems; {_AGAIN}")
-    return arrays_of([(where, _parse(where, line)) for where, line in lines])
+    return arrays_of([json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line])
 
 
-def arrays_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> EvalRecords:
-    """The arrays of (where, record) pairs, at least one; records are as `write_records` takes them.
+def arrays_of(rows: Sequence[Mapping[str, Any]]) -> EvalRecords:
+    """The arrays of records, at least one, as `evaluate.record_rows` makes them: samples of one seed stand together.
 
-    Raises:
-        UserError: a record has not the samples that the first has.
+    All have the same seeds and the same number of samples a seed; none at all is fine: S = M = 0.
     """
-    seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0][1]["samples"]))
-    per_seed = len(rows[0][1]["samples"]) // max(len(seeds), 1)
-    scorers = rows[0][1]["samples"][0].get("scores", {}) if rows[0][1]["samples"] else {}
-    grids = []
-    for where, row in rows:
-        grids.append([[sample for sample in row["samples"] if sample["seed"] == seed] for seed in seeds])
-        if len(row["samples"]) != len(seeds) * per_seed or any(len(each) != per_seed for each in grids[-1]):
-            raise UserError(f"{where}: has not {per_seed} samples of each seed in {seeds}; {_AGAIN}")
+    seeds = list(dict.fromkeys(sample["seed"] for sample in rows[0]["samples"]))
+    scorers = rows[0]["samples"][0].get("scores", {}) if rows[0]["samples"] else {}
 
-    def samples(key: str, dtype: Any, part: str = "", preferred: str = "") -> np.ndarray:
-        def value(sample: Mapping[str, Any]) -> Any:
-            return sample.get(preferred) or (sample[part] if part else sample).get(key)
+    def samples(values: Iterable[Iterable[Any]], dtype: Any) -> np.ndarray:
+        out = np.array([list(each) for each in values], dtype=dtype)
+        return np.swapaxes(out.reshape(len(rows), len(seeds), -1 if seeds else 0), 0, 1)
 
-        nsm = [[list(map(value, line)) for line in grid] for grid in grids]
-        out = np.array(nsm, dtype=dtype).reshape(len(rows), len(seeds), per_seed)
-        return np.swapaxes(out, 0, 1)
+    def sampled(key: str, dtype: Any) -> np.ndarray:
+        return samples(([sample[key] for sample in row["samples"]] for row in rows), dtype)
 
     def column(key: str, dtype: Any) -> np.ndarray:
-        return np.array([row.get(key) for _, row in rows], dtype=dtype)
+        return np.array([row.get(key) for row in rows], dtype=dtype)
 
     return EvalRecords(
         index=column("index", np.int64),
-        references=tuple(str(row["reference"]) for _, row in rows),
-        answers=tuple(row.get("answer") for _, row in rows),
+        references=tuple(str(row["reference"]) for row in rows),
+        answers=tuple(row.get("answer") for row in rows),
         correct=column("correct", bool),
         latent_steps=column("latent_steps", np.int64),
         problem_steps=column("problem_steps", np.float64),  # None becomes NaN
-        answer_tokens=np.array([len(row["completion_tokens"]) for _, row in rows], np.int64),
+        answer_tokens=np.array([len(row["completion_tokens"]) for row in rows], np.int64),
         cut=column("cut", bool),
         seeds=np.array(seeds, dtype=np.int64),
-        sample_correct=samples("correct", bool),
-        sample_latent_steps=samples("latent_steps", np.int64),
-        sample_answers=samples("answer", object, preferred="vote"),
-        sample_cut=samples("cut", bool),
-        sample_scores={name: samples(name, np.float64, "scores") for name in scorers},
-        questions=tuple(str(row.get("question", "")) for _, row in rows),
-        searched_correct=np.array([[each["correct"] for each in row.get("searched", ())] for _, row in rows], bool),
+        sample_correct=sampled("correct", bool),
+        sample_latent_steps=sampled("latent_steps", np.int64),
+        sample_answers=samples(
+            ([each.get("vote") or each["answer"] for each in row["samples"]] for row in rows), object
+        ),
+        sample_cut=sampled("cut", bool),
+        sample_scores={
+            name: samples(([each["scores"][name] for each in row["samples"]] for row in rows), np.float64)
+            for name in scorers
+        },
+        questions=tuple(str(row.get("question", "")) for row in rows),
+        searched_correct=np.array([[each["correct"] for each in row.get("searched", ())] for row in rows], bool),
     )
 
 
@@ -158,8 +142,7 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
     Returns:
         row -> set -> records, rows in the report's order, sets by name; and notes on what was left out: records that
         are not to the byte what their manifest says, or were made by another checkpoint, under other settings, or from
-        other problems than the newest of their set. Records without a manifest count in rows without a checkpoint
-        alone.
+        other problems than the newest of their set.
 
     Raises:
         UserError: there are no records, or a file is malformed.
@@ -173,10 +156,13 @@ def read_evals(workdir: str | Path, rows: Rows) -> tuple[Evals, list[str]]:
         if (row, name) not in left_out:
             sets[row].append(name)
     notes = [f"{row} on {name}: left out, {why}; evaluate it again." for (row, name), why in left_out.items()]
-    manifests = {name: read_manifest(folder.set_files(name, row)) for row, names in sets.items() for name in names}
+    lacking = {
+        name: manifest.facts["left_out"] for row, names in sets.items() for name in names
+        if (manifest := artifact.read(folder.set_files(name, row).manifest))
+    }  # fmt: skip
     notes += [
-        f"{name}: {manifest.left_out:,} problem(s) of its source are left out, as their answers can't be compared."
-        for name, manifest in sorted(manifests.items()) if manifest and manifest.left_out
+        f"{name}: {count:,} problem(s) of its source are left out, as their answers can't be compared."
+        for name, count in sorted(lacking.items()) if count
     ]  # fmt: skip
     found = {row: {name: read_records(folder.set_files(name, row).records) for name in sets[row]} for row in rows}
     return {row: records for row, records in found.items() if records}, notes
@@ -187,16 +173,15 @@ def _left_out(folder: Workdir, rows: Rows) -> dict[tuple[str, str], str]:
     why, data = dict[tuple[str, str], str](), dict[str, list[tuple[float, str, str]]]()
     for row, name in folder.evaluated():
         files, facts = folder.set_files(name, row), rows[row]
-        manifest = read_manifest(files)
+        manifest = artifact.read(files.manifest)
         if manifest is None:
-            if facts.checkpoint:
-                why[row, name] = "its evaluation was not finished"
-        elif (manifest.checkpoint, manifest.settings) != (facts.checkpoint, facts.evaluation):
+            why[row, name] = "its evaluation was not finished"
+        elif (manifest.facts["checkpoint"], manifest.facts["settings"]) != (facts.checkpoint, facts.evaluation):
             why[row, name] = "it is of another checkpoint or setting"
-        elif not is_whole(files, manifest):
+        elif artifact.changed(files.folder, manifest.files):
             why[row, name] = "its records were changed"
         else:
-            data.setdefault(name, []).append((files.manifest.stat().st_mtime, row, manifest.data))
+            data.setdefault(name, []).append((files.manifest.stat().st_mtime, row, manifest.facts["data"]))
     for name, found in data.items():
         newest = max(found)[2]
         why |= {(row, name): "it is of other problems" for _, row, digest in found if digest != newest}
@@ -223,22 +208,3 @@ def read_metrics(path: str | Path) -> tuple[list[dict[str, Any]], list[str]]:
     what = "left out of the figures" if rows else "and no other, so the report has nothing of the training"
     notes = [f"{path.name}: {torn} unreadable line(s) {what}."] if torn else []
     return sorted(rows.values(), key=lambda row: row["step"]), notes
-
-
-_KINDS: dict[str, Any] = {
-    "index": int, "reference": (str, int, float), "correct": bool, "latent_steps": int, "cut": bool,
-    "completion_tokens": list, "samples": list,
-}  # fmt: skip
-_SAMPLE_KINDS: dict[str, Any] = {"seed": int, "correct": bool, "latent_steps": int, "cut": bool}
-
-
-def _parse(where: str, line: str) -> dict[str, Any]:
-    try:
-        row = {"samples": [], "completion_tokens": []} | json.loads(line)
-        parts = [(row, _KINDS), *((sample, _SAMPLE_KINDS) for sample in row["samples"])]
-        bad = [key for part, kinds in parts for key, kind in kinds.items() if not isinstance(part.get(key), kind)]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: is no record ({error}); {_AGAIN}") from error
-    if bad:
-        raise UserError(f"{where}: '{bad[0]}' is missing or of the wrong type; {_AGAIN}")
-    return row

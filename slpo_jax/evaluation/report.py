@@ -21,9 +21,8 @@ from slpo_jax.evaluation.markdown import render
 from slpo_jax.evaluation.page.problems import Thoughts, thoughts_of
 from slpo_jax.evaluation.page.render import render_page
 from slpo_jax.evaluation.records import Evals, read_evals, read_metrics
-from slpo_jax.evaluation.rows import Rows, read_rows
+from slpo_jax.evaluation.rows import Rows, read_rows, sweeps_of
 from slpo_jax.evaluation.statistics import mean_se, summarise
-from slpo_jax.evaluation.sweeps import sweeps_of
 from slpo_jax.evaluation.trained_settings import differing_settings, reported_settings
 from slpo_jax.evaluation.verdict import verdict
 from slpo_jax.io.files import flatten, read_json, to_json, write_text
@@ -33,8 +32,8 @@ from slpo_jax.io.workdir import Workdir
 def write_report(workdir: str | Path) -> dict[str, Any]:
     """Writes `report.json`, `report.html` and `report.md` of one workdir.
 
-    Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `NAME.thoughts.json`, `metrics.jsonl`,
-    `thresholds.json` and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
+    Reads `eval/ROW/row.json` and `eval/ROW/NAME.jsonl`, and where they exist `NAME.thoughts.json`, `metrics.jsonl`
+    and, for the order of the sets, `config.json`. Any subset of rows, sets and samples will do.
 
     Returns:
         What `report.json` holds: verdict, eval {row: {set: figures}}, average, chance, differences, rows, settings,
@@ -51,7 +50,7 @@ def write_report(workdir: str | Path) -> dict[str, Any]:
         taken.setdefault(row.source, []).append(row.name)
     notes += left_out + [f"Taken from {source}: {', '.join(names)}." for source, names in taken.items() if source]
     report = _build([evals], [rows], notes)
-    report["thresholds"] = sweeps_of(folder.thresholds, rows)
+    report["thresholds"] = sweeps_of(rows)
     report["training"] = training_curves(metrics)
     report = {"verdict": verdict(report), **report}
     _write(folder, report, evals, thoughts_of(folder.root, evals))
@@ -95,9 +94,7 @@ def compare_runs(workdirs: Sequence[str | Path], out: str | Path) -> dict[str, A
     every_row = [{name: rows[name] for name in runs[0]} for rows in every_row]
     report = _build(runs, every_row, notes + _settings_notes(every_row))
     report["runs"] = [path.name or str(path) for path in paths]
-    report["thresholds"] = {
-        path.name: sweeps_of(Workdir(path).thresholds, own) for path, own in zip(paths, every_row, strict=True)
-    }
+    report["thresholds"] = {path.name: sweeps_of(own) for path, own in zip(paths, every_row, strict=True)}
     report = {"verdict": verdict(report), **report}
     _write(Workdir(Path(out)), report, {}, {})
     return report

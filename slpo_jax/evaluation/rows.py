@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slpo_jax.errors import UserError
-from slpo_jax.io.files import digest, read_json, write_text
+from slpo_jax.io import artifact
+from slpo_jax.io.files import digest, read_json
 from slpo_jax.io.workdir import StageFolder, Workdir
 
 BEST_FIXED = "best_fixed"
@@ -31,8 +32,9 @@ class Row:
         rules: thresholds or numbers of latents to choose from on the validation split.
         rule: the chosen one.
         selected_for: digest of what the choice depended on; "" where there was none.
+        sweep: what each rule reached on the validation split, {rule: Acc, "chosen": the rule, "problems": how many}.
         checkpoint: digest of the parameters.
-        evaluation: what all its evaluations depend on, see `manifest.Manifest.settings`.
+        evaluation: what all its evaluations depend on, by key of the config.
         settings: what the checkpoint was trained with, as it stands beside the checkpoint.
         shown: of these, by key of the config, those that a report names.
         source: the workdir that the row was taken from; "" for a run's own.
@@ -50,6 +52,7 @@ class Row:
     rules: tuple[float | int, ...] = ()
     rule: float | int | None = None
     selected_for: str = ""
+    sweep: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checkpoint: str = ""
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -66,36 +69,25 @@ class Row:
 Rows = dict[str, Row]
 """By name, in the report's order."""
 
-_KINDS: dict[str, Any] = {
-    "label": str, "order": int, "gated": bool, "fixed": bool, "baselines": list, "stage": str, "stopping": str,
-    "rules": list, "rule": (int, float, type(None)), "selected_for": str, "checkpoint": str, "evaluation": dict,
-    "settings": dict, "shown": dict, "source": str, "about": str,
-}  # fmt: skip
+_AGAIN = "delete the file and run the evaluate stage again"
 
 
 def write_row(workdir: str | Path, row: Row) -> None:
     """Writes `eval/ROW/row.json`."""
-    write_text(Workdir(Path(workdir)).row_facts(row.name), json.dumps(row.facts, indent=1, ensure_ascii=False) + "\n")
+    artifact.write(Workdir(Path(workdir)).row_facts(row.name), value=row.facts)
 
 
 def read_row(workdir: str | Path, name: str) -> Row | None:
     """Reads what `write_row` wrote; None where there is no such file.
 
     Raises:
-        UserError: the file is malformed.
+        UserError: the file is damaged.
     """
-    path = Workdir(Path(workdir)).row_facts(name)
-    if not path.exists():
+    found = artifact.read(Workdir(Path(workdir)).row_facts(name), _AGAIN)
+    if found is None:
         return None
-    found: dict[str, Any] = {"about": ""} | read_json(path)
-    for key, kind in _KINDS.items():
-        if not isinstance(found.get(key), kind) or key not in found:
-            raise UserError(
-                f"{path}: '{key}' is missing or of the wrong type; delete the file and run the evaluate stage again"
-            )
-    facts: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in _KINDS
-    }
+    facts: dict[str, Any] = found.value
+    facts |= {key: tuple(value) for key, value in facts.items() if isinstance(value, list)}
     return Row(name, **facts)
 
 
@@ -110,51 +102,34 @@ def is_rule(stopping: Any, rule: Any) -> bool:
     return stopping == "length" and type(rule) is int and 0 <= rule < 2**31  # int32
 
 
-def write_rule(stage: StageFolder, row: Row) -> None:
+def write_rule(stage: StageFolder, row: Row, alike: bool) -> None:
     """Leave a row's rule beside the checkpoint that it was chosen for, with which it stays wherever that is moved.
 
-    The only one that the row could have was not chosen, so it takes no other's place.
+    Only one that was chosen, of rollouts like those that the checkpoint was trained for, takes such a one's place.
+
+    Args:
+        alike: whether the row's rollouts are. Of others a threshold is better than none.
     """
-    if len(row.rules) == 1 and _rule_of(stage):
-        return
-    found = {"stopping": row.stopping, "rule": row.rule, "settings": digest(dict(row.settings))}
-    text = json.dumps(found, indent=1) + "\n"
-    if not stage.rule.is_file() or stage.rule.read_bytes() != text.encode():
-        write_text(stage.rule, text)
+    trained = digest(dict(row.settings))
+    known = artifact.value_of(stage.rule, trained) or {}
+    if (alike and len(row.rules) > 1) or (not known.get("alike") and (alike or row.stopping == "threshold")):
+        artifact.write(stage.rule, trained, {"stopping": row.stopping, "rule": row.rule, "alike": alike})
 
 
 def read_rule(stage: StageFolder, stopping: str) -> float | int | None:
     """The rule of a checkpoint that stops in this way; None where none is known of it as it is now trained.
 
-    A threshold that was chosen with other settings than the checkpoint was made with, such as another T, is used
-    where there is no other.
-
     Raises:
-        UserError: the file is malformed.
+        UserError: the file is damaged.
     """
-    found = _rule_of(stage)
-    if found and found["stopping"] == stopping:
-        return found["rule"]
-    row = read_row(stage.workdir.root, stage.name) if stage.workdir and stopping == "threshold" else None
-    of_it = row is not None and not row.source and row.settings == read_json(stage.facts, default={})
-    if not (row and of_it and row.stopping == stopping and row.rule is not None):
-        return None
-    if stage.workdir and not is_rule(stopping, row.rule):
-        raise UserError(
-            f"{stage.workdir.row_facts(stage.name)}: 'rule' is not {RULES[stopping]}; delete the file and run the "
-            "evaluate stage again"
-        )
-    return row.rule
+    found = artifact.read(stage.rule, _AGAIN)
+    known = found is not None and found.facts == digest(read_json(stage.facts, default={}))
+    return found.value["rule"] if found and known and found.value["stopping"] == stopping else None
 
 
-def _rule_of(stage: StageFolder) -> dict[str, Any]:
-    """What `write_rule` wrote; {} where that is not of the checkpoint as it is now trained."""
-    if not stage.rule.exists():
-        return {}
-    found = read_json(stage.rule)
-    if not is_rule(found.get("stopping"), found.get("rule")) or not isinstance(found.get("settings"), str):
-        raise UserError(f"{stage.rule}: holds no rule; delete the file and run the evaluate stage again")
-    return found if found["settings"] == digest(read_json(stage.facts, default={})) else {}
+def sweeps_of(rows: Rows) -> dict[str, Mapping[str, Any]]:
+    """Row -> the choice of its rule, of those that had one."""
+    return {name: row.sweep for name, row in rows.items() if row.sweep}
 
 
 def read_rows(workdir: str | Path) -> Rows:

@@ -32,8 +32,6 @@ class EvaluateConfig:
         thresholds: of the gate, swept on the validation split.
         probed: problems a set of which it is kept when each latent would stop, and the tokens nearest to it.
         save_latents: also write eval/ROW/NAME.latents.npz.
-        rows_from: workdir of another run, evaluated on the same problems in the same way, whose further rows the report
-            also has.
     """
 
     datasets: tuple[str, ...] | None = None
@@ -55,7 +53,6 @@ class EvaluateConfig:
     thresholds: tuple[float, ...] = setting((0.5, 0.6, 0.7, 0.8, 0.9), least=0, most=1, fewest=1)
     probed: int = setting(20, least=0, note="0 is none", affects="nothing")
     save_latents: bool = False
-    rows_from: str = ""
 
     @property
     def used_seeds(self) -> int:

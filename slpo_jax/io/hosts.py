@@ -84,6 +84,14 @@ def is_alone() -> bool:
     return _count == 1
 
 
+def _together() -> Any:
+    """jax's collectives, of which one begins."""
+    begin()
+    from jax.experimental import multihost_utils
+
+    return multihost_utils
+
+
 def barrier(name: str) -> None:
     """Wait for all to be here, so that what the first has written is there for the others.
 
@@ -91,37 +99,25 @@ def barrier(name: str) -> None:
         name: the same on all, for messages.
     """
     if _count > 1:
-        begin()
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)
+        _together().sync_global_devices(name)
 
 
 def decided(flag: bool) -> bool:
     """The first process's answer to a question about files, which might change while another asks it."""
     if _count > 1:
-        begin()
-        from jax.experimental import multihost_utils
-
-        return bool(multihost_utils.broadcast_one_to_all(np.int32(flag)))
+        return bool(_together().broadcast_one_to_all(np.int32(flag)))
     return flag
 
 
 def any_of(flag: bool) -> bool:
     """Whether it holds in one of the processes at least."""
     if _count > 1:
-        begin()
-        from jax.experimental import multihost_utils
-
-        return bool(np.max(multihost_utils.process_allgather(np.int32(flag))))
+        return bool(np.max(_together().process_allgather(np.int32(flag))))
     return flag
 
 
 def whole(array: Any) -> np.ndarray:
     """All of an array whose rows are spread over the devices of all processes."""
     if _count > 1 and not getattr(array, "is_fully_addressable", True):
-        begin()
-        from jax.experimental import multihost_utils
-
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+        return np.asarray(_together().process_allgather(array, tiled=True))
     return np.asarray(array)

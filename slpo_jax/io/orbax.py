@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io.checksums import damage, write_checksums
+from slpo_jax.io.artifact import damage, write_checksums
 from slpo_jax.io.workdir import StageFolder
 
 
@@ -29,7 +29,7 @@ def load_params(directory: Path, like: Any) -> Any:
     """
     import orbax.checkpoint as ocp
 
-    path = _existing_params_dir(directory)
+    path = params_dir(directory)
     if problem := damage(path.parent, path.name):
         raise _damaged(path, problem)
     with ocp.StandardCheckpointer() as checkpointer:
@@ -118,7 +118,7 @@ def stored_params(directory: Path) -> Any:
     """
     import orbax.checkpoint as ocp
 
-    path = _existing_params_dir(directory)
+    path = params_dir(directory)
     if problem := damage(path.parent, path.name):
         raise _damaged(path, problem)
     try:
@@ -132,18 +132,22 @@ def stored_params(directory: Path) -> Any:
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether it is a stage's directory of this project, or one step's in it."""
-    return _params_dir(directory) is not None
+    return _newest(directory) is not None
 
 
-def _params_dir(directory: Path) -> Path | None:
-    if (directory / "params").is_dir():
-        return directory / "params"
-    found = [directory / str(step) / "params" for step in StageFolder(directory).steps]
-    return next((path for path in reversed(found) if path.is_dir()), None)
+def _newest(directory: Path) -> Path | None:
+    """The parameters of one step's directory, or of a stage's newest that has any."""
+    steps = [directory, *(directory / str(step) for step in reversed(StageFolder(directory).steps))]
+    return next((step / "params" for step in steps if (step / "params").is_dir()), None)
 
 
-def _existing_params_dir(directory: Path) -> Path:
-    path = _params_dir(directory.absolute())
+def params_dir(directory: Path) -> Path:
+    """The folder of a stage's newest parameters, or of one step's.
+
+    Raises:
+        UserError: there are none, or the last ones of a finished stage are gone.
+    """
+    path = _newest(directory.absolute())
     stage = StageFolder(directory)
     if path is None and stage.is_finished:
         raise UserError(f"{directory}: its checkpoints are gone; delete it and run the stage again")

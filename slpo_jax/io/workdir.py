@@ -1,7 +1,7 @@
 """Where everything of a run lies on the disk; no other file spells these names.
 
 WORKDIR/
-  config.json  metrics.jsonl  tensorboard/  trackers.json  thresholds.json  report.json  report.md  report.html  .lock
+  config.json  metrics.jsonl  tensorboard/  trackers.json  report.json  report.md  report.html  .lock
   failed_STAGE_STEP.npz                     the batch of a step that was not finite
   checkpoints/
     reasoner/                               what the checkpoints are: shapes, texts, tokenizer
@@ -61,7 +61,7 @@ class SetFiles:
 
     @property
     def manifest(self) -> Path:
-        """Digest of what the records depend on."""
+        """What the records were made of, and their digests."""
         return self.folder / f"{self.name}.manifest"
 
     @property
@@ -167,11 +167,6 @@ class Workdir:
     def failed_batch(self, stage: str, step: int) -> Path:
         """The batch of the step at which a run gave up on a stage."""
         return self.root / f"failed_{stage}_{step}.npz"
-
-    @property
-    def thresholds(self) -> Path:
-        """What was chosen on the validation split, by row."""
-        return self.root / "thresholds.json"
 
     @property
     def report_json(self) -> Path:

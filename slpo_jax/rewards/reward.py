@@ -11,7 +11,7 @@ import numpy as np
 from slpo_jax.errors import UserError, in_a_line
 from slpo_jax.rewards.answers import AnswerStyle, are_right, parse_completion, read_completion
 from slpo_jax.rewards.ending import StopStrings, text_tokens
-from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.stopping import stop_strings
 from slpo_jax.rewards.text_verifier import text_table, verify_text
 from slpo_jax.rewards.verifier import byte_table, verify
 
@@ -183,7 +183,6 @@ def _stops(stop: Sequence[str], pieces: list[bytes]) -> tuple[StopStrings | None
     if not stop:
         return None, []
     try:
-        fields, cut_pieces = stop_tables(stop, pieces)
+        return stop_strings(stop, pieces)
     except UserError as error:
         raise UserError(f"config.prompt.stop: {error}") from None
-    return StopStrings(**fields), cut_pieces

@@ -5,23 +5,21 @@ Texts are matched by their bytes: a stop string may begin and end inside tokens,
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from slpo_jax.errors import UserError
+from slpo_jax.rewards.ending import NO_STOP, StopStrings
 
-_NEVER = np.iinfo(np.int16).max
 
-
-def stop_tables(stop: Sequence[str], token_bytes: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-    """Build what `ending.StopStrings` is made of.
+def stop_strings(stop: Sequence[str], token_bytes: Sequence[bytes]) -> tuple[StopStrings, list[bytes]]:
+    """Build the automaton that finds stop strings.
 
     Args:
         stop: the texts, each of at least one character.
         token_bytes: the bytes of each of the V token ids; the last is b"" where -1 stands for no token.
     Returns:
-        its fields, and the bytes of the ids V, V + 1, .. that it writes for tokens that are cut.
+        it, and the bytes of the ids V, V + 1, .. that it writes for tokens that are cut.
     Raises:
         UserError: no tokens of this vocabulary write one of the texts.
     """
@@ -41,15 +39,9 @@ def stop_tables(stop: Sequence[str], token_bytes: Sequence[bytes]) -> tuple[dict
     after_SC, begins_SC = np.split(columns, 2)
     cuts = [(index, kept) for index, piece in enumerate(token_bytes) for kept in _cuts(piece, texts)]
     width = bytes_VL.shape[1] + 1
-    fields = {
-        "classes_V": classes_V.reshape(-1).astype(np.int32),
-        "after_SC": after_SC,
-        "begins_SC": begins_SC,
-        "bytes_V": lengths,
-        "cuts": np.array([index * width + kept for index, kept in cuts], np.int32),
-        "width": width,
-    }
-    return fields, [token_bytes[index][:kept] for index, kept in cuts]
+    at = np.array([index * width + kept for index, kept in cuts], np.int32)
+    stops = StopStrings(classes_V.reshape(-1).astype(np.int32), after_SC, begins_SC, lengths, at, width)
+    return stops, [token_bytes[index][:kept] for index, kept in cuts]
 
 
 def _cuts(piece: bytes, texts: list[bytes]) -> list[int]:
@@ -82,13 +74,13 @@ def _over_tokens(texts: list[bytes], bytes_VL: np.ndarray, lengths_V: np.ndarray
     next_S256, ends_S = _over_bytes(texts)
     unfinished = np.flatnonzero(ends_S == 0)
     states = np.repeat(unfinished[:, None], len(lengths_V), axis=1)
-    begins = np.full(states.shape, _NEVER, np.int16)
+    begins = np.full(states.shape, NO_STOP, np.int16)
     for place in range(bytes_VL.shape[1]):
         there = np.flatnonzero(lengths_V > place)
         states[:, there] = next_S256[states[:, there], bytes_VL[there, place]]
         ends = ends_S[states[:, there]]
-        begins[:, there] = np.minimum(begins[:, there], np.where(ends > 0, place + 1 - ends, _NEVER))
-    after = np.where(begins == _NEVER, np.searchsorted(unfinished, states), 0)
+        begins[:, there] = np.minimum(begins[:, there], np.where(ends > 0, place + 1 - ends, NO_STOP))
+    after = np.where(begins == NO_STOP, np.searchsorted(unfinished, states), 0)
     return after.astype(np.int16), begins
 
 
@@ -97,7 +89,7 @@ def _is_reached(after_SV: np.ndarray, begins_SV: np.ndarray) -> bool:
     reached, new = {0}, [0]
     while new:
         state = new.pop()
-        if (begins_SV[state] != _NEVER).any():
+        if (begins_SV[state] != NO_STOP).any():
             return True
         found = set(np.unique(after_SV[state]).tolist()) - reached
         reached |= found

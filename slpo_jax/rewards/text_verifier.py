@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from slpo_jax.rewards.texts import MARKS, written
-from slpo_jax.rewards.verifier import ByteTable
+from slpo_jax.rewards.verifier import ByteTable, padded_table
 
 
 def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
@@ -19,10 +18,7 @@ def text_table(token_bytes: Sequence[bytes]) -> ByteTable:
     Args:
         token_bytes: the bytes of each token id; b"" for special tokens.
     """
-    pieces = list(map(written, token_bytes))
-    width = max(1, max(map(len, pieces)))
-    joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
-    return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(pieces), width))
+    return padded_table(list(map(written, token_bytes)))
 
 
 def verify_text(table: ByteTable, tokens_BA: jax.Array, references_BR: jax.Array, eos_id: int | jax.Array) -> jax.Array:

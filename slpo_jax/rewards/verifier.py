@@ -45,10 +45,14 @@ def byte_table(token_bytes: Sequence[bytes]) -> ByteTable:
     """
     if not token_bytes:
         raise UserError("byte_table: the vocabulary is empty; pass the bytes of every token")
-    compressed = [compress(piece) for piece in token_bytes]
-    width = max(1, max(map(len, compressed)))
-    joined = b"".join(piece.ljust(width, b"\0") for piece in compressed)
-    return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(compressed), width))
+    return padded_table([compress(piece) for piece in token_bytes])
+
+
+def padded_table(pieces: Sequence[bytes]) -> ByteTable:
+    """A row a piece, as wide as the longest."""
+    width = max(1, max(map(len, pieces)))
+    joined = b"".join(piece.ljust(width, b"\0") for piece in pieces)
+    return ByteTable(np.frombuffer(joined, np.uint8).reshape(len(pieces), width))
 
 
 def reference_width(references: Sequence[str], style: AnswerStyle = "after_mark") -> int:

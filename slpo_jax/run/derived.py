@@ -1,5 +1,6 @@
 """Settings for problems of one's own: chosen from the data and the base model, and said."""
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from slpo_jax.checkpoints.decode_settings import made_with
 from slpo_jax.checkpoints.detect import identify, newest_checkpoint
 from slpo_jax.checkpoints.hf_config import BackboneConfig
 from slpo_jax.config.auto import Choice, Measured, choices
-from slpo_jax.config.config import read_config
+from slpo_jax.config.config import default_config, read_config
+from slpo_jax.config.config_files import override, read_config_file, shipped
 from slpo_jax.config.sections import changed
 from slpo_jax.data.file_rows import FILE_READERS
 from slpo_jax.data.generated import task_of
@@ -25,10 +27,57 @@ from slpo_jax.io.files import flatten
 from slpo_jax.rewards.answers import canonical_number
 from slpo_jax.run.sources import load_set, only_errors
 
+KEYS = {"train": "data.train", "valid": "data.valid", "base": "init"}
+"""Of the config, by flag."""
 _FEW_WORDS = 1_000
 
 _SOURCES = ("data.train", "data.valid", "init")  # which are cut into parts, and resolved
 _START = ("init", "reasoner", "tokenizer")
+
+
+def requested(
+    start: str | ConfigDict,
+    sources: Mapping[str, str],
+    tests: Mapping[str, str],
+    changes: Mapping[str, Any],
+    texts: bool = False,
+) -> tuple[ConfigDict, list[str]]:
+    """The config that a command or a call asks for, and the keys that it sets beside the config's file.
+
+    Args:
+        start: a shipped config's name, a config file, or what one made; "" has the settings chosen from the problems to
+            train on, and shown.
+        sources: of train, valid and base; "" is the config's.
+        tests: sets to evaluate on, NAME = source, instead of the config's.
+        changes: further keys by dotted name.
+        texts: see `override`.
+    Raises:
+        UserError: a key or a file can't be used, or one is given twice.
+    """
+    changes = {key.removeprefix("config."): value for key, value in changes.items()}
+    written = {KEYS[name]: f"--{name}={source}" for name, source in sources.items() if source}
+    for name, source in tests.items():
+        written |= dict.fromkeys((f"data.eval.{name}", "data.eval"), f"--test={name}={source}")
+    for key in changes:
+        if key in written:
+            raise UserError(f"{written[key]}: config.{key} is given too; leave one of the two out")
+    if start and sources["base"]:
+        raise UserError("--base: goes with --train and without a config; beside a config set config.init")
+    if isinstance(start, ConfigDict):
+        config = start.copy_and_resolve_references()
+    else:
+        config = read_config_file(start) if start else default_config()
+    if tests:
+        config.data.eval = ConfigDict(dict(tests))
+    own = {KEYS[name]: source for name, source in sources.items() if source}
+    override(config, own)
+    override(config, changes, texts)
+    given = [*own, *changes]
+    if not start:
+        if not config.data.train:
+            raise UserError(f"--config: not given; give one of {', '.join(shipped())}, a file, or --train=FILE")
+        print("\n".join(derived_settings(config, given)), file=sys.stderr)
+    return config, given
 
 
 def derived_settings(config: ConfigDict, given: Collection[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,26 +13,22 @@ import numpy as np
 from slpo_jax.checkpoints.decode_settings import made_like
 from slpo_jax.data.templates import token_texts
 from slpo_jax.evaluation.evaluate import record_rows, thought_rows
-from slpo_jax.evaluation.manifest import Manifest, is_whole, problems_digest, read_manifest, write_manifest
 from slpo_jax.evaluation.records import write_records
 from slpo_jax.evaluation.report import write_report
 from slpo_jax.evaluation.rollout_cache import RolloutCache
 from slpo_jax.evaluation.rows import Row, read_row, write_row, write_rule
-from slpo_jax.evaluation.sweeps import read_sweeps, write_sweep
-from slpo_jax.evaluation.thoughts import read_thoughts, write_thoughts
-from slpo_jax.io import hosts
+from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import digest
 from slpo_jax.io.progress import begin
 from slpo_jax.io.workdir import SetFiles
 from slpo_jax.policy.explain import reads_of
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings
+from slpo_jax.run.provenance import check_models, check_starts, checkpoint_digest, evaluated_settings, problems_facts
 from slpo_jax.run.rows import reported_settings, rows, trained_with
 from slpo_jax.run.scoring import check_scorers, scorers_digests, scorers_params
 from slpo_jax.run.select import choose, note_cuts
 from slpo_jax.run.sources import sets_to_evaluate
 from slpo_jax.run.stage import Params, stage_params
-from slpo_jax.run.take_rows import check_rows, take_rows
 
 
 class _Checkpoints:
@@ -51,14 +48,13 @@ class _Checkpoints:
 
 
 def check_evaluation(experiment: Experiment) -> None:
-    """Fail before the first stage on rows that could not be evaluated, or taken from another run, after the last.
+    """Fail before the first stage on rows that could not be evaluated after the last.
 
     Raises:
         UserError: the key or the stage, and what differs.
     """
     check_starts(experiment)
     check_models(experiment, experiment.workdir.finished_stages())
-    check_rows(experiment, rows(experiment, planned=True), sets_to_evaluate(experiment.config))
     check_scorers(experiment)
 
 
@@ -68,14 +64,12 @@ def run_evaluate(experiment: Experiment) -> None:
     What is there already is kept if it is whole and of the very same parameters, problems and settings.
     """
     names, workdir, own = sets_to_evaluate(experiment.config), experiment.workdir, rows(experiment)
-    taken = check_rows(experiment, own, names)
     load, done, scoring = _Checkpoints(experiment), dict[str, SetFiles](), scorers_params(experiment)
     for row in own:
         _evaluate_row(experiment, row, names, load, done, scoring)
     if hosts.is_first():
         for name in names:
             _copy(workdir.set_files(name, own[-1].name), workdir.set_files(name))
-        take_rows(experiment, taken, names)
         write_report(workdir.root)
     hosts.barrier("report")
 
@@ -100,32 +94,27 @@ def _evaluate_row(
     """
     config, row = experiment.config.evaluate, _choose_rule(experiment, row, load)
     settings = _settings(experiment) | {"stopping": row.stopping, "rule": row.rule}
-    tests = {name: experiment.test_set(name) for name in names}
-    sampled = config.samples, config.used_seeds, scorers_digests(config, scoring)
-    manifests = {
-        name: Manifest(
-            name, row.checkpoint, *problems_digest(test, config.limit), settings, *sampled, left_out=test.left_out
-        )
-        for name, test in tests.items()
-    }
+    shared: dict[str, Any] = {"checkpoint": row.checkpoint, "settings": settings, "samples": config.samples}
+    shared |= {"seeds": config.used_seeds, "scorers": scorers_digests(config, scoring)}
     trained = trained_with(experiment, row.stage)
     row = dataclasses.replace(row, settings=trained, shown=reported_settings(trained), evaluation=settings)
-    if row.name == row.stage and made_like(experiment.config, row.settings):
-        write_rule(experiment.workdir.stage(row.stage), row)
+    if row.name == row.stage:
+        write_rule(experiment.workdir.stage(row.stage), row, made_like(experiment.config, row.settings))
     write_row(experiment.workdir.root, row)  # first, so that no records are taken for this checkpoint's that aren't
-    for name, manifest in manifests.items():
-        files, what = experiment.workdir.set_files(name, row.name), manifest.evaluation
-        if not hosts.decided(_is_current(files, manifest, config.save_latents)):
+    for name in names:
+        files, test = experiment.workdir.set_files(name, row.name), experiment.test_set(name)
+        facts = shared | problems_facts(test, config.limit) | {"set": name, "left_out": test.left_out}
+        what, wanted = digest(facts), (files.records.name, *[files.latents.name] * config.save_latents)
+        if not hosts.decided(artifact.is_current(files.manifest, facts, wanted)):
             if what not in done:
                 _evaluate_set(experiment, row, load(row.stage) | scoring, files, RolloutCache(files.partial, what))
             elif hosts.is_first():
                 _copy(done[what], files)
-            if hosts.is_first():
-                write_manifest(files, manifest)
+            artifact.write(files.manifest, facts, files=(files.records, files.latents))
         RolloutCache(files.partial, what).clear()
         done[what] = files
-        count = min(config.probed, manifest.problems) if experiment.config.max_latents and row.rules != (0,) else 0
-        if count and not hosts.decided(len(read_thoughts(files.thoughts, what)) == count):
+        count = min(config.probed, facts["problems"]) if experiment.config.max_latents and row.rules != (0,) else 0
+        if count and not hosts.decided(len(artifact.value_of(files.thoughts, what) or ()) == count):
             _probe_set(experiment, row, load(row.stage), files, what, count)
 
 
@@ -133,27 +122,18 @@ def _choose_rule(experiment: Experiment, row: Row, load: _Checkpoints) -> Row:
     """The row with its checkpoint's digest and its rule, chosen anew where what it was chosen for has changed."""
     checkpoint = checkpoint_digest(experiment, row.stage, lambda: load(row.stage))
     if len(row.rules) == 1:
-        if hosts.is_first():
-            write_sweep(experiment.workdir.thresholds, row.name, None)  # of an earlier command
         return dataclasses.replace(row, checkpoint=checkpoint, rule=row.rules[0])
-    valid = problems_digest(experiment.valid, experiment.config.evaluate.limit)
+    valid = problems_facts(experiment.valid, experiment.config.evaluate.limit)
     selected_for = digest([checkpoint, valid, _settings(experiment), row.stopping, row.rules])
     before = read_row(experiment.workdir.root, row.name)
-    rule = read_sweeps(experiment.workdir.thresholds).get(row.name, {}).get("chosen")
-    known = before is not None and before.selected_for == selected_for and rule is not None and rule == before.rule
-    if not hosts.decided(known):
-        rule = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), selected_for)
-    return dataclasses.replace(row, checkpoint=checkpoint, rule=rule, selected_for=selected_for)
+    sweep: Mapping[str, Any] = before.sweep if before and before.selected_for == selected_for else {}
+    if not hosts.decided(bool(sweep)):
+        sweep = choose(experiment, row.name, load(row.stage), row.stopping, list(row.rules), selected_for)
+    return dataclasses.replace(row, checkpoint=checkpoint, rule=sweep["chosen"], sweep=sweep, selected_for=selected_for)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
     return evaluated_settings(experiment.config, experiment.template.more_eos_ids)
-
-
-def _is_current(files: SetFiles, manifest: Manifest, latents: bool) -> bool:
-    """Whether records are there, whole and of this very evaluation."""
-    written = read_manifest(files)
-    return written is not None and written.same_evaluation(manifest) and is_whole(files, written, latents)
 
 
 def _copy(source: SetFiles, target: SetFiles) -> None:
@@ -210,4 +190,4 @@ def _probe_set(experiment: Experiment, row: Row, params: Any, files: SetFiles, w
     if hosts.is_first():
         texts = token_texts(experiment.template, experiment.reasoner.config.vocab_size)
         rows_seen = thought_rows(experiment.reward, texts, seen, row.gated, reads_of(params))
-        write_thoughts(files.thoughts, what, rows_seen)
+        artifact.write(files.thoughts, what, list(rows_seen))

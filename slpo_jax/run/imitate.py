@@ -47,7 +47,7 @@ def imitated(experiment: Experiment, recipe: Recipe, plan: list[Phase]) -> Encod
             "solutions in a field of docs/data.md, or for answers alone 0 for config.imitate.cot_steps and stage_steps"
         )
     for phase in plan:
-        needed = recipe.positions(chosen, phase)
+        needed = [positions for positions, *_ in recipe.needs(chosen, phase)]
         if max(needed) > most:
             raise UserError(
                 f"config.model.n_positions: {most} is less than the {max(needed)} positions of problem "

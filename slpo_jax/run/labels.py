@@ -1,14 +1,11 @@
 """Labels for the stage latent_rm, kept in `WORKDIR/labels`: a file for some problems each, and what all depend on.
 
-A file has the digest of its arrays and of what they depend on, so that neither edited labels nor others' are believed.
+What is edited, damaged or of others is made again.
 
 Whoever goes on after an interruption makes those that are missing, the same to the bit: noise is drawn by problem,
 thought, step and completion.
 """
 
-import hashlib
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +18,21 @@ from absl import logging
 from slpo_jax.config.sections import values
 from slpo_jax.data.batches import EncodedProblems, padded_chunks
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import problems_digest
-from slpo_jax.io import hosts
-from slpo_jax.io.files import as_json, digest, flatten, read_json, write_text
+from slpo_jax.io import artifact, hosts
+from slpo_jax.io.artifact import first_difference
+from slpo_jax.io.files import as_json, flatten
 from slpo_jax.io.mesh import EVERYWHERE, ROWS, shard_rows
 from slpo_jax.io.progress import Progress, begin
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import PromptedBatch, Prompts
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.provenance import checkpoint_digest
+from slpo_jax.run.provenance import checkpoint_digest, problems_facts
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.stages import LATENT_RM
 from slpo_jax.training.latent_rm import complete, draw_thoughts
 
 _OWN = ("problems", "thoughts", "completions", "dropout", "threshold", "latents")  # of config.latent_rm
-_ARRAYS, _DIGEST = ("problems", "latents", "lengths", "shares"), "digest"
 
 
 @dataclass(frozen=True)
@@ -67,64 +63,46 @@ def labelling(experiment: Experiment) -> tuple[Policy, float | int]:
     return policy.having(stopping="length", max_latents=latents), latents
 
 
-def check_labels(experiment: Experiment, before: str, params: Params | None = None) -> bool:
+def check_labels(experiment: Experiment, before: str, params: Params | None = None) -> dict[str, Any]:
     """Make sure that labels which are there already are those that would be made now.
 
     Args:
         before: the stage that latent_rm starts from, "" for `config.init`.
         params: what that left, if it is at hand.
     Returns:
-        whether there are any.
+        what labels depend on: settings by key of the config, and digests of checkpoint and problems.
     Raises:
         UserError: they are of another checkpoint, of other problems, or made with other settings.
     """
-    folder = experiment.workdir.labels
-    path = folder / "manifest.json"
-    then = read_json(path, f"delete {folder} to make the labels anew", default={})
-    anew = f"or delete {folder} to make them anew"
-    for key, value in _manifest(experiment, before, params).items() if then else ():
-        if then.get(key) == value:
-            continue
-        if key in ("checkpoint", "problems"):
-            what = f"another checkpoint than {before or experiment.config.init}'s" if key == "checkpoint" else "others"
-            raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, {anew}")
-        raise UserError(
-            f"config.{key}: is {json.dumps(value)}, and the labels in {folder} were made with "
-            f"{json.dumps(then.get(key))}; set it back, {anew}"
-        )
-    return bool(then)
-
-
-def check_files(experiment: Experiment) -> None:
-    """Make sure that the labels which are there already are those that were written.
-
-    Raises:
-        UserError: a file of others.
-    """
-    folder = experiment.workdir.labels
-    for path in sorted(folder.glob("*.npz")):
-        _read(path, _made_as(folder))
-
-
-def _made_as(folder: Path) -> str:
-    """Digest of what a folder's labels depend on."""
-    return digest(read_json(folder / "manifest.json", f"delete {folder} to make the labels anew"))
-
-
-def _manifest(experiment: Experiment, before: str, params: Params | None) -> dict[str, Any]:
-    """What all labels depend on: settings by key of the config, and digests of checkpoint and problems."""
-    config = experiment.config
+    config, folder = experiment.config, experiment.workdir.labels
 
     def load():
         if params is not None:
             return params
         return stage_params(experiment, before) if before else experiment.initial_params()
 
-    own = {f"latent_rm.{name}": getattr(config.latent_rm, name) for name in _OWN}
-    found = flatten(as_json(values(config, ("model", "rollouts")))) | own
-    found |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
-    found["checkpoint"] = checkpoint_digest(experiment, before, load)
-    return found | {"problems": list(problems_digest(experiment.train, config.latent_rm.problems))}
+    facts = {f"latent_rm.{name}": getattr(config.latent_rm, name) for name in _OWN}
+    facts |= flatten(as_json(values(config, ("model", "rollouts"))))
+    facts |= {"seed": config.seed, "reward": config.reward, "gate.enabled": config.gate.enabled}
+    facts["checkpoint"] = checkpoint_digest(experiment, before, load)
+    facts["problems"] = list(problems_facts(experiment.train, config.latent_rm.problems).values())
+    anew = f"delete {folder} to make them anew"
+    then = artifact.read(manifest_of(folder), anew)
+    differs = first_difference(facts, then.facts) if then else None
+    if differs and differs[0] in ("checkpoint", "problems"):
+        what = "others" if differs[0] == "problems" else f"another checkpoint than {before or config.init}'s"
+        raise UserError(f"{folder}: its labels are of {what}; bring back what they are of, or {anew}")
+    if differs:
+        key, now, was = differs
+        raise UserError(
+            f"config.{key}: is {now}, and the labels in {folder} were made with {was}; set it back, or {anew}"
+        )
+    return facts
+
+
+def manifest_of(labels: Path) -> Path:
+    """The artifact that says what the labels of a folder depend on."""
+    return labels / "manifest.json"
 
 
 def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
@@ -137,22 +115,21 @@ def labels_of(experiment: Experiment, params: Params, before: str) -> Labels:
         UserError: see `check_labels`; or no problem has right and wrong thoughts.
     """
     folder, settings = experiment.workdir.labels, experiment.config.latent_rm
-    if not check_labels(experiment, before, params):
-        write_text(folder / "manifest.json", json.dumps(_manifest(experiment, before, params), indent=1) + "\n")
+    facts = check_labels(experiment, before, params)
+    artifact.write(manifest_of(folder), facts)
     begin("latent_rm: labels")
-    hosts.barrier("labels")  # the manifest is there
-    made_as = _made_as(folder)
+    hosts.barrier("labels")  # nobody still looks for the manifest
     count = min(settings.problems or len(experiment.train), len(experiment.train))
     make, parts = _Maker(experiment, params, experiment.train, 0), list[dict[str, np.ndarray]]()
     progress = Progress("latent_rm: labels", count, unit="problem", keep=False)
     for number, (indices, real) in enumerate(padded_chunks(count, make.size)):
         path = folder / f"{number}.npz"
-        found = None if not path.exists() else _read(path, made_as)
+        found = artifact.read_arrays(path, facts)
         if path.exists() and found is None:
             logging.warning("%s: is damaged; its labels are made again", path)
         if not hosts.decided(found is not None):
             found = make(indices, real)
-            _write(path, found, made_as)
+            artifact.write_arrays(path, facts, found)
         parts.append(found or {})
         progress.update(int(indices[-1]) + 1)
     progress.close()
@@ -187,7 +164,7 @@ def judged_thoughts(experiment: Experiment, params: Params) -> Labels:
 
 
 def _together(parts: list[dict[str, np.ndarray]]) -> Labels:
-    return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS})
+    return Labels(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 class _Maker:
@@ -256,33 +233,3 @@ class _Maker:
         asked = [self.problems.problems[index]] * len(distinct)
         right = np.array(self.experiment.reward.right(readings, asked))
         return right[places.reshape(said.shape[:-1])]
-
-
-def _read(path: Path, made_as: str) -> dict[str, np.ndarray] | None:
-    """A file's labels; None of one that a machine tore as it lost power.
-
-    Raises:
-        UserError: it has others than were written, or is of labels that depend on something else.
-    """
-    try:
-        with np.load(path) as arrays:
-            found, written = {name: arrays[name] for name in _ARRAYS}, str(arrays[_DIGEST])
-    except Exception:  # a torn archive fails in many ways; its labels are made again
-        return None
-    if written != _digest(found, made_as):
-        raise UserError(f"{path}: its labels are not those that were written there; delete it to make them anew")
-    return found
-
-
-def _digest(found: dict[str, np.ndarray], made_as: str) -> str:
-    own = [found[name] for name in _ARRAYS]
-    arrays = [(x.dtype.str, x.shape, hashlib.sha256(x.tobytes()).hexdigest()) for x in own]
-    return digest([made_as, arrays])
-
-
-def _write(path: Path, found: dict[str, np.ndarray], made_as: str) -> None:
-    if hosts.is_first():
-        temporary = path.with_suffix(".part")
-        with temporary.open("wb") as file:
-            np.savez(file, **found, **{_DIGEST: np.array(_digest(found, made_as))})  # type: ignore[arg-type]
-        os.replace(temporary, path)

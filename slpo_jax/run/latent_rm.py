@@ -14,7 +14,7 @@ from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.scorers.latent_rm import begun, latent_scores
 from slpo_jax.run.experiment import Experiment
-from slpo_jax.run.labels import Labels, check_files, check_labels, judged_thoughts, labelling, labels_of
+from slpo_jax.run.labels import Labels, check_labels, judged_thoughts, labelling, labels_of
 from slpo_jax.run.provenance import starting_stage
 from slpo_jax.run.stage import Params, close_stage, open_stage, starting_params
 from slpo_jax.run.validation import Validation, train_validated
@@ -39,8 +39,8 @@ def check(experiment: Experiment, stage: str) -> None:
     experiment.optimizer_config(stage, config.latent_rm.steps)
     before, folder = starting_stage(experiment, stage), experiment.workdir.stage(stage)
     known = not folder.is_finished and (not before or experiment.workdir.stage(before).is_finished)
-    if known and check_labels(experiment, before):
-        check_files(experiment)
+    if known:
+        check_labels(experiment, before)
 
 
 def _accuracy(experiment: Experiment, policy: Policy, thoughts: Labels) -> Callable[[Params], float]:

@@ -3,7 +3,7 @@
 A stage's manifest is written beside its checkpoint when it begins, and held against the run that goes on with it: the
 settings that affect it (`checked.setting`), the files of its data to the byte, and its start, which is the manifest of
 the stage before it, and so the start of that one in turn, or the files of `config.init`. What an evaluation depends on
-is told by its manifest in the same way (`evaluation.manifest`).
+is told by its manifest in the same way (`eval/ROW/SET.manifest`).
 """
 
 import json
@@ -14,18 +14,18 @@ from typing import Any
 from slpo_jax.checkpoints.adapters import adapter_file
 from slpo_jax.checkpoints.architectures import architecture_of
 from slpo_jax.checkpoints.source import locate
-from slpo_jax.config.config import Config
-from slpo_jax.config.sections import changed, values
+from slpo_jax.config.config import Config, rl_of
+from slpo_jax.config.sections import values
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.dataset_rows import source_path
 from slpo_jax.errors import UserError
-from slpo_jax.io import hosts
+from slpo_jax.io import artifact, hosts
 from slpo_jax.io.files import as_json, digest, files_digest, flatten, read_json, write_text
-from slpo_jax.io.orbax import params_digest
+from slpo_jax.io.orbax import params_digest, params_dir
 from slpo_jax.io.workdir import StageFolder
 from slpo_jax.policy.latent_policies import has_parameters
 from slpo_jax.run.experiment import Experiment, Setup
 from slpo_jax.stages import CONTROL, IMITATE, LATENT_RM, RL, SECTIONS, UNFINISHED, USUAL_START, stage_of
-from slpo_jax.training.objectives import OPTIMIZER_KEYS
 from slpo_jax.training.recipes import RECIPES
 
 _TRAINED = ("model", "parameters", "rollouts")  # what a trained parameter depends on
@@ -46,13 +46,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         del facts["latent_policy"]
     facts["stage"] = section
     if section == RL:
-        objective = config.objective[stage]
-        own = {"steps": "steps"} | {name: f"optimizer.{name}" for name in OPTIMIZER_KEYS}
-        changes = {key: value for name, key in own.items() if (value := getattr(objective, name))}
-        facts |= {
-            "objective": {stage: every["objective"][stage]},
-            "rl": values(changed(config.rl, changes, "config.rl"), _TRAINED),
-        }
+        rl = rl_of(config.rl, config.objective[stage])
+        facts |= {"objective": {stage: every["objective"][stage]}, "rl": values(rl, _TRAINED)}
     else:
         unused = {*RECIPES} - {config.imitate.recipe, architecture.default_recipe} if section == IMITATE else set()
         facts[section] = {key: value for key, value in every[section].items() if key not in unused}
@@ -73,6 +68,19 @@ def evaluated_settings(config: Config, more_ends: Iterable[int] = ()) -> dict[st
     found["evaluate.dropout"] = rate if evaluate.dropout is None else evaluate.dropout
     found |= {"seed": config.seed, "reward": config.reward, "model.dtype": config.model.dtype}
     return found | {"more_ends": list(more_ends)}
+
+
+def problems_facts(problems: EncodedProblems, limit: int) -> dict[str, Any]:
+    """Of the first problems of a set digests of what was loaded and of their prompts' token ids, and their number.
+
+    Args:
+        problems: the set.
+        limit: how many are used; 0 is all.
+    """
+    count = min(limit or len(problems), len(problems))
+    texts = [[problem.question, problem.steps, problem.answer] for problem in problems.problems[:count]]
+    prompts = [list(map(int, prompt)) for prompt in problems.prompts[:count]]
+    return {"data": digest(texts), "prompts": digest(prompts), "problems": count}
 
 
 def ensure_manifest(experiment: Experiment, stage: str, write: bool = True) -> None:
@@ -159,7 +167,7 @@ def initial_files(setup: Setup) -> list[Path]:
     """The files or folders that the parameters of `config.init` are read from: with adapters alone, the base's too."""
     orbax, config = setup.checkpoint.orbax, setup.config
     if orbax:
-        return [_params_folder(orbax)]
+        return [params_dir(orbax)]
     path = locate(config.init, "config.init").absolute()
     if path.is_dir() and adapter_file(path):
         return [path, locate(config.base, "config.base").absolute()]
@@ -177,7 +185,7 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
         stage: whose checkpoint, "" for `config.init`.
         load: reads the parameters.
     """
-    folders = [_params_folder(experiment.workdir.stage(stage).path)] if stage else initial_files(experiment)
+    folders = [params_dir(experiment.workdir.stage(stage).path)] if stage else initial_files(experiment)
     state: dict[str, Any] = {}
     for folder in folders:
         files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
@@ -187,28 +195,12 @@ def checkpoint_digest(experiment: Experiment, stage: str, load: Callable[[], Any
         every = values(experiment.config, _TRAINED)
         state["settings"] = as_json({key: value for key, value in every.items() if key not in (*_OF_STAGES, "data")})
     kept = experiment.workdir.digest(stage)
-    known = _kept(kept, state)
-    if hosts.decided(bool(known)):
+    known = artifact.value_of(kept, state)
+    if hosts.decided(known is not None):
         return known
     made = params_digest(load())
-    write_text(kept, json.dumps({"digest": made, "files": state}, indent=1) + "\n")
+    artifact.write(kept, state, made)
     return made
-
-
-def _kept(path: Path, state: dict[str, Any]) -> str:
-    """The digest that was kept of these very files; "" where there is none that can be read, so that it is made."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return str(known["digest"]) if known["files"] == state else ""
-    except (OSError, ValueError, TypeError, KeyError):
-        return ""
-
-
-def _params_folder(checkpoint: Path) -> Path:
-    """The parameters of a stage's newest checkpoint, or of the one given."""
-    if (checkpoint / "params").is_dir():
-        return checkpoint / "params"
-    return checkpoint / str(StageFolder(checkpoint).steps[-1]) / "params"
 
 
 def _read(folder: StageFolder) -> dict[str, Any]:
@@ -233,14 +225,12 @@ def _check_settings(experiment: Experiment, stage: str, written: dict[str, Any])
     for name in _data_files(experiment.config):
         if name in written.get("files", {}):  # whose bytes say more than its name
             now[f"data.{name}"] = then.get(f"data.{name}")
-    for key in [*now, *sorted(then.keys() - now.keys(), key=lambda key: (key.count("."), key))]:
-        if (key in now, now.get(key)) != (key in then, then.get(key)):
-            shown = [json.dumps(found[key]) if key in found else "unused" for found in (now, then)]
-            is_now, was = (text if len(text) <= 80 else f"{text[:37]} .. {text[-37:]}" for text in shown)
-            raise UserError(
-                f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {_known_as(stage)} was run "
-                f"with; set it back, or {_anew(folder)}"
-            )
+    if differs := artifact.first_difference(now, then):
+        key, is_now, was = differs
+        raise UserError(
+            f"config.{key}: is {is_now}, and {was} is what {experiment.workdir}'s stage {_known_as(stage)} was run "
+            f"with; set it back, or {_anew(folder)}"
+        )
 
 
 def _check_files(experiment: Experiment, stage: str, written: dict[str, Any]) -> None:

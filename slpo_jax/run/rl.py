@@ -8,7 +8,8 @@ import jax
 import optax
 from absl import logging
 
-from slpo_jax.config.config import objective_of
+from slpo_jax.config.config import objective_of, rl_of
+from slpo_jax.config.sections import changed
 from slpo_jax.errors import UserError
 from slpo_jax.models.lora import merging
 from slpo_jax.models.parts import ADAPTER, LATENT_POLICY
@@ -20,7 +21,7 @@ from slpo_jax.run.stage import close_stage, note_finished, open_stage, prompted_
 from slpo_jax.run.validation import Validation, train_validated
 from slpo_jax.stages import RL
 from slpo_jax.training.dynamic import Drawing
-from slpo_jax.training.objectives import OPTIMIZER_KEYS, Objective
+from slpo_jax.training.objectives import Objective
 from slpo_jax.training.optimizer import OptimizerConfig, make_optimizer, make_schedule, scaled
 from slpo_jax.training.rollout_update import make_rl_step
 from slpo_jax.training.state import copied, init_state
@@ -66,10 +67,10 @@ def train(experiment: Experiment, name: str) -> None:
     trained = adapters.trained(experiment, params)
     optimizer = optimizer_of(experiment, objective, {part: params[part] for part in trained})
     # Also of a run that goes on: its start is bound to be what it was.
-    changed = {part: params[part] for part in trained if part != ADAPTER}
-    reference = copied(changed, experiment.layout) if objective.needs_reference else None
+    moved = {part: params[part] for part in trained if part != ADAPTER}
+    reference = copied(moved, experiment.layout) if objective.needs_reference else None
     state = init_state(params, trained, optimizer, experiment.key, experiment.layout)
-    del params, changed  # the state has its own
+    del params, moved  # the state has its own
     on_device, problems = experiment.reward.on_device, experiment.train.problems
 
     def on_host(tokens_NA, index_N):
@@ -77,7 +78,7 @@ def train(experiment: Experiment, name: str) -> None:
 
     how = (optimizer, trained, experiment.layout, STAGE, config.micro_batches, on_host, reference)
     schedule = make_schedule(optimizer_config(experiment, objective))
-    steps = steps_of(experiment, objective)
+    steps = rl_of(config, objective).steps
     batch = prompted_batches(experiment, config, steps, objective.needs_answers)
     drawing = Drawing(config.dynamic_batches, batch) if config.dynamic_batches else None
     step_fn = make_rl_step(policy, objective, on_device, config.group, *how, schedule, drawing)
@@ -133,12 +134,7 @@ def optimizer_of(experiment: Setup, objective: Objective, trained: dict[str, Any
     return scaled(optimizer, factors)
 
 
-def steps_of(experiment: Setup, objective: Objective) -> int:
-    """Its optimizer steps, or else `config.rl.steps`."""
-    return experiment.config.rl.steps if objective.steps is None else objective.steps
-
-
 def optimizer_config(experiment: Setup, objective: Objective) -> OptimizerConfig:
     """`config.rl.optimizer`, with what the objective has of its own instead."""
-    own = {name: getattr(objective, name) for name in OPTIMIZER_KEYS if getattr(objective, name)}
-    return experiment.optimizer_config(STAGE, steps_of(experiment, objective) * objective.updates_per_step, **own)
+    rl = rl_of(experiment.config.rl, objective)
+    return changed(rl.optimizer, {"total_steps": rl.steps * objective.updates_per_step}, "config.rl.optimizer")

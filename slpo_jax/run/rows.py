@@ -12,6 +12,7 @@ from slpo_jax.io.workdir import StageFolder
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.stages import NO_THOUGHT, wanted
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RECIPES
 
 _FIRST_OBJECTIVE = 10  # in the report's order, after the rows of the other stages
 
@@ -105,8 +106,8 @@ def _imitation(config: Config) -> str:
     if own_latents(config):
         by_steps = config.imitate.final_latents == "steps"
         return "imitation, best fixed length" if by_steps else "imitation, own length"
-    if config.imitate.recipe == "icot":
-        return "iCoT"
+    if config.imitate.recipe and (label := RECIPES[config.imitate.recipe].label):
+        return label
     if config.imitate.final_steps:
         return "no thought"
     dropped = config.imitate.stage_steps * config.imitate.max_latent_stage

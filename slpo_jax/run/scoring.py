@@ -11,12 +11,14 @@ from jax.sharding import NamedSharding
 from slpo_jax.checkpoints.reward_model import read_reward_model
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.settings import EvaluateConfig
-from slpo_jax.io.files import read_json
+from slpo_jax.io import artifact
 from slpo_jax.io.mesh import EVERYWHERE, replicate
 from slpo_jax.io.orbax import params_digest
+from slpo_jax.io.workdir import Workdir
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.policy.scorers.latent_rm import PART, begun
 from slpo_jax.run.experiment import Experiment
+from slpo_jax.run.labels import manifest_of
 from slpo_jax.run.provenance import checkpoint_digest
 from slpo_jax.run.stage import Params, stage_params
 from slpo_jax.stages import stage_of
@@ -53,7 +55,8 @@ def _say_of_others(experiment: Experiment) -> None:
     It may all the same be of use, to what was trained further from what it judged.
     """
     source = experiment.config.evaluate.reward_model
-    judged = read_json(Path(source).parent.parent / "labels" / "manifest.json", default={}).get("checkpoint")
+    labels = artifact.read(manifest_of(Workdir(Path(source).parent.parent).labels))
+    judged = labels and labels.facts["checkpoint"]
     stages = [stage for stage in experiment.workdir.finished_stages() if stage != PART]
     loads: dict[str, Any] = {stage: functools.partial(stage_params, experiment, stage) for stage in stages}
     if experiment.config.init:

@@ -1,12 +1,12 @@
 """Choices on the validation split."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from slpo_jax.evaluation.evaluate import Completions, accuracy
 from slpo_jax.evaluation.rollout_cache import RolloutCache
-from slpo_jax.evaluation.sweeps import write_sweep
 from slpo_jax.io.progress import begin
 from slpo_jax.policy.policy import Stopping
 from slpo_jax.run.experiment import Experiment
@@ -41,10 +41,8 @@ def note_cuts(experiment: Experiment, label: str, found: Sequence[Completions]) 
 
 def choose(
     experiment: Experiment, name: str, params: Params, stopping: Stopping, rules: list, selected_for: str
-) -> float | int:
-    """The rule (threshold or number of latents) with the best validation Acc, ties to the smaller.
-
-    The sweep is kept in `thresholds.json` under `name`.
+) -> dict[str, Any]:
+    """The sweep of a row, see `Row.sweep`: the rule with the best validation Acc is chosen, ties to the smaller.
 
     Args:
         selected_for: digest of all that the choice depends on.
@@ -56,7 +54,6 @@ def choose(
         for rule in sorted(rules)
     }
     best = sorted(rules)[int(np.argmax(list(found.values())))]
-    problems = min(experiment.config.evaluate.limit or len(experiment.valid), len(experiment.valid))
-    write_sweep(experiment.workdir.thresholds, name, found | {"chosen": best, "problems": problems})
     cache.clear()
-    return best
+    problems = min(experiment.config.evaluate.limit or len(experiment.valid), len(experiment.valid))
+    return found | {"chosen": best, "problems": problems}

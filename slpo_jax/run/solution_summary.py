@@ -1,6 +1,7 @@
 """A solution and a vote for a terminal of 100 columns."""
 
 from slpo_jax.config.config import ends_at
+from slpo_jax.policy.latent_policies import LatentPolicyConfig
 from slpo_jax.run.solver import Solution, Solver, Vote
 
 
@@ -80,7 +81,7 @@ def describe_vote(solver: Solver, found: Vote, seed: int) -> str:
     """A vote for a terminal."""
     total = sum(count for _, count in found.counts)
     noise = f"dropout {solver.setup.policy.config.dropout_rate}"
-    if (name := solver.setup.config.latent_policy.name) != "latent":
+    if (name := solver.setup.config.latent_policy.name) != LatentPolicyConfig.name:
         noise += f" and the latent policy {name}"
     lines = [f"vote of {total} rollouts with {noise} (seed {seed})"]
     for answer, count in found.counts:

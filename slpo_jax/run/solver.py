@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -13,13 +14,14 @@ from absl import logging
 
 from slpo_jax.checkpoints.decode_settings import RULE, config_of, made_with, stopping_of
 from slpo_jax.checkpoints.decoder import with_decoder
-from slpo_jax.checkpoints.detect import Identity, identify, newest_checkpoint
+from slpo_jax.checkpoints.detect import identify, newest_checkpoint
+from slpo_jax.config.bounds import FieldError
+from slpo_jax.config.load_options import KEYS, LoadOptions
 from slpo_jax.config.sections import changed
 from slpo_jax.data.batches import pad_prompts, padded_chunks
 from slpo_jax.data.templates import token_texts
 from slpo_jax.errors import UserError
 from slpo_jax.evaluation.evaluate import in_words
-from slpo_jax.evaluation.rows import RULES, is_rule
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import Reads, reads_of
@@ -34,11 +36,7 @@ from slpo_jax.run.experiment import Setup, assemble
 
 ROWS = 64  # rollouts at a time
 _MOST_LOGITS = 2**28  # 1 GiB
-# By flag, the key of the config that it sets.
-_KEYS = {
-    "max_answer_tokens": "evaluate.max_answer_tokens", "latent_policy": "latent_policy.name",
-    "instruction": "prompt.instruction", "answers": "prompt.answers", "speed": "prompt.speed",
-}  # fmt: skip
+_SET = ("latent_policy", "instruction", "answers", "speed")  # options that are a key of the config each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,75 +119,52 @@ class Solution:
         return self.shown
 
 
-def load_solver(
-    checkpoint: str,
-    threshold: float | None = None,
-    latents: int | None = None,
-    max_answer_tokens: int | None = None,
-    reasoner: str = "",
-    base: str = "",
-    tokenizer: str = "",
-    lora_alpha: float | None = None,
-    latent_policy: str = "",
-    instruction: str = "",
-    answers: str = "",
-    speed: int | None = None,
-    explain: bool = False,
-) -> Solver:
+def load_solver(checkpoint: str, **asked: Any) -> Solver:
     """Load a checkpoint with all that belongs to it.
 
     Args:
-        checkpoint, and all others: see `slpo_jax.load`, which has them all.
+        checkpoint: see `slpo_jax.load`.
+        **asked: as `LoadOptions` has them.
     Raises:
         UserError: no such checkpoint, or a setting that it can't be used with.
     """
-    if threshold is not None and not is_rule("threshold", threshold):
-        raise UserError(f"--threshold: {threshold} is not valid; give {RULES['threshold']}")
-    identity = identify(newest_checkpoint(checkpoint), base, lora_alpha)
-    config = config_of(identity, reasoner, tokenizer)
+    try:
+        options = LoadOptions(**asked)
+    except FieldError as error:
+        raise UserError(f"--{error.field}: {error.problem.removesuffix(' or None')}") from None
+    identity = identify(newest_checkpoint(checkpoint), options.base, options.lora_alpha)
+    config = config_of(identity, options.reasoner, options.tokenizer)
     stopping, rule = stopping_of(config, identity)
-    asked: dict[str, tuple[Any, Any]] = {
-        "latents": (latents, rule if stopping == "length" else f"the threshold {rule}"),
-        "threshold": (threshold, rule),
-        "max_answer_tokens": (max_answer_tokens, config.evaluate.max_answer_tokens or config.max_answer_tokens),
-        "latent_policy": (latent_policy, config.latent_policy.name),
-        "instruction": (instruction, config.prompt.instruction),
-        "answers": (answers, config.prompt.answers),
-        "speed": (speed, config.prompt.speed),
-    }
-    config = changed(config, {key: asked[name][0] for name, key in _KEYS.items() if asked[name][0] not in (None, "")})
-    if latents is not None:
-        if threshold is not None:
+    before = {
+        "latents": rule if stopping == "length" else f"the threshold {rule}",
+        "threshold": rule,
+        "max_answer_tokens": config.evaluate.max_answer_tokens or config.max_answer_tokens,
+    } | {name: attrgetter(KEYS[name][-1])(config) for name in _SET}
+    given = {name: value for name in before if (value := getattr(options, name)) not in (None, "")}
+    config = changed(config, {KEYS[name][-1]: given[name] for name in ("max_answer_tokens", *_SET) if name in given})
+    if options.latents is not None:
+        if options.threshold is not None:
             raise UserError("--threshold: has no use beside --latents; give one of them")
-        config = changed(config, {"max_latents": latents, "min_latents": min(config.min_latents, max(latents, 1))})
-        stopping, rule = "length", latents
-    elif threshold is not None:
+        least = min(config.min_latents, max(options.latents, 1))
+        config = changed(config, {"max_latents": options.latents, "min_latents": least})
+        stopping, rule = "length", options.latents
+    elif options.threshold is not None:
         if stopping != "threshold":
             raise UserError(f"--threshold: {checkpoint} has no trained gate; give --latents for a fixed number")
-        rule = threshold
-    if latent_policy and not config.max_latents:
-        raise UserError(f"--latents: 0 leaves --latent_policy={latent_policy} nothing to think; give e.g. --latents=4")
+        rule = options.threshold
+    if (law := options.latent_policy) and not config.max_latents:
+        raise UserError(f"--latents: 0 leaves --latent_policy={law} nothing to think; give e.g. --latents=4")
     setup = assemble(config, identity=identity)
-    params = setup.initial_params(draws_latent_policy=bool(latent_policy), explain=explain)
-    _say_others(identity, asked)
-    lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
-    reads = reads_of(with_decoder(params, explain, checkpoint))
-    return Solver(setup, params, stopping, rule, lacking, reads)
-
-
-def _say_others(identity: Identity, values: dict[str, tuple[Any, Any]]) -> None:
-    """A line where what was asked for is not what a checkpoint was made with, or nobody chose its threshold.
-
-    Args:
-        values: by flag (what was asked for, None or "" for nothing; what it was made with).
-    """
+    params = setup.initial_params(draws_latent_policy=bool(law), explain=options.explain)
     made = made_with(identity)
-    others = [f"--{name}={now} and not {own!r}" for name, (now, own) in values.items() if now not in (None, "", own)]
+    others = [f"--{name}={now} and not {before[name]!r}" for name, now in given.items() if now != before[name]]
     if others and made:
         logging.warning("%s: not used as it was made, but with %s", identity.source, ", ".join(others))
-    asked = {name for name, (now, _) in values.items() if now is not None}
-    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & asked:
+    if identity.gate_trained and made.get(RULE) is None and not {"latents", "threshold"} & given.keys():
         logging.warning("%s: no threshold was chosen for its gate, so 0.5; --threshold is another", identity.source)
+    lacking = LATENT_POLICY in params and LATENT_POLICY not in setup.stored_params(draws_latent_policy=True)
+    reads = reads_of(with_decoder(params, options.explain, checkpoint))
+    return Solver(setup, params, stopping, rule, lacking, reads)
 
 
 def solve(solver: Solver, question: str) -> Solution:

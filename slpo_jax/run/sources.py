@@ -2,19 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from absl import logging
 
 from slpo_jax.config.config import Config
 from slpo_jax.data.problem import Problems, without
-from slpo_jax.data.problems import Answers, Role, check_source, load_problems
+from slpo_jax.data.problems import Answers, Role, load_problems
 from slpo_jax.errors import UserError
-from slpo_jax.io.workdir import Workdir
 from slpo_jax.rewards.reward import CORRECT
-from slpo_jax.stages import EVALUATE
-from slpo_jax.stages import wanted as wanted_stages
 
 # Which split of a data set the key asks for; sets to evaluate on are asked for their test split.
 _ROLES: dict[str, Role] = {"config.data.train": "train", "config.data.valid": "validation"}
@@ -37,24 +33,6 @@ def only_errors() -> Iterator[None]:
 def sets_to_evaluate(config: Config) -> tuple[str, ...]:
     """The names under `config.data.eval` that the stage evaluate asks for."""
     return tuple(config.evaluate.datasets or config.data.eval)
-
-
-def check_sources(config: Config, workdir: Path) -> None:
-    """Fail on a file that isn't there, seconds before models and tokenizer are made.
-
-    Raises:
-        UserError: the key and the file.
-    """
-    wanted = {}
-    if wanted_stages(config, Workdir(workdir).finished_stages()):
-        wanted["config.data.train"] = config.data.train
-    if EVALUATE in config.stages:
-        wanted |= {f"config.data.eval.{name}": config.data.eval[name] for name in sets_to_evaluate(config)}
-    for key, source in wanted.items():
-        try:
-            check_source(source)
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from None
 
 
 def load_set(config: Config, key: str, source: Any, texts: bool = False) -> Problems:

@@ -3,11 +3,10 @@
 import jax
 from absl import logging
 
-from slpo_jax.config.config import Config
+from slpo_jax.config.config import Config, rl_of
 from slpo_jax.io import hosts
 from slpo_jax.run.experiment import Experiment
 from slpo_jax.stages import CONTROL, IMITATE, NO_THOUGHT, RL, Stage, stage_of, wanted
-from slpo_jax.training.recipes.curriculum import phases
 
 _HOUR, _DAY = 3600.0, 86400.0
 
@@ -40,10 +39,10 @@ def _steps(config: Config, stage: Stage) -> int:
     if stage.name == CONTROL:
         return config.rl.steps
     if stage.name == NO_THOUGHT:
-        return phases(config.imitate, config.max_latents)[-1].end
-    own = config.objective[stage.name].steps if stage.section == RL else None
-    found: int = own or getattr(config, stage.section).steps
-    return found
+        imitate = config.imitate
+        return imitate.cot_steps + imitate.max_latent_stage * imitate.stage_steps + imitate.final_steps
+    own = rl_of(config.rl, config.objective[stage.name]) if stage.section == RL else getattr(config, stage.section)
+    return int(own.steps)
 
 
 def _ways(config: Config, stage: str) -> list[str]:

@@ -19,7 +19,7 @@ from slpo_jax.errors import UserError
 from slpo_jax.io import hosts
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.models.parts import LATENT_POLICY
-from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy
+from slpo_jax.policy.latent_policies import LatentPolicy, Run, without_latents
 from slpo_jax.rewards.reward import Reward
 from slpo_jax.stages import EVALUATE, IMITATE, RL
 
@@ -27,7 +27,10 @@ from slpo_jax.stages import EVALUATE, IMITATE, RL
 def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None) -> None:
     """What an imported checkpoint lacks must be trained, or not be asked for; thoughts must be made of something."""
     architecture = checkpoint.architecture
-    _check_thought(config, architecture)
+    name, prompt = config.latent_policy.name, config.prompt
+    run = Run(name, config.reasoner, architecture.name, architecture.has_latents, config.max_latents, prompt.closing,
+              prompt.stop, without_latents(), IN_WORDS)  # fmt: skip
+    config.latent_policy.selected.check(run)
     _check_recipe(config, architecture)
     default = PromptConfig(answers="texts" if config.prompt.answers == "texts" else "auto")
     asked = [key for key, value in vars(default).items() if getattr(config.prompt, key) != value]
@@ -54,49 +57,6 @@ def check_start(config: Config, checkpoint: Checkpoint, workdir: Workdir | None)
         )
 
 
-def _check_thought(config: Config, architecture: Architecture) -> None:
-    """The latent policy must be one for this architecture, and have something to do."""
-    name, latent_policy = config.latent_policy.name, config.latent_policy.selected
-    if not architecture.has_latents and config.max_latents and latent_policy.of_latents:
-        others = ", ".join(each for each, settings in LATENT_POLICIES.items() if not settings.of_latents)
-        raise UserError(
-            f"config.max_latents: {config.max_latents}, but {config.reasoner} has no latents for "
-            f"config.latent_policy.name={name}; set it to 0, or use one of {others}"
-        )
-    if latent_policy.of_architecture not in ("", architecture.name):
-        raise UserError(
-            f"config.latent_policy.name: {name} is for a {latent_policy.of_architecture} reasoner, not "
-            f"{config.reasoner}; use another"
-        )
-    end: str = "" if latent_policy.of_latents else getattr(latent_policy, "end_text", "")
-    if architecture.has_latents and (latent_policy.writes or end):
-        raise UserError(
-            f"config.latent_policy.{name}: writes thoughts, or ends them at end_text, and {config.reasoner} thinks in "
-            f"latents; use {IN_WORDS}, or another latent policy"
-        )
-    if config.prompt.closing and (latent_policy.writes or end):
-        raise UserError(
-            f"config.prompt.closing: {config.prompt.closing!r} ends thoughts in soft tokens, and "
-            f"config.latent_policy.{name} writes them, or has an end_text of its own; leave one of them out"
-        )
-    if latent_policy.writes and not config.max_latents:
-        raise UserError(
-            f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at least "
-            "1, or another latent policy"
-        )
-    if latent_policy.writes and config.prompt.stop:
-        raise UserError(
-            f"config.prompt.stop: {config.prompt.stop[0]!r} is looked for in the answer alone, and "
-            f"config.latent_policy.name={name} writes in its thought too; leave it out"
-        )
-    steps = getattr(latent_policy, "cold_steps", 0) if getattr(latent_policy, "cold_entropy", 0) else 0
-    if config.max_latents and steps > config.max_latents:
-        raise UserError(
-            f"config.latent_policy.{name}.cold_steps: {steps} steps in a row are more than config.max_latents "
-            f"({config.max_latents}), so that none is ever end_text; lower it or raise that"
-        )
-
-
 def _check_recipe(config: Config, architecture: Architecture) -> None:
     """What imitation teaches must be a thought of this architecture's."""
     recipe = config.imitate.recipe or architecture.default_recipe
@@ -114,11 +74,8 @@ def _check_recipe(config: Config, architecture: Architecture) -> None:
 def check_sizes(config: Config, latent_policy: LatentPolicy, vocabulary: int) -> None:
     """There must be as many tokens as a thought mixes, and as many steps as it has at least."""
     name, most = f"config.latent_policy.{config.latent_policy.name}", config.max_latents
-    for field in config.latent_policy.selected.counts_tokens if most else ():
-        if (count := getattr(config.latent_policy.selected, field)) > vocabulary:
-            raise UserError(
-                f"{name}.{field}: {count} tokens are more than the {vocabulary} of the vocabulary; lower it"
-            )
+    if most:
+        config.latent_policy.selected.check_vocabulary(name, vocabulary)
     if 0 < most < latent_policy.least:
         raise UserError(
             f"{name}.least: {latent_policy.least} steps before a thought may end are more than config.max_latents "

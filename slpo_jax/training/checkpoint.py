@@ -13,7 +13,7 @@ from absl import logging as absl_logging
 
 from slpo_jax.errors import SaveError, UserError
 from slpo_jax.io import hosts
-from slpo_jax.io.checksums import damage, write_checksums
+from slpo_jax.io.artifact import damage, write_checksums
 from slpo_jax.io.orbax import abstract_tree, unwritten
 from slpo_jax.models import xla_cpu
 from slpo_jax.training.state import TrainState

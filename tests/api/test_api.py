@@ -21,7 +21,7 @@ from slpo_jax.cli import commands
 from slpo_jax.config import registry
 from slpo_jax.config.config_files import shipped
 from slpo_jax.config.validate import check
-from slpo_jax.io.checksums import write_checksums
+from slpo_jax.io.artifact import write_checksums
 from slpo_jax.run.plan import run_stages
 
 

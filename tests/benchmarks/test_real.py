@@ -15,7 +15,7 @@ import pytest
 from benchmarks import real, real_plan
 from slpo_jax.config.validate import check
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation.manifest import Manifest, write_manifest
+from slpo_jax.io import artifact
 from slpo_jax.io.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,8 @@ def test_sets_are_joined_and_parted(data, tmp_path):
         files.folder.mkdir(parents=True)
         files.records.write_text("".join(f'{{"index": {i}}}\n' for i in range(5)))
         workdir.row_facts(row).write_text('{"a": 1}')
-    write_manifest(workdir.set_files(real_plan.TESTS, "whole"), Manifest("tests", "c", "d", "p", 5, {}))
+    whole = workdir.set_files(real_plan.TESTS, "whole")
+    artifact.write(whole.manifest, {"set": "tests", "problems": 5}, files=[whole.records])
     assert real_plan.part_sets(workdir, apart, spans) == 1
     assert not apart.row("begun").exists()
     found = {name: apart.set_files(name, "whole").records.read_text() for name in spans}

@@ -154,7 +154,7 @@ def test_what_can_not_say_it(simcot, tmp_path, caplog):
         apart = {name: torch.zeros(8, 16) for name in ("pj_in.weight", "pj_out.U", "pj_out.V")}
         torch.save(one | other | apart, tmp_path / "pytorch_model.bin")
         found = identify(str(tmp_path / "pytorch_model.bin"), simcot.case.settings["base"], simcot.alpha)
-        assert found.opened.layout.decoder is None
+        assert found.tensors.decoder is None
         assert "decoder.* is a model with projections (pj_in, pj_out), and is left out" in caplog.text
         with pytest.raises(UserError, match=r"config\.base: not set, and .* without config\.json"):
             identify(str(simcot.init), lora_alpha=simcot.alpha)

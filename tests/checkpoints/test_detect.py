@@ -47,8 +47,8 @@ def test_ours_and_the_run_around_it(case):
     found = identify(newest_checkpoint(str(work)))
     assert (found.reasoner, REASONERS[reasoner]) == (reasoner, (found.architecture, found.backbone))
     assert (found.workdir, found.stage) == (Workdir(work), Workdir(work).stage("cold_start"))
-    assert found.opened is None
-    assert (found.gate, found.gate_trained) == (0, True)
+    assert found.orbax is not None
+    assert (found.gate_hidden, found.gate_trained) == (0, True)
     assert len(found.tokenizer()) == found.description.model.vocab_size
     said = found.stage.facts.read_text()
     found.stage.facts.write_text(json.dumps(json.loads(said) | {"gate": {"enabled": False}}))  # so it was not used
@@ -57,7 +57,7 @@ def test_ours_and_the_run_around_it(case):
     assert identify(str(work / "checkpoints" / "cold_start")).gate_trained
     found.stage.facts.write_text(said)
     before = identify(str(work / "checkpoints" / "imitate"))
-    assert (before.gate, before.gate_trained) == (0, False)
+    assert (before.gate_hidden, before.gate_trained) == (0, False)
     said = before.stage.facts.read_text()
     before.stage.facts.write_text(json.dumps(json.loads(said) | {"rl": {}}))  # as the control's, which has its steps
     assert not identify(str(work / "checkpoints" / "imitate")).gate_trained

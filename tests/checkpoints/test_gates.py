@@ -34,7 +34,7 @@ def test_a_published_gate_is_taken_by_word_and_shape(tmp_path, caplog, name):
     config = json.loads((tmp_path / "x" / "config.json").read_text()) | CONFIG
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
     identity = identify(str(tmp_path / "x"))
-    assert (identity.gate, identity.gate_trained) == (0, True)
+    assert (identity.gate_hidden, identity.gate_trained) == (0, True)
     checkpoint = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2"), identity)
     assert (checkpoint.description.gate, checkpoint.description.gate_trained) == (0, True)
     (out,) = checkpoint.read()["gate"].values()
@@ -110,7 +110,7 @@ def test_a_published_gate_of_two_layers(tmp_path, caplog):
     assert "two layers with a GELU between them" in caplog.text
     import_checkpoint(identity, tmp_path / "y", Config(reasoner="coconut_gpt2"))
     found = identify(str(tmp_path / "y"))
-    assert (found.gate, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
+    assert (found.gate_hidden, found.gate_trained, found.reasoner) == (6, True, "coconut_gpt2")
     gate = find_checkpoint(config_for(tmp_path / "x", "coconut_gpt2", **{"gate.hidden": 6}), identity).read()["gate"]
     np.testing.assert_array_equal(gate["hidden"]["kernel"], HIDDEN["weight"].T)
     np.testing.assert_array_equal(gate["out"]["kernel"], OUT["weight"].T)

@@ -226,7 +226,7 @@ def test_tensors_that_make_no_llama(tmp_path, tensors, parts):
     ],
 )
 def test_fields_that_make_no_plain_llama(tmp_path, key, value):
-    named = {"llama.block_count": "lock", "llama.attention.head_count_kv": "attn_k"}.get(key, key)
+    named = {"llama.block_count": "lock", "llama.attention.head_count_kv": "num_key_value_heads"}.get(key, key)
     refused(tiny_file(tmp_path, {key: value}), "blk.2" if value == 1000000 else named)
 
 

@@ -51,7 +51,9 @@ def _think(model, prompt, closing):
     [
         ("soft_llama1b", "latent_sft", "meta-llama/Llama-3.2-1B-Instruct"),
         ("soft_llama1b", "latent_grpo", "DJCheng/LLaMA3.2-1B-Instruct-Latent-SFT-Top10"),
-        ("soft_qwen7b", "latent_grpo", "DJCheng/Qwen2.5-Math-7B-Latent-GRPO-4k-Top10"),
+        pytest.param(
+            "soft_qwen7b", "latent_grpo", "DJCheng/Qwen2.5-Math-7B-Latent-GRPO-4k-Top10", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_published_checkpoint_thinks_and_answers_as_its_program_does(tmp_path, name, method, start):

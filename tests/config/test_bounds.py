@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from slpo_jax.config.bounds import FieldError, check_fields, setting
-from slpo_jax.config.sections import changed, fill, section, values
+from slpo_jax.config.sections import changed, section, values
 from slpo_jax.errors import UserError
 
 
@@ -115,7 +115,7 @@ def test_the_remedy(name, value, said):
 
 
 def test_section_has_the_defaults():
-    node = section(Outer)
+    node = section(Outer())
     assert node.to_dict() == {
         "count": 3, "start": 0, "scale": 2.0, "limit": None, "clip": 1.0, "on": False, "name": "here", "sizes": (4, 8),
         "sites": None, "pairs": ((0.5, 0.25), (1.0, 1.0)), "sources": {}, "inner": {"rate": 0.25, "kind": "one"},
@@ -127,7 +127,7 @@ def test_section_has_the_defaults():
 
 
 def test_placeholders_have_the_field_s_type():
-    node = section(Outer)
+    node = section(Outer())
     node.limit, node.sites = 4, ["a"]
     assert (node.limit, node.sites) == (4, ("a",))
     with pytest.raises(TypeError):
@@ -135,28 +135,23 @@ def test_placeholders_have_the_field_s_type():
 
 
 def test_a_section_is_filled():
-    assert fill(Outer, section(Outer)) == Outer()
-    node = section(Outer)
+    assert changed(Outer(), section(Outer())) == Outer()
+    node = section(Outer())
     node.sizes, node.inner.rate, node.sources.mine = [2], 0.75, "file"
-    filled = fill(Outer, node, total=9)
+    filled = changed(Outer(total=9), node)
     assert filled == Outer(sizes=(2,), inner=Inner(rate=0.75), sources={"mine": "file"}, total=9)
     assert dataclasses.is_dataclass(filled.inner)
 
 
-def test_what_is_known_is_not_read():
-    node = ConfigDict({"rate": 2.0})
-    assert fill(Inner, node, rate=0.5, kind="two") == Inner(0.5, "two")
-
-
 def test_errors_name_the_key():
-    node = section(Outer)
+    node = section(Outer())
     node.inner.rate = 1.5
     with pytest.raises(UserError, match=r"^config\.part\.inner\.rate: 1\.5 is not valid; give a number from 0 to "):
-        fill(Outer, node, "config.part")
-    node = section(Outer)
+        changed(Outer(), node, "config.part")
+    node = section(Outer())
     node.start = 5
     with pytest.raises(UserError, match=r"^config\.start: 5 is not valid; lower it to count$"):
-        fill(Outer, node)
+        changed(Outer(), node)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from codi_run import PHASE, PROBLEMS, ROWS, WAY, new_tokenizer
+from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
 
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.gguf import bundled_gguf, open_gguf
@@ -13,7 +13,7 @@ from slpo_jax.data.batches import batch_indices, encode_problems
 from slpo_jax.data.problem import Problem
 from slpo_jax.data.tokenizer import load_tokenizer
 from slpo_jax.errors import UserError
-from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum, distil
+from slpo_jax.training.recipes import ImitateSettings, Phase, batcher, distil
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["numbers", "digits"])
@@ -29,8 +29,8 @@ def _words(template, ids) -> str:
 
 @pytest.mark.parametrize("last_step", [False, True])
 def test_texts_by_hand(case, last_step):
-    way = dataclasses.replace(WAY, last_step=last_step)
-    batch = way.batch(case.problems, PHASE, 3, 5, 6, (24,), way.slots(case.problems, PHASE, (32,)))
+    recipe = dataclasses.replace(WAY, last_step=last_step)(ImitateSettings())
+    batch = recipe.batch(case.problems, PHASE, 3, 5, 6, (24,), recipe.slots(case.problems, PHASE, (32,)))
     np.testing.assert_array_equal(batch.index % 4, batch_indices(5, 3, 4, 6))
     for row, index in enumerate(batch.index % 4):
         question, steps, answer = ROWS[index]
@@ -52,23 +52,21 @@ def test_texts_by_hand(case, last_step):
 
 
 def test_texts_come_in_the_smallest_bucket(case):
-    way, sizes = WAY, set()
+    recipe, sizes = RECIPE, set()
     phase = Phase("codi", 0, 9, None, 2, 2)
-    texts = [len(way._text(case.problems, i)[0]) - 1 for i in range(4)]
-    slots = way.slots(case.problems, phase, (min(texts), 1000))
-    assert slots.teacher == (min(texts), -(-max(texts) // 4) * 4)
+    texts = [len(WAY._text(case.problems, i)[0]) - 1 for i in range(4)]
+    slots = recipe.slots(case.problems, phase, (min(texts), 1000))
+    assert slots[0] == (min(texts), -(-max(texts) // 4) * 4)
     for step in range(4):
-        batch = way.batch(case.problems, phase, step, 0, 1, (24,), slots)
+        batch = recipe.batch(case.problems, phase, step, 0, 1, (24,), slots)
         sizes.add((int(batch.index[0]), batch.text.tokens.shape[1]))
         assert batch.student.latents.tolist() == [2]
-    assert sizes == {
-        (i, slots.teacher[0] if size <= slots.teacher[0] else slots.teacher[1]) for i, size in enumerate(texts)
-    }
+    assert sizes == {(i, slots[0][0] if size <= slots[0][0] else slots[0][1]) for i, size in enumerate(texts)}
     prompts = [len(prompt) for prompt in case.problems.prompts]
     suffixes = [len(case.problems.answers[i]) + 1 for i in range(4)]  # the end marker is fed, eos is not
-    needed = way.positions(case.problems, phase)
+    needed = [need[0] for need in recipe.needs(case.problems, phase)]
     assert needed == [max(t, p + s + 2) for t, p, s in zip(texts, prompts, suffixes, strict=True)]
-    assert way.positions(case.problems, Phase("cot", 0, 9, 0, 0, 0)) == texts
+    assert recipe.needs(case.problems, Phase("cot", 0, 9, 0, 0, 0)) == [(size, size) for size in texts]
 
 
 def test_phases():
@@ -94,10 +92,10 @@ def test_usable_problems(case):
         for question, steps, answer in ROWS
     ]
     assert distil.usable(problems, 0) == [0, 1, 2, 3]
-    assert curriculum.usable(problems, 0) == [0, 1, 2, 3, 4]
+    assert batcher.usable(problems, 0) == [0, 1, 2, 3, 4]
     for most in (min(sizes), min(sizes) - 1, max(sizes), max(sizes) - 1):
         assert distil.usable(problems, most) == [i for i, size in enumerate(sizes) if size <= most]
-        assert [i for i in curriculum.usable(problems, most) if i < 4] == distil.usable(problems, most)
+        assert [i for i in batcher.usable(problems, most) if i < 4] == distil.usable(problems, most)
     chosen = problems.subset([2, 0])
     assert (chosen.problems, chosen.prompts) == ((PROBLEMS[2], PROBLEMS[0]), [problems.prompts[2], problems.prompts[0]])
     assert chosen.suffix(1) == problems.suffix(0)

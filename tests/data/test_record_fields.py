@@ -244,11 +244,25 @@ def test_what_is_before_a_question_is_part_of_it(name, tmp_path):
         ({"problem": "Q?", "answer": None}, "no answer"),
         ({"input": "Q?", "output": "He has 5 of them."}, "no answer"),
         ({"question": "Q?", "answer": "<<1+1=2. #### 2"}, "a step opens with << and is not closed"),
+        ({"task": "Q?", "answer": "1"}, "field 'question' is missing, only task, answer are there; name the one that"),
+        ({"instruction": "Q?"}, "field 'answer' is missing, only instruction"),
+        ({"Body": "B", "Question": "Q?"}, "field 'answer' is missing, only Body, Question"),
+        ({"prompt": "Q?"}, "field 'answer' is missing"),
+        ({"question": "Q?", "answer": True}, "answer 'True' is no number"),
+        ({"question": "Q?", "answer": [1]}, "field 'answer' is list, not a text"),
+        ({"question": "Q?", "answer": float("nan")}, "no answer; fill it in"),
+        ({"question": "Q?", "cot": [[2]], "answer": "2"}, "field 'cot' is neither texts nor a text"),
+        ({"question": "Q?", "final_ans": None}, "no answer"),
+        ({"prompt": ["Q?"], "solution": "1"}, "field 'prompt' is no chat"),
+        ({"prompt": [ASKED], "reward_model": {"style": "1"}}, "field 'reward_model' has no ground_truth"),
+        ({"prompt": [ASKED], "reward_model": {"ground_truth": [1]}}, "field 'reward_model.ground_truth' is list, not"),
     ],
 )
 def test_what_can_not_be_read_names_the_record(record, expected, tmp_path):
     path = write_jsonl(tmp_path / "set.jsonl", [record])
     assert _error(path).startswith(f"{path}, line 1: {expected}")
+    path = write_parquet(tmp_path / "set.parquet", [record])
+    assert _error(path).startswith(f"{path}, row 1: {expected}")
 
 
 @pytest.mark.parametrize("kind", ["numbers", "latex", "texts"])

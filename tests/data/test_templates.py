@@ -27,18 +27,14 @@ def _tokens(template, ids):
     return template.tokenizer.convert_ids_to_tokens(ids)
 
 
-def test_coconut_prompt_and_suffix():
-    template = Coconut().template(arithmetic_tokenizer(30))
+def test_coconut_prompt_suffix_and_ids():
+    tokenizer = arithmetic_tokenizer(30)
+    template = Coconut().template(tokenizer)
     assert _tokens(template, template.prompt(QUESTION)) == [*QUESTION.split(), "\n", "<|start-latent|>"]
     first, second = "5 + 3 = 8", "8 x 2 = 16"
     expected = ["<|end-latent|>", *first.split(), "\n", *second.split(), "\n", "###", "16", "<eos>"]
     assert _tokens(template, template.suffix([first, second], "16")) == expected
     assert _tokens(template, template.suffix([], "16")) == ["<|end-latent|>", "###", "16", "<eos>"]
-
-
-def test_ids_and_style():
-    tokenizer = arithmetic_tokenizer(30)
-    template = Coconut().template(tokenizer)
     names = ["<|start-latent|>", "<|end-latent|>", "<|latent|>", "<eos>", "<pad>"]
     expected = tokenizer.convert_tokens_to_ids(names)
     found = template.start_id, *template.closing_ids, template.latent_id, template.eos_id, template.pad_id
@@ -47,20 +43,12 @@ def test_ids_and_style():
     assert template.answer_text("72") == "### 72"
 
 
-def test_question_is_not_stripped():
-    template = Coconut().template(arithmetic_tokenizer(30))
-    assert template.question_text(" Two  spaces ") == " Two  spaces \n"
-
-
-def test_many_at_once_equal_one_by_one():
+def test_many_at_once_equal_one_by_one_and_share_no_list():
     template = Coconut().template(arithmetic_tokenizer(30))
     questions = [QUESTION, "Mia has 7 pens .", QUESTION]
     together = template.prompts(questions)
     assert together == [template.prompt(question) for question in questions]
-
-
-def test_equal_texts_share_no_list():
-    template = Coconut().template(arithmetic_tokenizer(30))
+    assert template.question_text(" Two  spaces ") == " Two  spaces \n"
     first, second = template.answer_ids(["7", "7"])
     first.append(0)
     assert second == template.answer_ids(["7"])[0]
@@ -195,13 +183,23 @@ def test_text_is_the_question_and_what_is_written_after_it():
     tokenizer = arithmetic_tokenizer(30)
     template = text_template(tokenizer, PromptConfig(instruction="How many now ?"))
     assert _tokens(template, template.prompt("He buys 3 .")) == [
-        *["He", "buys", "3", "."],
+        "He",
+        "buys",
+        "3",
+        ".",
         "\n",
-        *["How", "many", "now", "?"],
+        "How",
+        "many",
+        "now",
+        "?",
         "\n",
     ]
     assert _tokens(template, template.suffix(["5 + 3 = 8"], "8")) == [
-        *["5", "+", "3", "=", "8"],
+        "5",
+        "+",
+        "3",
+        "=",
+        "8",
         "\n",
         "####",
         "8",
@@ -213,8 +211,6 @@ def test_text_is_the_question_and_what_is_written_after_it():
     prompt = problems.prompts[0]
     assert problems.suffix(0) == [prompt[-1], *template.suffix(["3 + 1 = 4"], "4")]
     assert problems.suffix(0, None) == [prompt[-1], *template.suffix([], "4")]
-    tokens, valid = problems.before_suffix([0], (len(prompt),))
-    assert tokens[0, valid[0]].tolist() == prompt[:-1]
 
 
 @pytest.mark.parametrize(("answers", "style"), [("last_number", "last_number"), ("boxed", "boxed")])
@@ -248,20 +244,8 @@ def test_text_in_a_chat():
         single="<pad> $A", special_tokens=[("<pad>", 0)]
     )
     template = text_template(tokenizer, PromptConfig(system="Tom has 5", instruction="How many ?"))
-    written = [
-        "<eos>",
-        "system",
-        *["Tom", "has", "5"],
-        "\n",
-        "<eos>",
-        "user",
-        "He",
-        "buys",
-        "\n",
-        *["How", "many", "?"],
-        "\n",
-    ]
-    assert _tokens(template, template.prompt("He buys")) == [*written, "<eos>", "Mia", "\n"]
+    written = "<eos> system Tom has 5 \n <eos> user He buys \n How many ? \n <eos> Mia \n"
+    assert " ".join(_tokens(template, template.prompt("He buys"))) == written
     plain = text_template(tokenizer, PromptConfig(chat="never"))
     assert _tokens(plain, plain.prompt("He buys")) == ["<pad>", "He", "buys", "\n"]
 

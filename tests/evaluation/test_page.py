@@ -1,7 +1,6 @@
 """report.html: what is in it, and how it works in a browser (headless Chromium, where there is one)."""
 
 import csv
-import dataclasses
 import json
 import re
 import shutil
@@ -12,13 +11,15 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from eval_files import evals_of, problem, write_eval
+from eval_files import evals_of, problem, write_eval, write_lines
 
 from slpo_jax.cli import view
 from slpo_jax.errors import UserError
-from slpo_jax.evaluation import manifest, records, report, rows, thoughts
+from slpo_jax.evaluation import report, rows
 from slpo_jax.evaluation.page import render
 from slpo_jax.evaluation.page.problems import browsed
+from slpo_jax.io import artifact
+from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir
 
 N = 30
@@ -43,16 +44,12 @@ def workdir(tmp_path_factory):
         path = folder / "eval" / row / f"{name}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[7] |= {"question": EVIL, "answer": "seven <", "correct": False, "cut": False}
-        records.write_records(path, lines)
-    of_set = manifest.Manifest("alpha", "now", "", "", N, {"rule": 0.5}, 8)
-    slpo = dataclasses.replace(rows.read_row(folder, "slpo"), checkpoint="now", evaluation={"rule": 0.5})
-    rows.write_row(folder, slpo)
-    for name in ("alpha", "beta"):
-        manifest.write_manifest(Workdir(folder).set_files(name, "slpo"), of_set)
+        write_lines(folder, row, name, lines)
     latents = [{"stop": 0.25, "nearest": [["<eos>", 0.75], [" 7", 0.125]]}, {"stop": 0.5, "nearest": [["</b>", 1.0]]}]
     seen = [{"text": "### 7", "latents": latents}, {"text": "### 8", "latents": latents[:1]}]
-    thoughts.write_thoughts(Workdir(folder).set_files("alpha", "slpo").thoughts, of_set.evaluation, seen)
-    thoughts.write_thoughts(Workdir(folder).set_files("beta", "slpo").thoughts, "another evaluation", seen)
+    alpha, beta = (Workdir(folder).set_files(name, "slpo") for name in ("alpha", "beta"))
+    artifact.write(alpha.thoughts, digest(artifact.read(alpha.manifest).facts), seen)
+    artifact.write(beta.thoughts, "another evaluation", seen)
     metrics = [{"step": s, "stage": "slpo", "reward": s / 10, "seconds": 0.5} for s in range(1, 9)]
     metrics += [{"step": s, "stage": "cold_start", "loss": 1 / s} for s in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
@@ -295,8 +292,8 @@ def test_answers_are_counted(tmp_path):
     """The outcomes of a problem, right, wrong and cut, and how often a row has them."""
     lines = [problem(0, True, [[1, 0], [0, 1]])]
     lines[0]["samples"][1] |= {"answer": "9", "cut": False}
-    records.write_records(tmp_path / "eval" / "slpo" / "alpha.jsonl", lines)
     rows.write_row(tmp_path, rows.Row("slpo", "SLPO"))
+    write_lines(tmp_path, "slpo", "alpha", lines)
     (found,) = browsed(evals_of(tmp_path), {}, 10**6)["alpha"]["problems"]
     assert found == ["q", "7", [["7", 1], ["9", 0], [None, 2]], {"slpo": [0, 3, 0, 2, 1, 1, 2, 1]}, {}]
 
@@ -307,12 +304,10 @@ def test_view_opens_the_page(tmp_path, monkeypatch, capsys):
     write_eval(tmp_path / "run", "slpo", "alpha", [1, 0])
     page = tmp_path / "run" / "report.html"
     for asked in (tmp_path / "run", page):
-        assert view.run([str(asked)]) == 0
+        view.main(["view", str(asked)])
         assert capsys.readouterr().out == f"{page}\n"
     assert opened == [page.as_uri()] * 2
     (tmp_path / "empty").mkdir()
     for folder, said in (("empty", "run the evaluate stage first"), ("gone", "no such run")):
         with pytest.raises(UserError, match=said):
             view.view(tmp_path / folder)
-    assert view.run([str(tmp_path / "gone")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'gone'}: ")

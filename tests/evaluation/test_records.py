@@ -1,12 +1,9 @@
 """What an evaluation leaves behind, written and read back, whole or malformed."""
 
-import json
-
 import numpy as np
 import pytest
 from eval_files import problem, write_eval
 
-from slpo_jax.errors import UserError
 from slpo_jax.evaluation import records
 
 
@@ -25,13 +22,6 @@ def test_records_round_trip(tmp_path):
     assert np.isnan(got.problem_steps[1])
 
 
-def test_samples_are_grouped_by_seed_whatever_their_order(tmp_path):
-    rows = [problem(i, 1, [[1, 0], [0, 0]]) for i in range(2)]
-    rows[1]["samples"] = [rows[1]["samples"][i] for i in (2, 0, 3, 1)]
-    records.write_records(tmp_path / "x.jsonl", rows)
-    assert records.read_records(tmp_path / "x.jsonl").sample_correct[:, 1].tolist() == [[True, False], [False, False]]
-
-
 def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "x.jsonl"
     records.write_records(path, [problem(0, 1)])
@@ -40,33 +30,6 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
         records.write_records(path, [problem(0, 1), {"index": object()}])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "holds no problems"),
-        (json.dumps(problem(0, 1)) + "\n{not json\n", "line 2: is no record"),
-        ("[1]\n", "line 1: is no record"),
-        (json.dumps({k: v for k, v in problem(0, 1).items() if k != "correct"}), "line 1: 'correct' is missing"),
-        (json.dumps(problem(0, 1) | {"latent_steps": "3"}), "line 1: 'latent_steps'"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1, 0]])), "line 2: has not 1 samples"),
-        (json.dumps(problem(0, 1, [[1]])) + "\n" + json.dumps(problem(1, 1, [[1], [0]])), "line 2: has not 1 samples"),
-    ],
-)
-def test_malformed_records_name_the_file_and_line(tmp_path, text, expected):
-    path = tmp_path / "x.jsonl"
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
-        records.read_records(path)
-    assert expected in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_records_are_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="evaluate"):
-        records.read_records(tmp_path / "x.jsonl")
 
 
 def test_metrics_of_a_resumed_run(tmp_path):

@@ -106,15 +106,11 @@ def test_other_batches_of_the_same_evaluation_are_used_where_they_are_whole(tmp_
     assert again.calls > 0
 
 
-@pytest.mark.parametrize("damage", ["torn", "empty", "other arrays"])
-def test_a_torn_file_is_rolled_out_again(tmp_path, damage):
+def test_a_torn_file_is_rolled_out_again(tmp_path):
     cache = RolloutCache(tmp_path, "a" * 64, "seed 1")
     Rollouts().evaluate(cache)
     path = next(tmp_path.glob("*.1.npz"))
-    if damage == "other arrays":
-        np.savez(path, rows=np.arange(2))
-    else:
-        path.write_bytes(path.read_bytes()[: {"torn": 200, "empty": 0}[damage]])
+    path.write_bytes(path.read_bytes()[:200])
     again = Rollouts()
     _assert_right(again.evaluate(cache))
     assert again.calls == 1

@@ -91,7 +91,7 @@ def _interrupted(*arguments: object, times: int = 1, pause: float = 0.5) -> tupl
     return process.returncode, out.splitlines(), [line for line in err.splitlines() if line], time.monotonic() - began
 
 
-@pytest.mark.parametrize("what", ["alone", "computes"])
+@pytest.mark.parametrize("what", [pytest.param("alone", marks=pytest.mark.slow), "computes"])
 def test_ctrl_c_while_jax_is_at_work_ends_at_once(what):
     status, out, err, seconds = _interrupted(what)
     assert (status, out, err) == (130, [], [LINE])

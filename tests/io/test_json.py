@@ -67,7 +67,8 @@ def test_what_the_commands_print_is_json(monkeypatch, capsys, command):
     reasoner = SimpleNamespace(config=config, solver=solver, solve=lambda *_: solution, evaluate=lambda *_: found)
     given = dict(checkpoint="run", samples=0, seed=0, explain=False, json=True, out="", reward="", limit=0)
     monkeypatch.setattr(flags, "FLAGS", SimpleNamespace(**given))
-    monkeypatch.setattr(reasoner_flags, "load_requested", lambda **_: reasoner)
+    monkeypatch.setattr(reasoner_flags, "load_requested", lambda: reasoner)
+    monkeypatch.setattr(command, "with_first", lambda _, argv: argv)
     command.main(["command", "Q?"])
     printed = _strictly(capsys.readouterr().out)
     assert printed.get("acc", 0) is None or printed["latents"] == [{"stop_probability": None, "nearest": [["3", None]]}]

@@ -10,7 +10,7 @@ from slpo_jax.io.workdir import StageFolder, Workdir
 
 def _known(workdir: Workdir) -> set[Path]:
     """Every path that a workdir has a name for."""
-    paths = {workdir.config, workdir.metrics, workdir.thresholds, workdir.report_json, workdir.report_md, workdir.lock}
+    paths = {workdir.config, workdir.metrics, workdir.report_json, workdir.report_md, workdir.lock}
     paths |= {workdir.report_html, workdir.trackers}
     for stage in workdir.finished_stages():
         folder = workdir.stage(stage)

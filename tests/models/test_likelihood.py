@@ -168,7 +168,7 @@ def test_a_frozen_head_has_no_product_of_its_own(tiles):
     assert (products((0, 1)), products(0)) == (4, 3)
 
 
-@pytest.mark.parametrize("stage", ["rl", "imitate"])
+@pytest.mark.parametrize("stage", ["rl", pytest.param("imitate", marks=pytest.mark.slow)])
 def test_no_logits_of_a_step_are_whole(tiles, stage):
     """Not of all answers of all passes. A rollout's are those of one position of each row."""
     params, key = small_params(), jax.random.key(3)

@@ -40,7 +40,7 @@ def searched(params, prompts, config, rule, beams, candidates):
     return compiled(search)(params)
 
 
-@pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.6), (BY_LENGTH, 3)])
+@pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.6), pytest.param(BY_LENGTH, 3, marks=pytest.mark.slow)])
 def test_one_beam_of_one_candidate_is_a_plain_rollout(params, prompts, config, rule):
     rule = jnp.full(len(LENGTHS), rule)
     found = searched(params, prompts, config, rule, 1, 1)
@@ -51,7 +51,7 @@ def test_one_beam_of_one_candidate_is_a_plain_rollout(params, prompts, config, r
     np.testing.assert_allclose(found.actions, plain.actions, atol=1e-5)
 
 
-@pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.55), (BY_LENGTH, 3)])
+@pytest.mark.parametrize(("config", "rule"), [(BY_THRESHOLD, 0.55), pytest.param(BY_LENGTH, 3, marks=pytest.mark.slow)])
 def test_a_search_is_the_slow_one_s(params, prompts, config, rule):
     """One prompt at a time: every candidate for each beam's next latent, of these the best by the sum so far.
 

@@ -80,7 +80,7 @@ def _slow(row: int, marker, least: int, config):
     return latents, tokens, total
 
 
-@pytest.mark.parametrize("least", [0, 2])
+@pytest.mark.parametrize("least", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("marker", MARKERS)
 def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
     """Packed or in a row each, under the rollout's own noise, which the last latent has too."""
@@ -110,7 +110,7 @@ def test_rollouts_replays_and_scores_are_the_slow_loop_s(marker, least):
         assert [float(each[row]) for each in found] == pytest.approx([total] * 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["slpo", "answer_only"])
+@pytest.mark.parametrize("name", ["slpo", pytest.param("answer_only", marks=pytest.mark.slow)])
 def test_objectives_go_without_latents(name):
     """Loss, gradient and metrics are finite where thoughts have none."""
     policy, objective = _policy(MARKERS["three"], temperature=1.0), OBJECTIVES[name]()

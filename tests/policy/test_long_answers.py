@@ -24,8 +24,7 @@ from slpo_jax.policy import decoding
 from slpo_jax.policy.decoding import cache_sizes
 from slpo_jax.policy.rollout import sample
 from slpo_jax.policy.score import score
-from slpo_jax.rewards.ending import StopStrings
-from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.stopping import stop_strings
 
 PROMPTS = random_prompts((3, 7, 5, 2, 6, 4, 1, 8), 8)
 SLOTS, EOS_IDS = 20, (PAD, EOS)
@@ -34,7 +33,7 @@ STOP = ("ccb", "fa")
 
 
 def _policy(stop=STOP, **changes):
-    stops = StopStrings(**stop_tables(stop, PIECES)[0]) if stop else None
+    stops = stop_strings(stop, PIECES)[0] if stop else None
     settings = {"closing_ids": (), "max_latents": 0, "stopping": "length", "answer_slots": SLOTS, "eos_ids": EOS_IDS}
     config = dataclasses.replace(ROLLOUT, dropout_rate=0.0, stops=stops, **settings | changes)
     return dataclasses.replace(policy_of(config), layout="rows")

@@ -38,7 +38,7 @@ def _policy(latents: int, dropout=0.0, temperature=0.0, layout="packed"):
     return dataclasses.replace(policy_of(config), layout=layout)
 
 
-@pytest.fixture(scope="module", params=[0, 3], ids=["no latents", "latents"])
+@pytest.fixture(scope="module", params=[pytest.param(0, marks=pytest.mark.slow), 3], ids=["no latents", "latents"])
 def made(request):
     """Greedy rollouts without noise, their scores and those of sampled ones under noise, in both layouts."""
 

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_answers import COMPLETIONS, LAST_NUMBERS
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import AnswerStyle, canonical_decimal, is_correct, parse_completion, read_completion
@@ -88,92 +89,9 @@ def test_canonical_decimal_is_exact_and_unique(left, right):
     assert (canonical == canonical_decimal(right)) == (Fraction(left) == Fraction(right))
 
 
-# Completion: what the coconut style reads, what the codi style reads.
-COMPLETIONS = {
-    "### 72": ("72", "72"),
-    "72": ("72", "72"),
-    "### 72.0\n": ("72", "72"),
-    "### 072": ("72", "72"),
-    "###\t\v\f\r 72 ": ("72", "72"),
-    "### 1,450,000": ("1450000", "1450000"),
-    "### -3.50": ("-3.5", "-3.5"),
-    "### -0.0": ("0", "0"),
-    "### 3244047.0999999996": ("3244047.0999999996", "3244047.0999999996"),
-    "The answer is: 72": (None, "72"),
-    "The answer is: 72.": (None, "72"),
-    "### 72 apples": (None, "72"),
-    "### $72": (None, "72"),
-    "### 72 # 5": ("5", "5"),
-    "72 #": (None, "72"),
-    "# 5 # x": (None, "5"),
-    "### +72": (None, "72"),
-    "### - 72": (None, "-72"),
-    "### --72": (None, None),
-    "### .5": (None, "0.5"),
-    "### 5.": (None, "5"),
-    "### 1e5": (None, None),
-    "### 7 2": (None, "2"),
-    "5-3": (None, None),
-    "5 - 3": (None, None),
-    "5-": (None, "5"),
-    "1,45": (None, None),
-    "1,4x": (None, None),
-    "1,": (None, "1"),
-    "-1,45": (None, None),
-    "1234,567": (None, None),
-    "1,2345": (None, None),
-    "1,2345,678": (None, None),
-    "1,234,56": (None, None),
-    "1,45,678": (None, None),
-    "-1,234,567.25": ("-1234567.25", "-1234567.25"),
-    "1.5,300": (None, None),
-    "1.2.3": (None, None),
-    "1.2.3.4": (None, None),
-    "1,234.5.6": (None, None),
-    "1..5": (None, None),
-    "0,123": ("123", "123"),
-    "": (None, None),
-    "#": (None, None),
-    "no number": (None, None),
-    "-,.": (None, None),
-    "٧٢": (None, None),
-    "−72": (None, "-72"),
-    "72\u00a0": (None, "72"),
-    "72\x1f": (None, "72"),
-    "72\x00": (None, "72"),
-    "72\ufffd": (None, "72"),
-}
-
-
 @pytest.mark.parametrize("text", COMPLETIONS)
 def test_parse_completion_by_hand(text):
     assert (parse_completion(text, "after_mark"), parse_completion(text, "last_number")) == COMPLETIONS[text]
-
-
-# The last number of a text; None where its last digits are a part of something else. The coconut style reads none.
-LAST_NUMBERS = {
-    # a minus, whatever it is written with and whatever stands between, and no digit before the point
-    "is −3": "-3", "is –3.": "-3", "is - 3": "-3", "is: -$3": "-3", "− €3,000": "-3000", r"is -\$3.50": "-3.5",
-    "is -.5": "-0.5", "is .5": "0.5", "$.50": "0.5", "(−\u00a03)": "-3", "x = -3": "-3", "$-3": "-3", "－3": "-3",
-    "5, -3": "-3", "1) -3": "-3", "10-4=-3": "-3", "**-3**": "-3", r"\boxed{-3}": "-3",
-    # a minus that is none, or has a number before it
-    "5-3": None, "5 - 3": None, "5–3": None, "5 −3": None, "$5-$3": None, "50%-60%": None, "(5)-3": None, "x-3": None,
-    "twenty-3": None, "--3": None, "-(3)": None, "5*-3": None, "e^{-3}": None, "2020-05-03": None, "10 - 3 = 7": "7",
-    "-> 7": "7", "is—7": "7",
-    # parts of something else
-    "1/2": None, "1 / 2": None, "3 1/2": None, r"\frac{1}{2}": None, r"\frac12": None, "½": None, "3½": None,
-    "3⁄4": None, "10^5": None, "2^{10}": None, "10⁵": None, "1e5": None, "2.01e-06": None, "0x10": None,
-    "10100_2": None, "3+4": None, "3×4": None, "72 cm^2": None, "72 m2": None, "72 cm²": "72",
-    "72 cm": "72", "72kg": "72", "10:30": None, "1 000 000": None, "1\u202f000": None, "-1 000": None, "12 345.6": None,
-    "1'000": None, "1\u2019000": None, "5'000 dollars": None, "-1'000.5": None, "1'000'000": None, "1\u200b000": None,
-    "½'000": None, "1'000 5": "5", "'3'": "3", '"3"': "3", "it's 5": "5", "the answer\u2019s 72": "72",
-    "\u20183\u2019": "3", "'3','5'": "5", "\u200b5\u200b": "5", "5' 3": "3", "6'\n1": "1", "the 1990s' 5": "5",
-    "7 8": "8", "5 0": "0", "5  000": "0",
-    "in 12 1234": "1234", "1/2 of it: 5": "5", "5\n-3": "-3", "5\n100": "100",
-    # punctuation, markdown and money around it
-    "**72**": "72", "**Answer** 72": "72", "is: $72.": "72", "Rs.72": "72", "is...72": "72", "… 72!": "72", "72%": "72",
-    "<<48/2=24>>24": "24", r"\(72\)": "72", "答案是72。": "72", "答案是-72。": "-72",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LAST_NUMBERS)

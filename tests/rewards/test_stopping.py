@@ -6,27 +6,11 @@ import pytest
 
 from slpo_jax.errors import UserError
 from slpo_jax.rewards.answers import read_completion
-from slpo_jax.rewards.ending import StopStrings, answer_mask, text_tokens
-from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.ending import answer_mask, text_tokens
+from slpo_jax.rewards.stopping import stop_strings
 
 # Pieces of texts with many ways to be cut, an "é" in two tokens, and two special tokens.
-PIECES = [
-    b"",
-    b"a",
-    b"b",
-    b"ab",
-    b"ba",
-    b"aab",
-    b"Q",
-    b":",
-    b"Q:",
-    b"b Q:a",
-    " é".encode(),
-    b"\xc3",
-    b"\xa9",
-    b"bb",
-    b"",
-]
+PIECES = [*b"|a|b|ab|ba|aab|Q|:|Q:|b Q:a".split(b"|"), " é".encode(), b"\xc3", b"\xa9", b"bb", b""]
 EOS_IDS = (14, 0)
 STOPS = [("Q:",), ("aabab",), ("é", "Q:"), ("ab", "babb"), ("abba", "bb", "b"), ("aa", "aaba:", "\N{SNOWMAN}")]
 
@@ -48,8 +32,8 @@ def _decoded(tokens):
 
 @pytest.mark.parametrize("stop", STOPS[:-1])
 def test_the_first_stop_string_or_end_token_ends_an_answer(stop):
-    fields, cut_pieces = stop_tables(stop, PIECES)
-    stops, rng = StopStrings(**fields), np.random.default_rng(0)
+    stops, cut_pieces = stop_strings(stop, PIECES)
+    rng = np.random.default_rng(0)
     frequency = np.where(np.isin(np.arange(-1, len(PIECES)), EOS_IDS), 0.2, 1.0)
     tokens_NA = rng.choice(np.arange(-1, len(PIECES)), size=(400, 12), p=frequency / frequency.sum())
     mask_NA = np.asarray(answer_mask(jnp.asarray(tokens_NA), EOS_IDS, stops))
@@ -67,7 +51,7 @@ def test_the_first_stop_string_or_end_token_ends_an_answer(stop):
 
 
 def test_padding_that_is_an_end_token_is_not_said_after_a_stop_string():
-    stops = StopStrings(**stop_tables(["Q:"], PIECES)[0])
+    stops = stop_strings(["Q:"], PIECES)[0]
     tokens = jnp.array([[1, 6, 7, 14, 14], [1, 14, 14, 14, 14], [1, 1, 1, 1, 6]])
     expected = np.array([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
     np.testing.assert_array_equal(answer_mask(tokens, (14,), stops), expected)
@@ -80,6 +64,6 @@ def test_padding_that_is_an_end_token_is_not_said_after_a_stop_string():
 
 def test_a_text_that_no_tokens_write():
     with pytest.raises(UserError, match="'☃' is never written by the tokenizer's tokens"):
-        stop_tables(STOPS[-1], PIECES)
+        stop_strings(STOPS[-1], PIECES)
     with pytest.raises(UserError, match="'QQ' is never written"):
-        stop_tables(["QQ"], [b" Q", b" A", b""])
+        stop_strings(["QQ"], [b" Q", b" A", b""])

@@ -11,7 +11,6 @@ from small_run import run
 from tiny_folder import tiny_folder
 
 from slpo_jax.checkpoints.architectures import REASONERS, architecture_of
-from slpo_jax.cli.options import Data, with_config
 from slpo_jax.cli.smoke import smoke
 from slpo_jax.config import Config, default_config
 from slpo_jax.config.auto import Measured, buckets, choices
@@ -234,14 +233,6 @@ def test_from_a_raw_file_to_the_report(kind, tmp_path):
     assert experiment.reward.on_device is not None
 
 
-def test_keys_that_are_set_come_after_the_config_that_has_them():
-    argv = with_config(["slpo", "--config.rl.steps=5"], Data({"train": "my.csv"}, {}))
-    assert argv[0] == "slpo"
-    assert argv[1].startswith("--config=")
-    assert argv[1].endswith("configs/own.py:")
-    assert argv[2:] == ["--config.rl.steps=5"]
-
-
 # What flags set, and what follows from it by hand, of 32 problems to train on in batches of 8.
 FOLLOWS = {
     "few steps of a stage": ({"rl.steps": 6}, {"rl.optimizer.warmup_steps": 0}),
@@ -342,7 +333,7 @@ def test_flags_of_the_command_go_before_what_is_chosen(tmp_path):
         (["--config.data.train.limit=3"], "config.data.train.limit: unknown config key; "),
         (["--config.rl.steps.most=3"], "config.rl.steps.most: unknown config key; "),
         (["--smoke=3"], "--smoke=3: takes no value; give --smoke, or leave it out; see --help"),
-        (["--processes=x"], "--processes=x: is not valid; give an integer; see --help"),
+        (["--processes=x"], "--processes=x: is not valid; give a positive integer; see --help"),
     ],
 )
 def test_a_flag_that_would_be_dropped_or_misread_is_a_line(flags, error, tmp_path):

@@ -73,6 +73,7 @@ def test_long_problem_of_slots_that_the_positions_cut():
         check_prompts(config, "config.data.train", problems, 20)
 
 
+@pytest.mark.slow
 def test_debug_shows_where(folder):
     done = run("--config=small.py", "--workdir=work/debug", "--config.rl.group=1", "--debug", folder=folder)
     assert done.status != 0

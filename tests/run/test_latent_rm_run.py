@@ -14,6 +14,7 @@ from slpo_jax import load
 from slpo_jax.checkpoints.export import export_checkpoint
 from slpo_jax.config import validate
 from slpo_jax.errors import UserError
+from slpo_jax.io import artifact
 from slpo_jax.io.orbax import load_params, params_digest
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import Trajectories
@@ -212,18 +213,11 @@ def test_labels_of_another_checkpoint_or_setting_are_one_line(copy):
 
 
 @pytest.mark.slow
-def test_edited_labels_are_one_line(copy):
-    """Their arrays, or what they say that they depend on."""
+def test_labels_say_what_they_depend_on_or_nothing(copy):
     shutil.rmtree(copy / "checkpoints" / "latent_rm")
-    path, manifest = copy / "labels" / "1.npz", copy / "labels" / "manifest.json"
-    facts, arrays = json.loads(manifest.read_text()), dict(np.load(path))
-    check_stages(experiment_of(copy))
-    np.savez(path, **arrays | {"shares": 1 - arrays["shares"]})
-    with pytest.raises(UserError, match=rf"^{path}: its labels are not those that were written there; delete it to"):
-        check_stages(experiment_of(copy))
-    np.savez(path, **arrays)
-    manifest.write_text(json.dumps(facts | {"latent_rm.completions": 4}))
-    with pytest.raises(UserError, match=r"0\.npz: its labels are not those that were written there; delete it to"):
+    manifest = copy / "labels" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"latent_rm.completions": 3', '"latent_rm.completions": 4'))
+    with pytest.raises(UserError, match=rf"^{manifest}: is damaged; delete {copy}/labels to make them anew"):
         check_stages(experiment_of(copy, **{"latent_rm.completions": 4}))
 
 
@@ -233,7 +227,7 @@ def test_a_reward_model_of_another_checkpoint_is_said(copy, warnings):
     check_stages(experiment_of(copy, **given))
     assert not warnings
     manifest = copy / "labels" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"checkpoint": "another"}))
+    artifact.write(manifest, artifact.read(manifest).facts | {"checkpoint": "another"})
     check_stages(experiment_of(copy, **given))
     assert [line for line in warnings if "judged thoughts of another checkpoint" in line] == warnings != []
 

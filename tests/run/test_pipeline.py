@@ -151,7 +151,7 @@ def test_report_can_be_read_and_seen(work):
     assert report["verdict"][0] in text
     assert report["verdict"][0].startswith("SLPO over cold gate, mean of 2 sets (")
     assert set(report["training"]) == set(TOTALS)
-    thoughts = json.loads((work / "eval" / "slpo" / "made.thoughts.json").read_text())["problems"]
+    thoughts = json.loads((work / "eval" / "slpo" / "made.thoughts.json").read_text())["value"]
     known = _records(work / "eval" / "slpo" / "made.jsonl")
     assert [len(seen["latents"]) for seen in thoughts] == [record["latent_steps"] for record in known]
     assert [seen["text"] for seen in thoughts] == [record["completion"] for record in known]
@@ -166,7 +166,7 @@ def test_tensorboard_events(work):
 
 
 def test_thresholds_are_the_validation_s_best(work):
-    sweeps = json.loads((work / "thresholds.json").read_text())
+    sweeps = json.loads((work / "report.json").read_text())["thresholds"]
     for name, rules in {"cold_start": ("0.5", "0.9"), "slpo": ("0.5", "0.9"), "imitate_control": ("1", "3")}.items():
         best = max(rules, key=lambda rule: (sweeps[name][rule], -float(rule)))
         assert sweeps[name]["chosen"] == float(best)

@@ -17,7 +17,7 @@ from slpo_jax.policy.latent_policies import LATENT_POLICIES
 from slpo_jax.policy.scorers import SCORERS
 from slpo_jax.rewards.reward import REWARDS
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.recipes import RECIPES
+from slpo_jax.training.recipes import RECIPES, RecipeSettings
 
 OWN = '''
 import dataclasses
@@ -31,6 +31,7 @@ from slpo_jax.config.bounds import setting
 from slpo_jax.models.parts import LATENT_POLICY
 from slpo_jax.policy.latent_policies import LATENT_POLICIES, LatentPolicy, LatentPolicySettings
 from slpo_jax.training.objectives import OBJECTIVES
+from slpo_jax.training.recipes import RecipeSettings
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(OBJECTIVES["answer_only"]):
@@ -71,7 +72,7 @@ def digits(question, reference, completion):
 
 
 @dataclasses.dataclass(frozen=True)
-class Louder:
+class Louder(RecipeSettings):
     """The reasoner's own loss times a factor, and parameters of its own that are added to it and trained."""
 
     by: float = setting(1.0, above=0)
@@ -216,10 +217,13 @@ def registries():
             "mine: .*Exact'> is no dataclass that extends LatentPolicySettings",
         ),
         (("reward", "mine", 1.0), "mine: 1.0 is no function"),
-        (("recipe", "icot", OBJECTIVES["exact"]), "'icot' is one of ours"),
+        (("recipe", "icot", RECIPES["icot"]), "'icot' is one of ours"),
         (("scorer", "mine", "likelihood"), "mine: 'likelihood' is no function"),
         (("recipe", "lora", OBJECTIVES["exact"]), "'lora' is a key of config.imitate"),
-        (("recipe", "mine", dataclasses.make_dataclass("R", ["x"])), "mine: TypeError: .*; give each field a default"),
+        (
+            ("recipe", "mine", dataclasses.make_dataclass("R", ["x"], bases=(RecipeSettings,), frozen=True)),
+            "mine: TypeError",
+        ),
     ],
 )
 def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
@@ -229,9 +233,11 @@ def test_what_can_not_be_registered_is_one_line(registries, arguments, fault):
 
 
 def test_a_file_may_be_read_again(registries, tmp_path):
-    (tmp_path / "own.py").write_text("import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n")
+    (tmp_path / "registers_mine.py").write_text(
+        "import slpo_jax\nslpo_jax.register_reward('mine', lambda *texts: 1.0)\n"
+    )
     for _ in range(2):
-        read_registrations(str(tmp_path / "own.py"))
+        read_registrations(str(tmp_path / "registers_mine.py"))
     assert [*REWARDS] == ["correct", "mine"]
     (tmp_path / "bad.py").write_text("1 / 0\n")
     (tmp_path / "quits.py").write_text("raise SystemExit(0)\n")
@@ -242,4 +248,4 @@ def test_a_file_may_be_read_again(registries, tmp_path):
     ):  # fmt: skip
         with pytest.raises(UserError, match=rf"^--register={tmp_path / name}: {fault}"):
             read_registrations(str(tmp_path / name))
-    assert importlib.util.find_spec("own") is None
+    assert importlib.util.find_spec("registers_mine") is None

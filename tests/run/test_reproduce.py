@@ -14,7 +14,7 @@ from runs import TABLES, Run, Table
 
 from slpo_jax.config import read_config
 from slpo_jax.config.validate import check
-from slpo_jax.run.take_rows import comparable
+from slpo_jax.run.provenance import evaluated_settings
 
 # The same stage from the same start: its programs are compiled by then.
 AGAIN = {"stages": ("rl", "evaluate"), "init": "{after}/checkpoints/cold_start"}
@@ -57,8 +57,8 @@ def test_plan_names_every_run_once_with_what_it_comes_after(tmp_path):
         "--config.evaluate.limit=4",
         "--config.stages=('rl', 'evaluate')",
         f"--config.init={tmp_path}/main/seed_1/checkpoints/cold_start",
-        f"--config.evaluate.rows_from={tmp_path}/main/seed_1",
     } <= set(job.arguments)
+    assert job.lender == tmp_path / "main/seed_1"
 
 
 def test_a_workdir_that_can_not_be_is_one_line(capsys):
@@ -96,7 +96,7 @@ def test_a_table_and_a_checkout_may_be_moved(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_every_table_sets_keys_that_its_configs_have_and_compares_rows_that_are_alike(name):
-    """Rows that a run takes are, as `run.take_rows` asks, of the same samples and evaluated on all its sets."""
+    """Rows that a run takes are, of the same samples and evaluated on all its sets."""
     runs, configs = TABLES[name].runs, {}
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
@@ -110,7 +110,14 @@ def test_every_table_sets_keys_that_its_configs_have_and_compares_rows_that_are_
         lender = configs[run.after]  # a KeyError: it would come later
         sets = [set(each.evaluate.datasets or each.data.eval) for each in (config, lender)]
         assert sets[0] <= sets[1], run.label
-        assert comparable(read_config(config)) == comparable(read_config(lender)), run.label
+        assert _comparable(config) == _comparable(lender), run.label
+
+
+def _comparable(config):
+    """The settings in which rows that are compared have to agree."""
+    evaluate, every = config.evaluate, evaluated_settings(read_config(config))
+    found = {key: value for key, value in every.items() if key.startswith(("evaluate.", "dropout."))}
+    return found | {"samples": evaluate.samples, "seeds": evaluate.samples and evaluate.seeds}
 
 
 def test_text_s_runs_take_as_many_steps():

@@ -14,7 +14,6 @@ from same_run import checkpoint_of, rows_of
 from small_run import load_config, train
 
 from slpo_jax.config import read_config
-from slpo_jax.errors import UserError
 from slpo_jax.io.mesh import replicate
 from slpo_jax.run import cold_start, imitate, rl, validation
 from slpo_jax.run.experiment import Experiment, build
@@ -345,19 +344,6 @@ def test_finished_stages_are_not_touched(fake, whole, whole_workdir):
     assert fake["steps"] == []
     assert {path: path.stat().st_mtime_ns for path in (workdir / "checkpoints").rglob("*")} == before
     _assert_same(_result(workdir), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "value"), [("seed", 1), ("imitate.final_steps", 6), ("max_latents", 4), ("rl.optimizer.clip_norm", 0.5)]
-)
-def test_another_config_on_the_same_workdir(fake, whole, whole_workdir, key, value):
-    config = _config()
-    config.update_from_flattened_dict({key: value})
-    with pytest.raises(UserError, match=f"config.{key}: .*--workdir"):
-        _run(whole_workdir, config)
-    assert fake["steps"] == []
-    _assert_same(_result(whole_workdir), whole)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from same_run import rows_of
 
 from slpo_jax.config import Config
 from slpo_jax.errors import SaveError, UserError
-from slpo_jax.io import compiling
+from slpo_jax.io import artifact, compiling
 from slpo_jax.io.orbax import load_params, stored_params, unwritten
 from slpo_jax.io.workdir import Workdir
 from slpo_jax.run.stage import open_stage
@@ -375,7 +375,7 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(tmp_path, how):
 def test_what_no_digest_covers_is_used_with_a_warning_or_not_at_all(tmp_path, caplog):
     _two(tmp_path)
     seal = tmp_path / "8" / "checksums.json"
-    seal.write_text("{}")  # of no file
+    artifact.write(seal)  # of no file
     with pytest.raises(UserError, match=r"8/params: is damaged \(.*checksums.json lists none of its files"):
         load_params(tmp_path, _state().params)
     seal.unlink()

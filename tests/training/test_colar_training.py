@@ -98,9 +98,12 @@ def _factors(key, prompt: int, slots: int, rate: float):
 
 
 def _slow_loss(case, name: str, speed: int, key, loss="mse", rate=0.0):
-    """(cross-entropy, the head's loss), as means over the whole batch, of texts put together from words."""
+    """(cross-entropy, the head's loss), as means over the whole batch, of texts put together from words.
+
+    And of each row its likeliest tokens, and how many of them come before the answer's.
+    """
     slow, batch = SlowReasoner(case.params["reasoner"], CONFIG), case.batch
-    said, latent = [], []
+    said, latent, likeliest = [], [], []
     for row, index in enumerate(np.asarray(batch.index) % len(PROBLEMS)):
         problem = PROBLEMS[index]
         asked = f"Question: {problem.question} Let's think step by step:(Thinking speed: {speed})"
@@ -121,6 +124,7 @@ def _slow_loss(case, name: str, speed: int, key, loss="mse", rate=0.0):
         assert all(label in chunk for label, chunk in zip(targets[1:], chunks, strict=False))
         assert targets[2 + len(chunks) :] == answer
         log_probs = special.log_softmax(slow.logits(hidden), axis=-1)
+        likeliest.append((log_probs.argmax(axis=-1), 2 + len(chunks)))
         said += [-log_probs[at, target] for at, target in enumerate(targets)]
         keys = noise.draw_keys(noise.row_keys(key, batch.index)[row : row + 1], jnp.arange(len(chunks) + 1))[0]
         for at in range(len(chunks) + 1):  # the mark that begins, and each chunk but that the last predicts the mark
@@ -131,7 +135,7 @@ def _slow_loss(case, name: str, speed: int, key, loss="mse", rate=0.0):
             else:
                 n = np.asarray(jax.random.normal(keys[at], mean.shape), np.float64)
                 latent.append(np.square(mean + std * n - aim).mean())
-    return np.mean(said), np.mean(latent)
+    return np.mean(said), np.mean(latent), likeliest
 
 
 @pytest.mark.parametrize(
@@ -145,11 +149,25 @@ def test_losses_are_the_slow_loop_s(name, own, rate):
     speed = int(asked.rpartition("speed: ")[2][0])
     assert speed == (1 if name == "regular" else 3)
     total, sums = compiled(case.recipe.loss_of(POLICY.having(dropout_rate=rate)))(case.params, case.batch, key)
-    said, latent = _slow_loss(case, name, speed, key, own.get("latent_loss", "mse"), rate)
+    said, latent, _ = _slow_loss(case, name, speed, key, own.get("latent_loss", "mse"), rate)
     means = {name: float(total / count) for name, (total, count) in sums.items()}
     assert means["said"] == pytest.approx(said, rel=1e-3)
     assert means["latent"] == pytest.approx(latent, rel=1e-3)
     assert float(total) / ROWS == pytest.approx(said + WEIGHT * latent, rel=1e-3)
+
+
+def test_words_are_judged_whole_and_beside_latents_the_answers_alone():
+    case, key = _case("colar"), jax.random.key(5)
+    *_, likeliest = _slow_loss(case, "colar", 3, key)
+    targets = np.array(case.batch.targets)
+    for row, begin in ((0, 0), (1, likeliest[1][1])):  # all of the first row is right, of the second its answer
+        tokens = likeliest[row][0]
+        targets[row, begin : len(tokens)] = tokens[begin:]
+    for more, name, right in (({}, "answered", 2), ({"predicted": None}, "accuracy", 1)):
+        batch = case.batch.replace(targets=targets, **more)
+        _, sums = compiled(case.recipe.loss_of(POLICY.having(dropout_rate=0.0)))(case.params, batch, key)
+        assert [float(x) for x in sums[name]] == [right, ROWS]
+        assert not {"answered", "accuracy"} - {name} & sums.keys()
 
 
 def test_the_projector_is_a_loop_s():

@@ -10,7 +10,7 @@ import optax
 import pytest
 import tiny
 import tiny_llama
-from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, WAY, new_tokenizer
+from codi_run import PHASE, PROBLEMS, RECIPE, ROWS, new_tokenizer
 from plain_gpt2 import dropout_factors, plain_hidden
 from small_steps import difference
 from tiny import FAST, compiled, load_hf, policy_of
@@ -44,7 +44,7 @@ def case(request, tmp_path_factory):
     reasoner = Codi(HIDDEN).on(config)
     params = {"reasoner": random_tree(reasoner), "gate": tiny.random_gate()}
     problems = encode_problems(template, PROBLEMS)
-    batch = WAY.batch(problems, PHASE, 0, 1, 4, (24,), WAY.slots(problems, PHASE))
+    batch = RECIPE.batch(problems, PHASE, 0, 1, 4, (24,), RECIPE.slots(problems, PHASE))
     assert len(set(batch.student.latents)) > 1
     digits = request.param == "llama"
     return SimpleNamespace(
@@ -174,7 +174,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(ours):
 @pytest.mark.slow
 def test_padding_changes_nothing(case, ours):
     """Nor do pads' tokens, nor that the last step is written when there is none."""
-    longer = WAY.batch(case.problems, PHASE, 0, 1, 4, (31,), type(WAY.slots(case.problems, PHASE))((17,), (61,)))
+    longer = RECIPE.batch(case.problems, PHASE, 0, 1, 4, (31,), ((61,), 17))
     assert longer.text.tokens.shape == (4, 61)
     assert longer.student.suffix.tokens.shape == (4, 17)
     spoilt = np.where(longer.valid, longer.text.tokens, 7).astype(np.int32)
@@ -234,7 +234,7 @@ def test_the_teacher_alone_under_dropout(case):
     if case.digits:
         pytest.skip("the oracle is a GPT-2")
     phase = Phase("cot", 0, 9, 0, 0, 0)
-    batch = WAY.batch(case.problems, phase, 0, 1, 4, (24,), WAY.slots(case.problems, phase))
+    batch = RECIPE.batch(case.problems, phase, 0, 1, 4, (24,), RECIPE.slots(case.problems, phase))
     assert batch.student is None
     assert jax.tree.all(jax.tree.map(np.array_equal, batch.text, case.batch.text))
     key, layout = jax.random.key(3), dataclasses.replace(_rollout(case.template, 0), dropout_rate=0.3)

@@ -383,7 +383,7 @@ def _toy_reward(tokens_N1, index_N):
     return (tokens_N1[:, 0] - 100 * index_N) / 8.0
 
 
-@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_updates_on_one_rollout(monkeypatch, devices, micro_batches):
     for module in (rollout_update, rl):
         monkeypatch.setattr(module, "roll_out", _toy_rollout)

@@ -16,7 +16,9 @@ from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.errors import UserError
 from slpo_jax.models.gpt2 import GPT2Config
 from slpo_jax.policy.policy import RolloutConfig
-from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
+from slpo_jax.training.recipes import ImitateSettings, Phase
+from slpo_jax.training.recipes.batcher import Draw
+from slpo_jax.training.recipes.curriculum import Curriculum
 from slpo_jax.training.recipes.icot import Internalization
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"), ())
@@ -39,7 +41,11 @@ def problems():
 
 
 def _batch(way, problems, phase, step, slots=(32,)):
-    return way.batch(problems, phase, step, SEED, BATCH, (12,), slots)
+    return way(SETTINGS).batch(problems, phase, step, SEED, BATCH, (12,), (slots,))
+
+
+def _draw(step, seed=SEED, rows=64):
+    return Draw(None, PHASE, step, seed, np.arange(rows), (), ())
 
 
 def _words(problems, ids):
@@ -107,7 +113,7 @@ def test_the_optimizer_s_stretches():
 def test_offsets_have_their_law(decay):
     way = dataclasses.replace(WAY, offset_decay=decay)
     steps = range(PHASE.start, PHASE.start + 2000)
-    offsets = [way.removed(PHASE, step, SEED, 64) - (step - 10) // 3 for step in steps]
+    offsets = [way.removed(_draw(step)) - (step - 10) // 3 for step in steps]
     found = np.bincount(np.concatenate(offsets))
     weights = [np.exp(-decay * o) for o in range(100)]
     expected = np.array(weights) / sum(weights) * found.sum()
@@ -123,7 +129,7 @@ def test_offsets_drop_further_tokens(problems):
     for step in range(PHASE.start, PHASE.end):
         s, batch = (step - PHASE.start) // 3, _batch(way, problems, PHASE, step)
         for (index, words), removed in zip(
-            _rows(problems, batch), way.removed(PHASE, step, SEED, BATCH).tolist(), strict=True
+            _rows(problems, batch), way.removed(_draw(step, rows=BATCH)).tolist(), strict=True
         ):
             chain, kept = CHAINS[index], words[: words.index("###")]
             assert kept == chain[len(chain) - len(kept) :]
@@ -138,7 +144,7 @@ def test_a_step_s_batch_is_the_same_whenever_it_is_made(problems):
     way = dataclasses.replace(WAY, offset_decay=0.5)
     made = [_batch(way, _encoded(), PHASE, step) for step in (20, 21, 20)]
     jax.tree.map(np.testing.assert_array_equal, made[0], made[2])
-    assert not np.array_equal(*(way.removed(PHASE, 20, seed, 64) for seed in (0, 1)))
+    assert not np.array_equal(*(way.removed(_draw(20, seed)) for seed in (0, 1)))
 
 
 def _assert_same_batch(ours, theirs):
@@ -157,7 +163,10 @@ def test_the_limits_are_cot_sft_and_sft_on_answers_alone(problems):
         Phase("cot", 0, 9, 0, 0, 0),
     )
     never = dataclasses.replace(WAY, offset_decay=NEVER)
-    sft = [curriculum.make_batch(each, cot, PHASE.start, SEED, BATCH, (12,), (4, 32)) for each in (problems, plain)]
+    sft = [
+        Curriculum()(SETTINGS).batch(each, cot, PHASE.start, SEED, BATCH, (12,), ((4, 32),))
+        for each in (problems, plain)
+    ]
     _assert_same_batch(_batch(never, problems, PHASE, PHASE.start), sft[0])
     at_once = dataclasses.replace(PHASE, start=PHASE.start - 3 * LONGEST)
     _assert_same_batch(_batch(WAY, problems, at_once, PHASE.start), sft[1])

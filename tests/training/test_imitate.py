@@ -26,6 +26,7 @@ from slpo_jax.data.tokenizer import arithmetic_tokenizer
 from slpo_jax.training.recipes import ImitateSettings, Phase, curriculum
 
 STEPS = (("2 + 3 = 5",), ("4 - 1 = 3", "3 x 2 = 6"), ("1 + 1 = 2", "2 + 5 = 7", "7 - 4 = 3"))
+RECIPE = curriculum.Curriculum()(ImitateSettings())
 PROBLEMS = tuple(Problem(f"Tom has {n} pens .", steps, steps[-1].split()[-1]) for n, steps in enumerate(STEPS))
 
 
@@ -92,11 +93,11 @@ SUFFIXES = {
 @pytest.mark.parametrize(("dropped", "latents"), [(0, 0), (1, 2), (2, 4), (None, 6)])
 def test_batch_by_hand(problems, dropped, latents):
     phase = Phase("x", 0, 9, dropped, latents, latents)
-    (slots,) = curriculum.suffix_slots(problems, phase)
+    ((slots,),) = RECIPE.slots(problems, phase)
     longest = max(len(suffix.split()) for suffix in SUFFIXES[dropped]) + 1  # eos; the end marker is an input alone
     assert longest <= slots < longest + 4
     assert slots % 4 == 0
-    batch = curriculum.make_batch(problems, phase, 7, 3, 5, (12, 9), (slots,))
+    batch = RECIPE.batch(problems, phase, 7, 3, 5, (12, 9), ((slots,),))
     np.testing.assert_array_equal(batch.index % 3, batch_indices(3, 7, 3, 5))
     assert len(set(batch.index.tolist())) == 5  # an example that comes again has noise of its own
     np.testing.assert_array_equal(batch.latents, np.full(5, latents))
@@ -114,7 +115,7 @@ def test_batch_by_hand(problems, dropped, latents):
 def test_drawn_latents_lie_between_the_steps_and_t(problems):
     phase, seen = Phase("final", 0, 9, None, None, 4), {0: [], 1: [], 2: []}
     for step in range(100):
-        batch = curriculum.make_batch(problems, phase, step, 0, 6, (12,), (4,))
+        batch = RECIPE.batch(problems, phase, step, 0, 6, (12,), ((4,),))
         for example, latents in zip(batch.index % 3, batch.latents, strict=True):
             seen[int(example)].append(int(latents))
     for example, drawn in seen.items():
@@ -124,14 +125,14 @@ def test_drawn_latents_lie_between_the_steps_and_t(problems):
         for latents in range(least, 5):
             spread = 5 * (share * (1 - share) / 200) ** 0.5
             assert np.mean(np.array(drawn) == latents) == pytest.approx(share, abs=spread)
-    again = curriculum.make_batch(problems, phase, 17, 0, 6, (12,), (4,))
-    np.testing.assert_array_equal(curriculum.make_batch(problems, phase, 17, 0, 6, (12,), (4,)).latents, again.latents)
+    again = RECIPE.batch(problems, phase, 17, 0, 6, (12,), ((4,),))
+    np.testing.assert_array_equal(RECIPE.batch(problems, phase, 17, 0, 6, (12,), ((4,),)).latents, again.latents)
 
 
 def test_latents_by_steps_are_as_many_as_are_dropped(problems):
     plan = curriculum.phases(ImitateSettings(c_thought=2, max_latent_stage=2, final_latents="steps"), 8)
     for phase, most in zip(plan, (0, 1, 2, 2), strict=True):
-        batch = curriculum.make_batch(problems, phase, 3, 0, 6, (12,), curriculum.suffix_slots(problems, phase))
+        batch = RECIPE.batch(problems, phase, 3, 0, 6, (12,), RECIPE.slots(problems, phase))
         assert batch.latents.tolist() == [2 * min(len(STEPS[example]), most) for example in batch.index % 3]
     assert {len(steps) for steps in STEPS} >= {1, 2}
 
@@ -140,23 +141,23 @@ def test_a_problem_without_steps_has_a_latent_at_least(problems):
     """And a place for each that it can have, where their number is drawn."""
     bare = encode_problems(problems.template, [Problem("Tom has 3 pens .", (), "3")])
     phase = Phase("final", 0, 9, None, None, 3)
-    drawn = {int(curriculum.make_batch(bare, phase, step, 0, 1, (12,), (4,)).latents[0]) for step in range(60)}
+    drawn = {int(RECIPE.batch(bare, phase, step, 0, 1, (12,), ((4,),)).latents[0]) for step in range(60)}
     assert drawn == {1, 2, 3}
     # Prompt, latents, and what is fed after them: the end marker, ### and 3.
-    assert curriculum.positions(bare, phase) == [len(bare.prompts[0]) + 3 + 3]
+    assert curriculum.needs(bare, phase) == [(len(bare.prompts[0]) + 3 + 3, 3)]
 
 
 def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
     phase = Phase("cot", 0, 9, 0, 0, 0)
-    (longest,) = curriculum.suffix_slots(problems, phase)
+    ((longest,),) = RECIPE.slots(problems, phase)
     needed = {index: len(problems.suffix(index, 0)) - 1 for index in range(len(problems))}
     small = min(needed.values())
     assert small < max(needed.values()) <= longest
-    buckets = curriculum.suffix_slots(problems, phase, (longest + 1, small))
-    assert buckets == (small, longest)
+    buckets = RECIPE.slots(problems, phase, (longest + 1, small))
+    assert buckets == ((small, longest),)
     sizes = set()
     for step in range(6):
-        batch = curriculum.make_batch(problems, phase, step, 0, 1, (12,), buckets)
+        batch = RECIPE.batch(problems, phase, step, 0, 1, (12,), buckets)
         sizes.add(batch.suffix.tokens.shape[1])
         assert batch.suffix.tokens.shape[1] == (small if needed[int(batch.index[0])] <= small else longest)
     assert sizes == {small, longest}
@@ -164,7 +165,7 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it(problems):
 
 def test_more_steps_than_slots_takes_all_slots(problems):
     phase = Phase("final", 0, 9, None, None, 2)
-    batch = curriculum.make_batch(problems, phase, 0, 0, 3, (12,), (4,))
+    batch = RECIPE.batch(problems, phase, 0, 0, 3, (12,), ((4,),))
     assert batch.latents[list(batch.index).index(2)] == 2
 
 

@@ -33,8 +33,10 @@ RATIO, TOP_K = 4, 3
 
 def test_positions_are_the_published_example_s():
     row = laid_out([9, 9, 9], [[1, 2], [3, 4], []], [5, 6, 7])
-    assert row.positions == [0, 1, 2, 3, 4, 5, 4, 5, 6, 5, 6, 7, 8]
-    assert row.latents == [0, 0, 0, 1, 0, 0, 2, 0, 0, 3, 0, 0, 0]
+    _, positions, latents, _ = map(list, zip(*row.cells, strict=True))
+    assert positions == [0, 1, 2, 3, 4, 5, 4, 5, 6, 5, 6, 7, 8]
+    assert latents == [0, 0, 0, 1, 0, 0, 2, 0, 0, 3, 0, 0, 0]
+    assert (row.positions, row.latents) == (9, 3)
 
 
 def test_labels_that_are_the_model_s_own_are_no_distance():

@@ -184,6 +184,4 @@ def test_a_mixed_batch_has_rows_of_earlier_stages(problems):
 
 def test_without_mix_it_is_the_published_curriculum():
     recipe = _recipe(stage_until=0.9)
-    assert (recipe.loss, recipe.batch, recipe.slots) == (
-        curriculum.loss, curriculum.make_batch, curriculum.suffix_slots,
-    )  # fmt: skip
+    assert (recipe.loss, recipe.rows, recipe.needs) == (curriculum.loss, curriculum.imitation_batch, curriculum.needs)

@@ -18,7 +18,6 @@ from slpo_jax.policy.answer_score import answer_after_replay
 from slpo_jax.policy.rollout import replay
 from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.training.objectives import OBJECTIVES
-from slpo_jax.training.objectives import answer_only as answer_only_module
 from slpo_jax.training.objectives import pathwise as pathwise_module
 from slpo_jax.training.objectives import slpo as slpo_module
 from slpo_jax.training.objectives.pathwise import pass_at_k_log_prob
@@ -239,7 +238,7 @@ def _work(function, *arguments) -> float:
 @pytest.mark.slow
 def test_answer_only_has_one_pass_and_no_surrogate(frozen, monkeypatch):
     calls = []
-    monkeypatch.setattr(answer_only_module, "score", lambda *args: calls.append(args) or score(*args))
+    monkeypatch.setattr(slpo_module, "score", lambda *args: calls.append(args) or score(*args))
     keys = jax.tree.map(lambda x: x.squeeze(0), pass_keys(KEY, jnp.asarray(BATCH.index), GROUP, 1))
 
     def of(objective):
@@ -292,8 +291,9 @@ def test_an_answer_s_likelihood_is_the_mean_over_the_passes(monkeypatch):
     said_KN, batch = jnp.arange(12.0).reshape(2, 6), types.SimpleNamespace(index=jnp.arange(2), prompts=None)
     monkeypatch.setattr(slpo_module, "score", lambda *_: types.SimpleNamespace(answer_log_prob=said_KN))
     objective, policy = OBJECTIVES["slpo"](passes=2), POLICY.having(max_latents=0, stopping="length")
-    _, terms = objective._loss(policy, None, None, batch, None, jnp.ones((2, 3)), KEY)
-    assert terms.answer.tolist() == [3, 4, 5, 6, 7, 8]
+    trajectories = types.SimpleNamespace(lengths=jnp.zeros(6))
+    found = objective.terms(policy, None, None, batch, trajectories, KEY)
+    assert {name: each.tolist() for name, each in found.items()} == {"answer_log_likelihood": [3, 4, 5, 6, 7, 8]}
 
 
 @pytest.mark.parametrize("scored", [0, 2])

@@ -12,8 +12,7 @@ from tiny import EOS, PAD, ROLLOUT, compiled, policy_of
 
 from slpo_jax.policy.rollout import Trajectories
 from slpo_jax.policy.score import are_cut
-from slpo_jax.rewards.ending import StopStrings
-from slpo_jax.rewards.stopping import stop_tables
+from slpo_jax.rewards.stopping import stop_strings
 from slpo_jax.training.rl import make_improvement, roll_out, rollout_sums
 
 PIECES = [b"a", b"b", b"ab", b"c", b"", b""]
@@ -83,7 +82,7 @@ def test_solved_is_a_share_whatever_rewards_are():
 
 @pytest.mark.parametrize("stop", [(), ("bc",)])
 def test_answers_cut_at_the_limit_are_those_without_an_end(stop):
-    stops = StopStrings(**stop_tables(stop, PIECES)[0]) if stop else None
+    stops = stop_strings(stop, PIECES)[0] if stop else None
     policy = policy_of(dataclasses.replace(ROLLOUT, eos_ids=ENDS, pad_id=ENDS[0], answer_slots=3, stops=stops))
     tokens = jnp.array([row for row, *_ in ANSWERS])
     lengths = jnp.full(len(ANSWERS), 2)

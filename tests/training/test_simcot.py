@@ -197,6 +197,7 @@ def test_without_weight_it_is_the_recipe_s_own(case):
                   - own[1]["reasoner"]["backbone"]["h_0"]["mlp"]["c_fc"]["kernel"]).max() > 1e-4  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_logits_are_whole(case, monkeypatch):
     """Not the answers', nor a teacher's, nor of what the decoder says."""
     loss = case.recipe.loss_of(case.policy)

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+from slpo_jax.checkpoints.decoder import Decoder
 from slpo_jax.checkpoints.tensors import Stored
 from slpo_jax.checkpoints.weights import Weight
 from slpo_jax.config.bounds import check_fields
@@ -28,11 +29,15 @@ class Unwrapped(NamedTuple):
         model: the language model's under Hugging Face's names, LoRA adapters beside the weights that they are of.
         head: those of `Architecture.heads`, under their names there.
         original: they lie as the method's own program writes them, whose config and tokenizer are the base model's.
+        gate: the stopping gate's `gate.out.*` and, of two layers, `gate.hidden.*`; empty without one.
+        decoder: SIM-CoT's decoder, if it is there and can be read.
     """
 
     model: dict[str, Stored]
     head: dict[str, Stored]
     original: bool = False
+    gate: dict[str, Stored] = {}  # noqa: RUF012 - a tuple's default, never written to
+    decoder: Decoder | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,6 @@ class Architecture(abc.ABC):
         default_recipe: how it is trained on written solutions.
         not_taught_by: recipes of ours that train no thought of its.
         prompt_keys: of `config.prompt`, what its texts go by; all go by `answers` being texts.
-        older: fields that older folders of ours don't have, with what they were.
         needs_words: whether single bytes can't be its tokens.
         has_latents: whether it feeds vectors of its own; one that doesn't speaks as its language model does.
         has_gate: whether it may have a stopping gate.
@@ -55,6 +59,7 @@ class Architecture(abc.ABC):
         tokens: special ones that its vocabulary needs, in the order of their ids.
         after_vocabulary: their ids come after all rows of the base model's vocabulary, not after its tokenizer's.
         about_head: what its own tensors do, for the card of an export.
+        head_prefix: how their names begin in Hugging Face's layout; "" without any.
     """
 
     name: ClassVar[str]
@@ -62,7 +67,6 @@ class Architecture(abc.ABC):
     default_recipe: ClassVar[str] = "curriculum"
     not_taught_by: ClassVar[tuple[str, ...]] = ()
     prompt_keys: ClassVar[tuple[str, ...]] = ()
-    older: ClassVar[Mapping[str, Any]] = {}
     needs_words: ClassVar[bool] = False
     has_latents: ClassVar[bool] = True
     has_gate: ClassVar[bool] = True
@@ -70,6 +74,7 @@ class Architecture(abc.ABC):
     tokens: ClassVar[tuple[str, ...]] = ()
     after_vocabulary: ClassVar[bool] = False
     about_head: ClassVar[str] = ""
+    head_prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -125,7 +130,8 @@ class Architecture(abc.ABC):
         Raises:
             UserError: a tensor that it can't have.
         """
-        return None
+        head = {name: x for name, x in tensors.items() if cls.head_prefix and name.startswith(cls.head_prefix)}
+        return Unwrapped({name: x for name, x in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
     def drawn(cls, width: int, asked: ModelConfig = NO_SHAPES) -> Self:

@@ -68,6 +68,7 @@ class Codi(Architecture):
     name, title = "codi", "CODI"
     default_recipe = "distil"
     tokens, after_vocabulary = _TOKENS, True
+    head_prefix = "projector."
     about_head = "`projector.{1,3,4}.*`: Linear, GELU, Linear, LayerNorm, from the last hidden state to the next latent"
     layers = ("linear", "projector.1"), ("gelu", "none"), ("linear", "projector.3"), ("norm", "projector.4")
 
@@ -98,13 +99,12 @@ class Codi(Architecture):
 
     @classmethod
     def unwrap(cls, tensors, source):
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith("projector.")}
         model = with_prefix(tensors, "codi.")
         if model:
             refuse_others(tensors, ("codi.", "prj."), cls.title, source)
             head = {_hugging_face_name(name, source): each for name, each in with_prefix(tensors, "prj.").items()}
             return Unwrapped(strip_all(model, "base_model.model."), head, original=True)
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
+        return super().unwrap(tensors, source)
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):

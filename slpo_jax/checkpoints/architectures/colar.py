@@ -4,8 +4,7 @@ The head is a Gaussian; of its checkpoints in Hugging Face's layout the mean alo
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -96,11 +95,11 @@ class Colar(Architecture):
     prompt_keys = ("speed",)
     needs_words = True
     latents = 64  # published; "###" ends a thought
+    head_prefix = "lt_head."
     about_head = (
         "`lt_head.*`: Linear, GELU, Linear, LayerNorm, and from there one Linear each to the mean of the next latent "
         "and to the logarithm of its standard deviation, if there is one"
     )
-    older: ClassVar[Mapping[str, Any]] = {"gaussian": False}
 
     @property
     def layers(self):
@@ -155,8 +154,7 @@ class Colar(Architecture):
             refuse_others(tensors, ("latent_policy.", "llm."), cls.title, source)
             head = {f"lt_head.{name}": tensor for name, tensor in policy.items()}
             return Unwrapped(with_prefix(tensors, "llm."), head, original=True)
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith("lt_head.")}
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
+        return super().unwrap(tensors, source)
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):

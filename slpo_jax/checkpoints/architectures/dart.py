@@ -6,14 +6,12 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture, Unwrapped
+from slpo_jax.checkpoints.architectures.architecture import NO_PROMPT, NO_SHAPES, Architecture
 from slpo_jax.checkpoints.architectures.codi import Codi
 from slpo_jax.checkpoints.weights import Weight, linear
 from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import LatentReasoner
-
-_PREFIX = "silent."
 
 
 class Evolution(nn.Module):
@@ -63,6 +61,7 @@ class Dart(Architecture):
     default_recipe = "silent"
     latents = 20
     tokens, after_vocabulary = Codi.tokens, True
+    head_prefix = "silent."
     about_head = "`silent.*`: a learned embedding, and Linear, GELU, Linear of the last hidden state, added to it"
 
     def module(self, backbone):
@@ -74,15 +73,10 @@ class Dart(Architecture):
 
     def heads(self, width):
         return [
-            Weight(("evolution", "silent"), f"{_PREFIX}embedding", (width,)),
-            *linear(("evolution", "fc_in"), f"{_PREFIX}fc_in", (self.projector, width)),
-            *linear(("evolution", "fc_out"), f"{_PREFIX}fc_out", (width, self.projector)),
+            Weight(("evolution", "silent"), "silent.embedding", (width,)),
+            *linear(("evolution", "fc_in"), "silent.fc_in", (self.projector, width)),
+            *linear(("evolution", "fc_out"), "silent.fc_out", (width, self.projector)),
         ]
-
-    @classmethod
-    def unwrap(cls, tensors, source):
-        head = {name: tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}
-        return Unwrapped({name: t for name, t in tensors.items() if name not in head}, head) if head else None
 
     @classmethod
     def drawn(cls, width, asked=NO_SHAPES):
@@ -90,7 +84,7 @@ class Dart(Architecture):
 
     @classmethod
     def found(cls, unwrapped, config, source):
-        first = unwrapped.head.get(f"{_PREFIX}fc_in.weight")
+        first = unwrapped.head.get("silent.fc_in.weight")
         if first is None:
-            raise UserError(f"{source}: tensor {_PREFIX}fc_in.weight is missing; give a checkpoint with its network")
+            raise UserError(f"{source}: tensor silent.fc_in.weight is missing; give a checkpoint with its network")
         return cls(first.shape[0])

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from slpo_jax.evaluation.manifest import read_manifest
 from slpo_jax.evaluation.records import EvalRecords, Evals
-from slpo_jax.evaluation.thoughts import read_thoughts
+from slpo_jax.io import artifact
+from slpo_jax.io.files import digest
 from slpo_jax.io.workdir import Workdir
 
 WRONG, RIGHT, CUT = range(3)
@@ -26,9 +26,9 @@ def thoughts_of(workdir: str | Path, evals: Evals) -> Thoughts:
     for row, sets in evals.items():
         for name in sets:
             files = Workdir(Path(workdir)).set_files(name, row)
-            manifest = read_manifest(files)
+            manifest = artifact.read(files.manifest)
             if manifest is not None:
-                found[row, name] = read_thoughts(files.thoughts, manifest.evaluation)
+                found[row, name] = artifact.value_of(files.thoughts, digest(manifest.facts)) or []
     return found
 
 

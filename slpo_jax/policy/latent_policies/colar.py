@@ -45,8 +45,12 @@ class Colar(LatentPolicySettings):
     end_id: int | None = setting(None, least=0, in_config=False)
 
     @property
+    def stop_token(self) -> str:
+        return self.end_text
+
+    @property
     def ended_by(self) -> tuple[str, int]:
-        return self.end_text, self.least
+        return self.stop_token, self.least
 
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"of": the latent, "halts": whether the thought has ended before it}."""

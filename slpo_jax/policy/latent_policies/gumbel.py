@@ -58,10 +58,7 @@ class Gumbel(Kept):
             kept_BLM = jnp.take_along_axis(logits_BLV / self.temperature, action["ids"], axis=-1)
             return concrete_log_prob(action["weights"], kept_BLM, self.tau)
 
-        def stop_logits(params, action, dropout=None):
-            return gate.logits(params, feed(params, action), dropout)
-
-        return ending_at(LatentPolicy(lambda key: {}, draw, feed, stop_logits, log_prob), self, reasoner)
+        return ending_at(LatentPolicy.seen_as_fed(gate, draw, feed, log_prob=log_prob), self, reasoner)
 
 
 def concrete_log_prob(weights: Any, logits: jax.Array, tau: float) -> jax.Array:

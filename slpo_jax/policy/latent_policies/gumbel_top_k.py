@@ -40,6 +40,7 @@ class GumbelTopK(LatentPolicySettings):
     """
 
     has_likelihood = True
+    halts_at_closing = True
     counts_tokens = ("top_k", "least", "most")
 
     top_k: int = setting(0, least=0, note="0 is all")
@@ -89,11 +90,10 @@ class GumbelTopK(LatentPolicySettings):
             log_p_BLM = jnp.take_along_axis(log_p_BLV, action["ids"], axis=-1)
             return self.log_prob(action["scores"], log_p_BLM, advantages_BL)
 
-        return LatentPolicy(
-            init=lambda key: {},
-            draw=draw,
-            feed=feed,
-            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
+        return LatentPolicy.seen_as_fed(
+            gate,
+            draw,
+            feed,
             log_prob=log_prob,
             signed_log_prob=log_prob if self.likelihood == "signed" else None,
             halts=None if self.halt_id is None else lambda params, action: action["halts"],

@@ -46,6 +46,10 @@ class Hybrid(LatentPolicySettings):
     decay_rate: float = setting(10.0, above=0)
     end_id: int | None = setting(None, least=0, in_config=False)
 
+    @property
+    def stop_token(self) -> str:
+        return self.end_text
+
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is {"token": [B, L], "ids", "weights": [B, L, M]}: the token, and q, which is a constant."""
         D = reasoner.width
@@ -86,11 +90,11 @@ class Hybrid(LatentPolicySettings):
         def log_prob(params, hidden_BLD, action):
             return reasoner.log_probs(params, hidden_BLD, action["token"])[0]
 
-        return LatentPolicy(
+        return LatentPolicy.seen_as_fed(
+            gate,
+            draw,
+            feed,
             init=init,
-            draw=draw,
-            feed=feed,
-            stop_logits=lambda params, action, dropout=None: gate.logits(params, feed(params, action), dropout),
             log_prob=log_prob,
             ends=None if self.end_id is None else lambda params, action: action["token"] == self.end_id,
             says=lambda params, action: action["token"],

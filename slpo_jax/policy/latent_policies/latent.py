@@ -20,9 +20,4 @@ class Latent(LatentPolicySettings):
         def draw(params, hidden_BLD, keys_BL=None):
             return reasoner.transition(params, hidden_BLD)
 
-        return LatentPolicy(
-            init=lambda key: {},
-            draw=draw,
-            feed=lambda params, latents_BLD: latents_BLD,
-            stop_logits=lambda params, latents_BLD, dropout=None: gate.logits(params, latents_BLD, dropout),
-        )
+        return LatentPolicy.seen_as_fed(gate, draw)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.config.bounds import check_fields
+from slpo_jax.errors import UserError
 from slpo_jax.models.gate import Gate
 from slpo_jax.models.reasoner import Reasoner
 
@@ -73,6 +74,15 @@ class LatentPolicy:
         """
         return last if self.halts is None else jnp.zeros_like(last)
 
+    @classmethod
+    def seen_as_fed(cls, gate: Gate, draw: Callable[..., Action], feed: Callable = lambda params, x: x, **own) -> Self:
+        """One without parameters of its own, whose gate sees what is fed, by default the action itself."""
+
+        def stop_logits(params, action, dropout=None):
+            return gate.logits(params, feed(params, action), dropout)
+
+        return cls(**{"init": lambda key: {}, "draw": draw, "feed": feed, "stop_logits": stop_logits} | own)
+
     def not_halting(self) -> Self:
         """For thoughts of known length, as it is but that `halts` fires nowhere."""
 
@@ -80,6 +90,31 @@ class LatentPolicy:
             return jnp.zeros(jax.tree.leaves(action)[0].shape[:2], bool)
 
         return replace(self, halts=self.halts and never)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What settings of a latent policy are used in.
+
+    Attributes:
+        name: of the latent policy.
+        reasoner, architecture: names.
+        has_latents: whether the reasoner has latents of its own.
+        max_latents: T.
+        closing, stop: of `config.prompt`.
+        others: names of latent policies without a reasoner's own latents, for messages.
+        in_words: names of reasoners without latents, for messages.
+    """
+
+    name: str
+    reasoner: str
+    architecture: str
+    has_latents: bool
+    max_latents: int
+    closing: str
+    stop: tuple[str, ...]
+    others: str
+    in_words: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +133,8 @@ class LatentPolicySettings(abc.ABC):
     """Whether without noise it feeds just the reasoner's own latents, so that exports think in PyTorch too."""
     has_likelihood: ClassVar[bool] = False
     """Whether it has `log_prob`, and so noise of its own."""
+    halts_at_closing: ClassVar[bool] = False
+    """Whether `config.prompt.closing`, if it is there, ends its thoughts: it has a field `halt_id`."""
     counts_tokens: ClassVar[tuple[str, ...]] = ()
     """Fields that are numbers of tokens to mix: a vocabulary has to have as many."""
 
@@ -105,9 +142,83 @@ class LatentPolicySettings(abc.ABC):
         check_fields(self)
 
     @property
+    def stop_token(self) -> str:
+        """The text of one token that ends a thought; "" is none. With one there is a field `end_id`."""
+        return ""
+
+    @property
     def ended_by(self) -> tuple[str, int]:
-        """For exports: the text of one token that ends a thought as the likeliest, "" is none; `LatentPolicy.least`."""
-        return "", 0
+        """For exports: `stop_token`, which ends a thought as the likeliest; `LatentPolicy.least`."""
+        return self.stop_token, 0
+
+    @property
+    def mixed(self) -> int | None:
+        """How many tokens it mixes, always the likeliest, 0 being all; None where it draws."""
+        return None
+
+    def with_ids(self, token: Callable[[str], int], closing_ids: tuple[int, ...]) -> Self:
+        """As it is in a vocabulary.
+
+        Args:
+            token: the id of a text that is one token.
+            closing_ids: of `config.prompt.closing`, () without.
+        Raises:
+            UserError: `stop_token` is not one token.
+        """
+        found: dict[str, Any] = {}
+        if closing_ids and self.halts_at_closing:
+            found = {"halt_id": closing_ids[0]}
+        elif self.stop_token:
+            found = {"end_id": token(self.stop_token)}
+        return replace(self, **found)
+
+    def check(self, run: Run) -> None:
+        """Refuse a run that it can't be used in.
+
+        Raises:
+            UserError: one line with the key and the remedy.
+        """
+        name, end = run.name, "" if self.of_latents else self.stop_token
+        if not run.has_latents and run.max_latents and self.of_latents:
+            raise UserError(
+                f"config.max_latents: {run.max_latents}, but {run.reasoner} has no latents for "
+                f"config.latent_policy.name={name}; set it to 0, or use one of {run.others}"
+            )
+        if self.of_architecture not in ("", run.architecture):
+            raise UserError(
+                f"config.latent_policy.name: {name} is for a {self.of_architecture} reasoner, not {run.reasoner}; use "
+                "another"
+            )
+        if run.has_latents and (self.writes or end):
+            raise UserError(
+                f"config.latent_policy.{name}: writes thoughts, or ends them at end_text, and {run.reasoner} thinks in "
+                f"latents; use {run.in_words}, or another latent policy"
+            )
+        if run.closing and (self.writes or end):
+            raise UserError(
+                f"config.prompt.closing: {run.closing!r} ends thoughts in soft tokens, and "
+                f"config.latent_policy.{name} writes them, or has an end_text of its own; leave one of them out"
+            )
+        if self.writes and not run.max_latents:
+            raise UserError(
+                f"config.max_latents: 0, but config.latent_policy.name={name} writes in its thought alone; give at "
+                "least 1, or another latent policy"
+            )
+        if self.writes and run.stop:
+            raise UserError(
+                f"config.prompt.stop: {run.stop[0]!r} is looked for in the answer alone, and "
+                f"config.latent_policy.name={name} writes in its thought too; leave it out"
+            )
+
+    def check_vocabulary(self, key: str, size: int) -> None:
+        """There must be as many tokens as a thought mixes.
+
+        Raises:
+            UserError: there are not.
+        """
+        for field in self.counts_tokens:
+            if (count := getattr(self, field)) > size:
+                raise UserError(f"{key}.{field}: {count} tokens are more than the {size} of the vocabulary; lower it")
 
     @abc.abstractmethod
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:

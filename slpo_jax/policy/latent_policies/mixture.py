@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from slpo_jax.config.bounds import FieldError, setting
+from slpo_jax.errors import UserError
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy.latent_policies.latent_policy import LatentPolicySettings
 from slpo_jax.policy.sampling import most_likely
@@ -29,6 +30,7 @@ class Kept(LatentPolicySettings):
             the thought has ended. No key of the section.
     """
 
+    halts_at_closing = True
     counts_tokens = ("top_k", "most")
 
     temperature: float = setting(0.6, above=0)
@@ -46,6 +48,18 @@ class Kept(LatentPolicySettings):
         super().__post_init__()
         if self.cold_entropy and not self.end_text and self.end_id is None:
             raise FieldError(self, "cold_entropy", "a cold stop feeds end_text; give that token, or set it to 0")
+
+    @property
+    def stop_token(self) -> str:
+        return self.end_text
+
+    def check(self, run):
+        super().check(run)
+        if run.max_latents and self.cold_entropy and self.cold_steps > run.max_latents:
+            raise UserError(
+                f"config.latent_policy.{run.name}.cold_steps: {self.cold_steps} steps in a row are more than "
+                f"config.max_latents ({run.max_latents}), so that none is ever end_text; lower it or raise that"
+            )
 
     def of(self, logits: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Of logits [.., V] those that are kept, divided by the temperature, and their token ids, [.., M] each.

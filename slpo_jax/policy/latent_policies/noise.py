@@ -31,12 +31,7 @@ def gaussian_latent_policy(
             return mean_BLD
         return mean_BLD + (sigma(params) * standard_normal(keys_BL, mean_BLD)).astype(mean_BLD.dtype)
 
-    return LatentPolicy(
-        init=lambda key: {},
-        draw=draw,
-        feed=lambda params, inputs_BLD: inputs_BLD,
-        stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
-        log_prob=lambda params, hidden_BLD, x_BLD: gaussian_log_prob(
-            x_BLD, mean(params, hidden_BLD), sigma(params) ** 2
-        ),
-    )
+    def log_prob(params, hidden_BLD, x_BLD):
+        return gaussian_log_prob(x_BLD, mean(params, hidden_BLD), sigma(params) ** 2)
+
+    return LatentPolicy.seen_as_fed(gate, draw, log_prob=log_prob)

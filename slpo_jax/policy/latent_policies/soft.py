@@ -13,16 +13,14 @@ from slpo_jax.policy.latent_policies.mixture import Kept
 class Soft(Kept):
     """Deterministic: what noise it has is dropout's. The defaults are the paper's program's."""
 
+    @property
+    def mixed(self) -> int:
+        return min(filter(None, (self.top_k, self.most)), default=0)
+
     def __call__(self, reasoner: Reasoner, gate: Gate) -> LatentPolicy:
         """The action is the mixture, which the gate sees too."""
 
         def draw(params, hidden_BLD, keys_BL=None):
             return self.mean(reasoner, params, hidden_BLD)
 
-        soft = LatentPolicy(
-            init=lambda key: {},
-            draw=draw,
-            feed=lambda params, inputs_BLD: inputs_BLD,
-            stop_logits=lambda params, inputs_BLD, dropout=None: gate.logits(params, inputs_BLD, dropout),
-        )
-        return ending_at(soft, self, reasoner)
+        return ending_at(LatentPolicy.seen_as_fed(gate, draw), self, reasoner)

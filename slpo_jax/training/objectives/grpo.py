@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,12 @@ class Grpo(Objective):
     """
 
     label = "GRPO"
+    metrics: ClassVar = {
+        "log_likelihood": "GRPO's: of all choices of a rollout.",
+        "clipped": "GRPO's share of clipped choices.",
+        "ratio": "GRPO's mean ratio of a choice's probability to the rollout's.",
+        "kl": "GRPO's divergence from the start.",
+    }
     of_written_thoughts = True
 
     advantage: AdvantageName = "grpo"

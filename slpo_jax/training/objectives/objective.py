@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -42,6 +42,8 @@ class Objective(abc.ABC):
 
     label: ClassVar[str] = ""
     """What a report calls it; "" is its name."""
+    metrics: ClassVar[Mapping[str, str]] = {}
+    """What it alone logs, with what each is; what several log is in `evaluation.definitions`."""
     of_written_thoughts: ClassVar[bool] = False
     """Whether it is for thoughts of sampled tokens too, which need their likelihood and have no other gradient."""
 
@@ -154,6 +156,41 @@ class Objective(abc.ABC):
             return None
         logits_NT = policy.latent_policy.stop_logits(params, trajectories.actions)
         return self.stop_weight, jax.vmap(stop_log_likelihood)(logits_NT, trajectories.lengths)
+
+
+@dataclass(frozen=True)
+class WeightedTerms(Objective):
+    """-A_i times a weighted sum of the thought's, the answer's and the stop's log-likelihood, scored in one go.
+
+    Attributes:
+        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
+    """
+
+    latent_weight: float = setting(1.0, least=0)
+    answer_weight: float = setting(1.0, least=0)
+
+    def check(self, key, policy, group):
+        super().check(key, policy, group)
+        latent = self.latent_weight if policy.config.max_latents else 0.0
+        stop = self.stop_weight if policy.stops_itself else 0.0
+        if latent == self.answer_weight == stop == 0.0:
+            raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
+
+    @abc.abstractmethod
+    def terms(self, policy: Policy, capacity: Capacity, params, batch, trajectories, key) -> dict[str, jax.Array]:
+        """By name `answer_log_likelihood`, `latent_log_likelihood` if there is one, and what else is logged, [N]."""
+
+    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
+        loss, logged = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
+        return loss, means(rewards_BG.size, **logged)
+
+    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
+        found = self.terms(policy, capacity, params, batch, trajectories, key)
+        latent_N, stop = found.get("latent_log_likelihood"), self.stop_term(policy, params, trajectories)
+        latent = None if latent_N is None else (self.latent_weight, latent_N)
+        terms = (latent, (self.answer_weight, found["answer_log_likelihood"]), stop)
+        loss = policy_gradient_loss(terms, self.advantages(rewards_BG))
+        return loss, found | ({} if stop is None else {"stop_log_likelihood": stop[1]})
 
 
 def stop_log_likelihood(gate_logits_T: jax.Array, length) -> jax.Array:

@@ -7,7 +7,7 @@ of the thought is needed.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,11 @@ class Pathwise(Objective):
         k: of "pass_at_k" and "mixture", how many of the G rollouts may try; None is all, 1 is Pass@1.
         log: of these two, whether the logarithm of that probability is maximised, or itself.
     """
+
+    metrics: ClassVar = {
+        "pass_at_k": "The probability that pathwise maximises.",
+        "reference_log_likelihood": "Of the reference answer.",
+    }
 
     estimator: Literal["pass_at_k", "reward", "mixture"] = "pass_at_k"
     mixture_weight: float = setting(0.5, least=0, most=1)

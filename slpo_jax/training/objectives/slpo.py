@@ -5,55 +5,39 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from slpo_jax.config.bounds import setting
 from slpo_jax.errors import UserError
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.score import Capacity, pass_keys, score
+from slpo_jax.policy.score import pass_keys, score
 from slpo_jax.policy.surrogate import EPSILON, latent_log_likelihood
-from slpo_jax.training.objectives.objective import Objective, at_capacity, means, policy_gradient_loss
-
-
-@struct.dataclass
-class Terms:
-    """Log-likelihoods of each trajectory and the mean surrogate variance over its steps, float32 [N]; None: none."""
-
-    latent: jax.Array | None
-    answer: jax.Array
-    stop: jax.Array | None
-    variance: jax.Array | None
+from slpo_jax.training.objectives.objective import WeightedTerms
 
 
 @dataclass(frozen=True)
-class Slpo(Objective):
+class Slpo(WeightedTerms):
     """The paper's objective.
 
     Attributes:
-        passes: K.
+        passes: K; with 1 there is no latent term.
         latent_reduction: over D, "sum" as printed in the paper or "mean".
         scored_latents: so many of the first latents have a likelihood (8 or 16 of 32 soft tokens in the paper); 0: all.
-        latent_weight, answer_weight: factors of the two terms beside the stop term; 0 leaves one out.
         detach_variance: keep the gradient from the variance path (Prop. 1's setting).
         epsilon: floor of the variance.
     """
 
-    label: ClassVar[str] = "SLPO"
+    label = "SLPO"
+    metrics: ClassVar = {"surrogate_variance": "Mean of the variance that SLPO's surrogate is fitted with."}
 
     passes: int = setting(4, least=1)
     latent_reduction: Literal["sum", "mean"] = "sum"
     scored_latents: int = setting(0, least=0, note="0 is all")
-    latent_weight: float = setting(1.0, least=0)
-    answer_weight: float = setting(1.0, least=0)
     detach_variance: bool = False
     epsilon: float = setting(EPSILON, above=0)
 
     def check(self, key, policy, group):
         super().check(key, policy, group)
         latent = self.latent_weight if policy.config.max_latents else 0.0
-        stop = self.stop_weight if policy.stops_itself else 0.0
-        if latent == self.answer_weight == stop == 0.0:
-            raise UserError(f"{key}: all weights of its terms are 0, so there is nothing to train; set one")
         if latent and policy.config.dropout_rate == 0.0 and policy.latent_policy.log_prob is None:
             raise UserError(
                 f"{key}.latent_weight: {latent:g} scores thoughts under K passes that config.dropout.rate=0 makes all "
@@ -75,27 +59,19 @@ class Slpo(Objective):
                 "config.latent_policy.name forces an end; set its cold_entropy to 0, or the weight"
             )
 
-    def __call__(self, policy, params, batch, trajectories, rewards_BG, key):
-        loss, terms = at_capacity(self._loss, policy, params, batch, trajectories, rewards_BG, key)
-        logged = {
-            "latent_log_likelihood": terms.latent,
-            "answer_log_likelihood": terms.answer,
-            "stop_log_likelihood": terms.stop,
-            "surrogate_variance": terms.variance,
-        }
-        return loss, means(rewards_BG.size, **{name: x for name, x in logged.items() if x is not None})
-
-    def _loss(self, policy: Policy, capacity: Capacity, params, batch, trajectories, rewards_BG, key):
-        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, rewards_BG.shape[1], self.passes)
+    def terms(self, policy, capacity, params, batch, trajectories, key):
+        group = trajectories.lengths.shape[0] // batch.index.shape[0]
+        keys_K = pass_keys(jax.random.fold_in(key, 1), batch.index, group, self.passes)
+        if self.passes == 1:
+            keys = jax.tree.map(lambda x: jnp.squeeze(x, 0), keys_K)
+            scores = score(policy, params, batch.prompts, trajectories, keys, capacity)
+            return {"answer_log_likelihood": scores.answer_log_prob}
         scores_K = score(policy, params, batch.prompts, trajectories, keys_K, capacity)
-        answer_N = scores_K.answer_log_prob.mean(axis=0)
-        latent_N = variance_N = latent = None
+        found = {"answer_log_likelihood": scores_K.answer_log_prob.mean(axis=0)}
         if policy.config.max_latents:
             latent_N, variance_N = self._latent_terms(policy, params, trajectories, scores_K.actions)
-            latent = (self.latent_weight, latent_N)
-        stop = self.stop_term(policy, params, trajectories)
-        loss = policy_gradient_loss((latent, (self.answer_weight, answer_N), stop), self.advantages(rewards_BG))
-        return loss, Terms(latent_N, answer_N, stop and stop[1], variance_N)
+            found |= {"latent_log_likelihood": latent_N, "surrogate_variance": variance_N}
+        return found
 
     def _latent_terms(self, policy: Policy, params, trajectories, actions_K):
         """log pi~ of the vectors that were fed, under those that the K passes would have, and sigma^2: [N] each."""
@@ -107,3 +83,13 @@ class Slpo(Objective):
 
         scored_N = jnp.minimum(trajectories.lengths, self.scored_latents or policy.config.max_latents)
         return jax.vmap(of_one, in_axes=(0, 1, 0))(h_NTD, z_KNTD, scored_N)
+
+
+@dataclass(frozen=True)
+class AnswerOnly(Slpo):
+    """SLPO without the latent term or any surrogate: one pass with fresh dropout, the thought being a constant."""
+
+    label = ""
+
+    passes: int = setting(1, least=1)
+    latent_weight: float = setting(0.0, least=0)

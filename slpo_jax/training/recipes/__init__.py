@@ -1,7 +1,5 @@
 """The recipes of the stage `imitate`. A new one is a file here, a line in `RECIPES`, and its name in a config."""
 
-from typing import Any
-
 from slpo_jax.config.bounds import choice
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes.colar import Compression
@@ -11,11 +9,11 @@ from slpo_jax.training.recipes.distil import Distillation
 from slpo_jax.training.recipes.frontier import Frontier
 from slpo_jax.training.recipes.icot import Internalization
 from slpo_jax.training.recipes.latent_sft import LatentSft
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, with_lora
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, with_lora
 from slpo_jax.training.recipes.regular import StepPerLatent
 from slpo_jax.training.recipes.simcot import SimCot
 
-RECIPES: dict[str, Any] = {
+RECIPES: dict[str, type[RecipeSettings]] = {
     "curriculum": Curriculum,
     "frontier": Frontier,
     "distil": Distillation,
@@ -55,4 +53,12 @@ def recipe_of(settings: ImitateSettings, default: str) -> Recipe:
     return with_lora(recipe, adapters.rank, adapters.alpha, adapters.kernels) if adapters.rank else recipe
 
 
-__all__ = ["RECIPES", "ImitateSettings", "Phase", "Recipe", "imitate_config", "recipe_of", "with_lora"]
+def settings_class(recipe: Recipe) -> type[RecipeSettings]:
+    """What makes recipes of this one's name."""
+    return RECIPES.get(recipe.name, RecipeSettings)
+
+
+__all__ = [
+    "RECIPES", "ImitateSettings", "Phase", "Recipe", "RecipeSettings", "imitate_config", "recipe_of", "settings_class",
+    "with_lora",
+]  # fmt: skip

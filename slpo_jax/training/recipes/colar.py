@@ -8,7 +8,7 @@ Apart from the published program: a line break ends the last step too, as in all
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
-from slpo_jax.data.batches import EncodedProblems, batch_indices, draw_numbers, pad_prompts
+from slpo_jax.config.bounds import setting
+from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.speed import MOST_SPEED, at_speed, speed_of
 from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import LatentLaw
@@ -26,8 +26,8 @@ from slpo_jax.policy.latent_policies.noise import standard_normal
 from slpo_jax.policy.policy import Policy
 from slpo_jax.policy.prompted import Prompts
 from slpo_jax.policy.rollout import encode_prompts
-from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+from slpo_jax.training.recipes.batcher import Draw, Needs
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 COT = "cot"
 
@@ -65,7 +65,7 @@ def in_chunks(tokens: Ids, size: int) -> list[Ids]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compression:
+class Compression(RecipeSettings):
     """The section `config.imitate.colar`.
 
     Attributes:
@@ -75,15 +75,17 @@ class Compression:
         pooled: "sqrt_mean": a chunk's input is its embeddings' sum by the root of their number; "mean": their mean.
     """
 
-    uses_c_thought: ClassVar[bool] = False
+    uses_c_thought = False
+    metrics: ClassVar = {
+        "answered": "share of answers that are right after the true thought, which isn't the head's.",
+        "said": "CoLaR's cross-entropy, of a token of each chunk and of the answer.",
+        "latent": "CoLaR's loss of its head, which predicts the next chunk's embedding.",
+    }
 
     most_speed: int = setting(MOST_SPEED, least=1, most=MOST_SPEED)
     latent_weight: float = setting(1.0, least=0)
     latent_loss: Literal["mse", "nll"] = "mse"
     pooled: Literal["sqrt_mean", "mean"] = "sqrt_mean"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then chunks for `final_steps`; there are no stages between."""
@@ -91,9 +93,8 @@ class Compression:
         def cut(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:
             return in_chunks([token for step in problems.steps[index] for token in step], speed)
 
-        def draw_speed(phase: Phase, seed: int, step: int) -> int:
-            draw = np.random.default_rng([seed, step, 3])
-            return 1 if phase.name == COT else int(draw.integers(1, self.most_speed, endpoint=True))
+        def draw_speed(draw: Draw) -> int:
+            return 1 if draw.phase.name == COT else int(draw.rng(3).integers(1, self.most_speed, endpoint=True))
 
         def loss(policy: Policy, params, batch: ChunkBatch, key):
             return chunk_loss(policy, params, batch, key, self.vectors, self.latent_loss, self.latent_weight)
@@ -148,19 +149,19 @@ def chunk_loss(
     asked_BL = batch.weights != 0
     log_probs_BL, likeliest_BL = reasoner.log_probs(params, before_BLD, batch.targets, asked_BL, likeliest=True)
     said = total = -jnp.sum(log_probs_BL * batch.weights)
-    # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
-    judged_BL = asked_BL & jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
-    right_B = jnp.all((likeliest_BL == batch.targets) | ~judged_BL, axis=1)
-    rows = jnp.float32(right_B.shape[0])
-    metrics = {"accuracy": (right_B.sum(), rows)}
-    if batch.predicted is not None:
+    wrong_BL, rows = (likeliest_BL != batch.targets) & asked_BL, jnp.float32(batch.index.shape[0])
+    if batch.predicted is None:
+        metrics = {"accuracy": (jnp.sum(~wrong_BL.any(axis=1)), rows)}
+    else:
+        # Of a chunk any of its tokens is right, so what follows the thought alone is judged.
+        wrong_BL &= jnp.pad(jnp.cumsum(batch.chunks[:, ::-1], axis=1)[:, ::-1] == 0, ((0, 0), (1, 0)))
         assert reasoner.law is not None
         law = reasoner.law(params, hidden_BSD)
         aims_BSD = jax.lax.stop_gradient(jnp.roll(inputs_BSD, -1, axis=1)).astype(jnp.float32) / reasoner.unit
         losses_BS = _latent_losses(law, aims_BSD, noise.draw_keys(keys_B, slots_S), latent_loss)
         latent = jnp.sum(losses_BS * batch.predicted)
         total = said + latent_weight * latent
-        metrics |= {"said": (said, rows), "latent": (latent, rows)}
+        metrics = {"answered": (jnp.sum(~wrong_BL.any(axis=1)), rows), "said": (said, rows), "latent": (latent, rows)}
     return total, metrics | {"loss": (total, rows)}, None
 
 
@@ -176,7 +177,7 @@ def chunked(
     settings: ImitateSettings,
     name: str,
     cut: Callable[[EncodedProblems, int, int], list[Ids]],
-    draw_speed: Callable[[Phase, int, int], int],
+    draw_speed: Callable[[Draw], int],
     most: int,
     loss: Callable[..., tuple],
 ) -> Recipe:
@@ -185,51 +186,36 @@ def chunked(
     Args:
         name: of the recipe and of that phase.
         cut: (problems, index, speed) -> the tokens of each slot of a problem's solution.
-        draw_speed: (phase, seed, step) -> that a batch is asked at.
+        draw_speed: that a batch is asked at.
         most: the highest speed.
         loss: see `Recipe`.
     """
 
     def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
         speed_of(problems.template)  # which only CoLaR's has
-        begin, end = settings.cot_steps, settings.cot_steps + settings.final_steps
-        plan = [Phase(COT, 0, begin, 0, 0, 0), Phase(name, begin, end, None, None, max_latents)]
-        return [phase for phase in plan if phase.end > phase.start]
+        cot = Phase(COT, 0, settings.cot_steps, 0, 0, 0)
+        return consecutive([cot, Phase(name, 0, settings.final_steps, None, None, max_latents)])
 
-    def slots_of(problems: EncodedProblems, phase: Phase) -> list[int]:
-        """Of each problem, at most: at speed 1, or in words."""
-        how = _in_words if phase.name == COT else cut
-        return [len(how(problems, i, 1)) + 1 + len(problems.answers[i]) + 1 for i in range(len(problems))]
+    def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
+        """Positions; slots, at speed 1; tokens of one, at the highest."""
+        how, found = _in_words if phase.name == COT else cut, list[Needs]()
+        for index, (prompt, answer) in enumerate(zip(problems.prompts, problems.answers, strict=True)):
+            size = len(how(problems, index, 1)) + 1 + len(answer) + 1
+            longest = max(map(len, how(problems, index, most)), default=1)
+            found.append((len(prompt) - 1 + size, size, longest))
+        return found
 
-    def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
-        """(tokens of a slot, buckets of slots)."""
-        how = _in_words if phase.name == COT else cut
-        longest = max((len(ids) for i in range(len(problems)) for ids in how(problems, i, most)), default=1)
-        return longest, curriculum.buckets_up_to(max(slots_of(problems, phase)), buckets)
-
-    def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> ChunkBatch:
-        indices, speed = batch_indices(seed, step, len(problems), batch_size), draw_speed(phase, seed, step)
-        how = _in_words if phase.name == COT else cut
-        rows = [(how(problems, i, speed), problems.answers[i]) for i in indices]
+    def rows(draw: Draw) -> ChunkBatch:
+        problems, indices, speed = draw.problems, draw.indices, draw_speed(draw)
+        how = _in_words if draw.phase.name == COT else cut
+        said = [(how(problems, i, speed), problems.answers[i]) for i in indices]
         asked = at_speed(problems.template, speed).prompts([problems.problems[i].question for i in indices])
-        prompts = Prompts(*pad_prompts([ids[:-1] for ids in asked], prompt_slots, indices, problems.template.pad_id))
-        longest = max(len(thought) + 2 + len(answer) for thought, answer in rows)
-        shape = batch_size, next(size for size in slots[1] if size >= longest), slots[0]
-        made = _laid_out(problems, rows, shape, np.random.default_rng([seed, step, 4]), phase.name != COT)
-        return ChunkBatch(prompts=prompts, index=draw_numbers(indices, len(problems)), **made)
+        longest = max(len(thought) + 2 + len(answer) for thought, answer in said)
+        shape = len(indices), draw.fit(longest), draw.slots[1]
+        made = _laid_out(problems, said, shape, draw.rng(4), draw.phase.name != COT)
+        return ChunkBatch(prompts=draw.prompts([ids[:-1] for ids in asked]), index=draw.index, **made)
 
-    return Recipe(
-        name=name,
-        phases=phases,
-        usable=curriculum.usable,
-        fewest_steps=lambda plan: 1,
-        positions=lambda problems, phase: [
-            len(prompt) - 1 + size for prompt, size in zip(problems.prompts, slots_of(problems, phase), strict=True)
-        ],
-        slots=slots,
-        batch=batch,
-        loss=loss,
-    )
+    return Recipe(name, phases, needs, rows, loss)
 
 
 def _in_words(problems: EncodedProblems, index: int, speed: int) -> list[Ids]:

@@ -9,8 +9,7 @@ both its loss and its states, where that has two, which differ in their dropout.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +17,16 @@ import numpy as np
 import optax
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_suffixes
+from slpo_jax.config.bounds import setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.data.templates import Ids
 from slpo_jax.models.reasoner import Reasoner
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes import batcher, curriculum
+from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours
 from slpo_jax.training.recipes.curriculum import ImitationBatch
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
-
-
-class Slots(NamedTuple):
-    """Buckets: of the student's answers, and of the teacher's whole texts."""
-
-    student: tuple[int, ...]
-    teacher: tuple[int, ...]
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
 
 
 @struct.dataclass
@@ -73,7 +66,7 @@ def distillation(student_BMD: jax.Array, teacher_BMD: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Distillation:
+class Distillation(RecipeSettings):
     """The section `config.imitate.distil`.
 
     Attributes:
@@ -85,50 +78,38 @@ class Distillation:
     distil_factor: float = setting(20.0, least=0)
     last_step: bool = False
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    has_teacher = True
+    metrics: ClassVar = {
+        "student": "CODI's loss of the thinking student, or SIM-CoT's.",
+        "teacher": "CODI's loss of the teacher, which writes its steps.",
+        "distil": "CODI's distance of the student's hidden states from the teacher's.",
+    }
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """The teacher alone for `cot_steps`, if any, then both for `final_steps`; there are no stages between."""
         return Recipe(
             name="distil",
             phases=lambda problems, max_latents: _phases(settings, max_latents),
+            needs=self.needs,
+            rows=self.rows,
+            loss=self.loss,
             usable=usable,
             fewest_steps=lambda plan: 1 if self.last_step else 2,
-            positions=self.positions,
-            slots=self.slots,
-            batch=self.batch,
-            loss=self.loss,
         )
 
-    def positions(self, problems: EncodedProblems, phase: Phase) -> list[int]:
-        """The positions that each problem takes in a phase, of the teacher or the student, whoever takes more."""
+    def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
+        """Positions of the teacher or the student, whoever takes more; slots of the text, and of the answer."""
         texts = [len(self._text(problems, i)[0]) - 1 for i in range(len(problems))]
         if _teacher_alone(phase):
-            return texts
-        return list(map(max, texts, curriculum.positions(problems, phase)))
+            return [(size, size) for size in texts]
+        student = zip(texts, curriculum.needs(problems, phase), strict=True)
+        return [(max(size, positions), size, in_fours(answer)) for size, (positions, answer) in student]
 
-    def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
-        """Slots of a phase's batches: `buckets` are of the teacher's texts; all answers have one."""
-        longest = max(len(self._text(problems, i)[0]) for i in range(len(problems))) - 1
-        student = () if _teacher_alone(phase) else curriculum.suffix_slots(problems, phase)
-        return Slots(student, curriculum.buckets_up_to(longest, buckets))
-
-    def batch(
-        self,
-        problems: EncodedProblems,
-        phase: Phase,
-        step: int,
-        seed: int,
-        batch_size: int,
-        prompt_slots: Sequence[int],
-        slots: Slots,
-    ) -> DistilBatch:
-        """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
-        indices = batch_indices(seed, step, len(problems), batch_size)
+    def rows(self, draw: Draw) -> DistilBatch:
+        """The rows of one step."""
+        problems, indices = draw.problems, draw.indices
         texts, questions = zip(*(self._text(problems, i) for i in indices), strict=True)
-        longest = max(map(len, texts)) - 1
-        text = pad_suffixes(texts, next(s for s in slots.teacher if s >= longest), problems.template.pad_id)
+        text = draw.suffixes(texts)
         valid = text.weights > 0
         of_question = np.arange(1, text.tokens.shape[1] + 1) < np.array(questions)[:, None]  # the target's position
         text = _scaled(text._replace(weights=np.where(of_question, 0.0, text.weights).astype(np.float32)))
@@ -136,11 +117,10 @@ class Distillation:
         offsets = [problems.template.distilled_position(ids[i], a) for i, a in zip(indices, answers, strict=True)]
         # Before eos, a text ends with its answer.
         starts = [len(row) - 1 - len(ids[i]) for row, i in zip(texts, indices, strict=True)]
-        at = np.add(starts, offsets).astype(np.int32)
-        batch = DistilBatch(draw_numbers(indices, len(problems)), text, valid, at)
-        if _teacher_alone(phase):
+        batch = DistilBatch(draw.index, text, valid, np.add(starts, offsets).astype(np.int32))
+        if _teacher_alone(draw.phase):
             return batch
-        student = curriculum.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots.student)
+        student = curriculum.imitation_batch(dataclasses.replace(draw, slots=((draw.slots[1],),)))
         student = dataclasses.replace(student, suffix=_scaled(student.suffix))
         after_end_marker = np.array(offsets, np.int32) + 1
         return dataclasses.replace(batch, student=student, student_at=after_end_marker)
@@ -157,12 +137,11 @@ class Distillation:
         teacher, teacher_BMD = _teacher(policy.reasoner, params, batch, key, policy.config.dropout_rate)
         if batch.student is None:
             return teacher, {"loss": (teacher, rows)}, None
-        student, right_B, student_BMD, thought = _student(policy, params, batch, key)
+        student, known, student_BMD, thought = _student(policy, params, batch, key)
         distance = distillation(student_BMD, teacher_BMD).sum()
         loss = student + self.teacher_factor * teacher + self.distil_factor * distance
         parts = {"loss": loss, "student": student, "teacher": teacher, "distil": distance}
-        metrics = {name: (part, rows) for name, part in parts.items()} | {"accuracy": (right_B.sum(), rows)}
-        return loss, metrics, thought
+        return loss, known | {name: (part, rows) for name, part in parts.items()}, thought
 
     def _text(self, problems: EncodedProblems, index: int) -> tuple[Ids, int]:
         """What the teacher writes of a problem, eos included, and the length of the question in it."""
@@ -179,9 +158,8 @@ def _phases(settings: ImitateSettings, max_latents: int) -> list[Phase]:
 
 
 def usable(problems: EncodedProblems, max_tokens: int) -> list[int]:
-    """`curriculum.usable`, without negative answers: published CODI is not trained on them."""
-    kept = curriculum.usable(problems, max_tokens)
-    return [i for i in kept if not problems.problems[i].answer.startswith("-")]
+    """`batcher.usable`, without negative answers: published CODI is not trained on them."""
+    return [i for i in batcher.usable(problems, max_tokens) if not problems.problems[i].answer.startswith("-")]
 
 
 def _teacher_alone(phase: Phase) -> bool:
@@ -212,7 +190,7 @@ def _teacher(reasoner: Reasoner, params, batch: DistilBatch, key, dropout_rate: 
 
 
 def _student(policy: Policy, params, batch: DistilBatch, key):
-    """The cross-entropy of the answers after the latents, which rows are right, levels [B, M, D], and the thought."""
+    """The cross-entropy of the answers after the latents, its metrics, levels [B, M, D], and the thought."""
     student, keys_B = batch.student, noise.row_keys(key, batch.index)
     assert student is not None
     inputs, thought = curriculum.after_latents(policy, params, student, keys_B)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers, pad_prompts, pad_suffixes
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.data.edges import ASKED, BAR
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.policy import noise
 from slpo_jax.policy.policy import Policy
-from slpo_jax.policy.prompted import Prompts
 from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.batcher import Draw
 from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
 from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
 
@@ -46,23 +46,15 @@ class Frontier(Curriculum):
                 shuffled(prompt, *_signs(problems), np.random.default_rng(0))
             return curriculum.phases(dataclasses.replace(settings, final_latents="published"), max_latents)
 
-        def batch(problems, phase, step, seed, batch_size, prompt_slots, slots) -> FrontierBatch:
-            return make_batch(settings, problems, phase, step, seed, batch_size, prompt_slots, slots)
-
         return dataclasses.replace(
             published,
             name="frontier",
             phases=phases,
-            fewest_steps=lambda plan: 1,
-            slots=lambda problems, phase, *buckets: curriculum.suffix_slots(problems, _answers(phase), *buckets),
-            positions=lambda problems, phase: curriculum.positions(problems, _answers(phase)),
-            batch=batch,
+            needs=lambda problems, phase: curriculum.needs(problems, dataclasses.replace(phase, dropped=None)),
+            rows=lambda draw: frontier_batch(settings, draw),
             loss=loss,
+            fewest_steps=lambda plan: 1,
         )
-
-
-def _answers(phase: Phase) -> Phase:
-    return dataclasses.replace(phase, dropped=None)
 
 
 def _signs(problems: EncodedProblems) -> tuple[int, int]:
@@ -102,36 +94,24 @@ def shuffled(prompt: Ids, bar: int, asked: int, rng: np.random.Generator) -> Ids
     return [*prompt[:begin], *told, asked, *(ends if rng.random() < 0.5 else ends[::-1]), *prompt[end + 3 :]]
 
 
-def make_batch(
-    settings: ImitateSettings,
-    problems: EncodedProblems,
-    phase: Phase,
-    step: int,
-    seed: int,
-    batch_size: int,
-    prompt_slots,
-    slots: tuple[int, ...],
-) -> FrontierBatch:
-    """The batch of one step; a pure function of its arguments, as `curriculum.make_batch`."""
-    indices, rng = batch_indices(seed, step, len(problems), batch_size), np.random.default_rng([seed, step, 6])
+def frontier_batch(settings: ImitateSettings, draw: Draw) -> FrontierBatch:
+    """The rows of one step."""
+    problems, phase, indices, rng = draw.problems, draw.phase, draw.indices, draw.rng(6)
     steps_B = np.array([len(problems.steps[i]) for i in indices])
-    last = settings.max_latent_stage if phase.dropped is None else phase.dropped
-    stages_B = np.minimum(steps_B, last)
-    draws_2B = rng.random((2, batch_size))
+    stages_B = np.minimum(steps_B, settings.max_latent_stage if phase.dropped is None else phase.dropped)
+    draws_2B = rng.random((2, len(indices)))
     stages_B = np.where(draws_2B[0] < settings.mix, np.floor(draws_2B[1] * (stages_B + 1)).astype(int), stages_B)
-    template, signs = problems.template, _signs(problems)
+    signs = _signs(problems)
     again = [shuffled(problems.prompts[i], *signs, rng) for i in indices]
-    pad = template.pad_id
-    prompts = Prompts(*pad_prompts(again, prompt_slots, indices, pad))
-    suffix = pad_suffixes([problems.suffix(i, None) for i in indices], slots[-1], pad)
+    suffix = draw.suffixes([problems.suffix(i, None) for i in indices])
     answers_B = stages_B == steps_B
     left = [() if done else problems.steps[i][s] for i, s, done in zip(indices, stages_B, answers_B, strict=True)]
     return FrontierBatch(
-        prompts=prompts,
+        prompts=draw.prompts(again),
         latents=(stages_B * settings.c_thought).astype(np.int32),
         suffix=suffix._replace(weights=suffix.weights * answers_B[:, None]),
-        index=draw_numbers(indices, len(problems)),
-        nodes=np.array([rng.choice(nodes) if nodes else pad for nodes in left], np.int32),
+        index=draw.index,
+        nodes=np.array([rng.choice(nodes) if nodes else problems.template.pad_id for nodes in left], np.int32),
     )
 
 
@@ -150,6 +130,4 @@ def loss(policy: Policy, params, batch: FrontierBatch, key):
     weights: Any = jnp.concatenate([says_B1, suffix.weights], axis=1)
     rows = SuffixBatch(suffix.tokens, targets, weights)
     hidden_BLD = jnp.concatenate([thought.hidden_ND[:, None], hidden_BAD], axis=1)
-    total, right_B = curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows)
-    metrics = {"loss": (total, rows.weights.sum()), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
-    return total, metrics, thought
+    return *curriculum.cross_entropy(policy.reasoner, params, hidden_BLD, rows), thought

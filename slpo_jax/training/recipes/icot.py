@@ -10,20 +10,20 @@ for, where that one looks at the batch before.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.errors import UserError
 from slpo_jax.training.recipes import curriculum
-from slpo_jax.training.recipes.curriculum import Curriculum, ImitationBatch
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+from slpo_jax.training.recipes.batcher import Draw, usable
+from slpo_jax.training.recipes.curriculum import Curriculum
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 
 @dataclasses.dataclass(frozen=True)
-class Internalization:
+class Internalization(RecipeSettings):
     """The section `config.imitate.icot`: how fast the steps' tokens are dropped.
 
     Attributes:
@@ -32,12 +32,11 @@ class Internalization:
         offset_decay: lambda of P(o) ~ exp(-lambda o), o the further tokens that are dropped of one problem.
     """
 
+    label = "iCoT"
+
     tokens_per_epoch: int = setting(8, least=1)
     all_from: int = setting(39, least=1)
     offset_decay: float = setting(4.0, above=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """The loss, and what is left out, are the curriculum's.
@@ -55,7 +54,7 @@ class Internalization:
             name="icot",
             phases=lambda problems, max_latents: self.phases(settings, problems, max_latents),
             fewest_steps=lambda plan: 1,
-            batch=self.batch,
+            rows=lambda draw: curriculum.imitation_batch(draw, self.removed(draw)),
         )
 
     def pace(self, settings: ImitateSettings, problems: EncodedProblems) -> tuple[int, int]:
@@ -64,7 +63,7 @@ class Internalization:
         Args:
             problems: some may be too long, and are not counted.
         """
-        kept = curriculum.usable(problems, settings.max_tokens)
+        kept = usable(problems, settings.max_tokens)
         epoch = -(-len(kept) // settings.batch_size)
         longest = max((sum(map(len, problems.steps[i])) for i in kept), default=0)
         return max(1, round(epoch / self.tokens_per_epoch)), min(self.all_from, longest)
@@ -85,28 +84,14 @@ class Internalization:
                 f"{gone * rise} steps ({gone} tokens, {rise} steps each); give more, or raise "
                 "config.imitate.icot.tokens_per_epoch"
             )
-        plan = [
-            Phase("cot", 0, cot_steps, 0, 0, 0),
-            Phase("icot", cot_steps, begin, 0, 0, 0, rise),
-            Phase("final", begin, total, None, 0, 0),
-        ]
-        return [phase for phase in plan if phase.end > phase.start]
+        dropping = Phase("icot", 0, gone * rise, 0, 0, 0, rise)
+        return consecutive(
+            [Phase("cot", 0, cot_steps, 0, 0, 0), dropping, Phase("final", 0, total - begin, None, 0, 0)]
+        )
 
-    def removed(self, phase: Phase, step: int, seed: int, batch_size: int) -> np.ndarray:
-        """s + o of a batch's rows, int [B]; a pure function of its arguments."""
-        offsets = np.random.default_rng([seed, step, 2]).geometric(-np.expm1(-self.offset_decay), batch_size) - 1
-        return (step - phase.start) // phase.rise + offsets
-
-    def batch(
-        self,
-        problems: EncodedProblems,
-        phase: Phase,
-        step: int,
-        seed: int,
-        batch_size: int,
-        prompt_slots: Sequence[int],
-        slots: tuple[int, ...],
-    ) -> ImitationBatch:
-        """The batch of one step, in the smallest buckets that hold it; a pure function of its arguments."""
-        removed_B = self.removed(phase, step, seed, batch_size) if phase.rise else None
-        return curriculum.make_batch(problems, phase, step, seed, batch_size, prompt_slots, slots, removed_B)
+    def removed(self, draw: Draw) -> np.ndarray | None:
+        """s + o of a batch's rows, int [B]; None where nothing is left out."""
+        if not draw.phase.rise:
+            return None
+        offsets = draw.rng(2).geometric(-np.expm1(-self.offset_decay), len(draw.indices)) - 1
+        return (draw.step - draw.phase.start) // draw.phase.rise + offsets

@@ -30,13 +30,20 @@ class Slots:
 
 
 class Row(NamedTuple):
-    """Of one text the lists that `Slots` has, and how many tokens come before what is learned."""
+    """One text, as (token, position, latent, span) of each of its slots, and how many come before what is learned."""
 
-    tokens: Ids
-    positions: list[int]
-    latents: list[int]
-    spans: list[int]
+    cells: list[tuple[int, int, int, int]]
     given: int
+
+    @property
+    def latents(self) -> int:
+        """How many there are."""
+        return max(latent for _, _, latent, _ in self.cells)
+
+    @property
+    def positions(self) -> int:
+        """How many it takes."""
+        return 1 + max(position for _, position, *_ in self.cells)
 
 
 def laid_out(prompt: Ids, spans: Sequence[Ids], rest: Ids) -> Row:
@@ -45,21 +52,11 @@ def laid_out(prompt: Ids, spans: Sequence[Ids], rest: Ids) -> Row:
     Latents take consecutive positions after the prompt, as the rest does after them; a span goes on from its latent.
     """
     first = len(prompt)
-    tokens, positions, latents, owners = [*prompt], [*range(first)], [0] * first, [0] * first
+    cells = [(token, at, 0, 0) for at, token in enumerate(prompt)]
     for n, span in enumerate(spans, 1):
         at = first + n - 1
-        tokens += [0, *span]
-        positions += range(at, at + 1 + len(span))
-        latents += [n, *[0] * len(span)]
-        owners += [0, *[n] * len(span)]
-    begin = first + len(spans)
-    return Row(
-        [*tokens, *rest],
-        [*positions, *range(begin, begin + len(rest))],
-        [*latents, *[0] * len(rest)],
-        [*owners, *[0] * len(rest)],
-        first,
-    )
+        cells += [(0, at, n, 0), *((token, place, 0, n) for place, token in enumerate(span, at + 1))]
+    return Row([*cells, *((token, at, 0, 0) for at, token in enumerate(rest, first + len(spans)))], first)
 
 
 def seen_by(text: Slots) -> jax.Array:
@@ -83,20 +80,18 @@ def at_latents(x_BLD: jax.Array, slots: Slots, before: int, most: int) -> jax.Ar
 
 def read_whole(row: Row) -> Row:
     """With a last token, which `padded` leaves out."""
-    return Row([*row.tokens, 0], [*row.positions, 0], [*row.latents, 0], [*row.spans, 0], row.given)
+    return Row([*row.cells, (0, 0, 0, 0)], row.given)
 
 
 def padded(rows: Sequence[Row], slots: int) -> tuple[Slots, SuffixBatch]:
     """B texts, whose last token is a target alone, and their targets: all tokens but those that are given."""
-    tokens, positions, latents, spans = (np.zeros((len(rows), slots + 1), np.int32) for _ in range(4))
-    positions -= 1
+    cells = np.zeros((len(rows), slots + 1, 4), np.int32)
+    cells[..., 1] = -1
     weights = np.zeros((len(rows), slots), np.float32)
     for b, row in enumerate(rows):
-        used = len(row.tokens)
-        for array, values in zip((tokens, positions, latents, spans), row[:4], strict=True):
-            array[b, :used] = values
-        learned = np.arange(1, used) >= row.given
-        weights[b, : used - 1] = learned & (latents[b, 1:used] == 0)
-        positions[b, used - 1] = -1  # the last is not fed
-    text = Slots(tokens[:, :-1], positions[:, :-1], latents[:, :-1], spans[:, :-1])
-    return text, SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)
+        used = len(row.cells)
+        cells[b, :used] = row.cells
+        weights[b, : used - 1] = (np.arange(1, used) >= row.given) & (cells[b, 1:used, 2] == 0)
+        cells[b, used - 1, 1] = -1  # the last is not fed
+    tokens, *others = np.moveaxis(cells, -1, 0)
+    return Slots(tokens[:, :-1], *(x[:, :-1] for x in others)), SuffixBatch(tokens[:, :-1], tokens[:, 1:], weights)

