@@ -1,12 +1,14 @@
 """One cell of the arena: a reasoner on a small GPT-2 or Llama, and what rewards make of it.
 
-`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on generated word
-problems, in as many steps as every other, and then each objective that applies to it, from where imitation ended: a
-control without rewards, SLPO, Pass@k by replay, and its own where it has one. There is no gate: all latent reasoners
-think `LATENTS` latents, but those that stop themselves.
+`--config=configs/arena.py:REASONER_BACKBONE`, e.g. `simcot_codi_llama`, trains it from nothing on the quick start's
+graphs, whose depth decides, and then each objective that applies to it, from where imitation ended: a control without
+rewards, SLPO, Pass@k by replay, and its own where it has one. A stage of imitation ends when it is learned, or at its
+most steps; these add up to about two minutes of one core. There is no gate: all latent reasoners think `DEPTH` latents,
+but those that stop themselves.
 
-With `REASONER_BACKBONE,tune` it trains each of them at every rate of `TRIED` and evaluates on the validation problems
-alone: `RATES`, the same for all reasoners, comes from there (`launch/reproduce.py arena_rates`).
+With `REASONER_BACKBONE,tune` it evaluates on the validation problems alone, and trains each objective at every rate of
+`TRIED`. Imitation's rate is the better of 1e-3 and 2e-3 for each reasoner (`launch/reproduce.py arena_imitation`), an
+objective's is the same for all (`launch/reproduce.py arena_rates`).
 """
 
 from _presets import LATENT_GRPO, LATENT_SFT_MIXTURE, colar_thought
@@ -15,31 +17,29 @@ from slpo_jax.config import default_config
 from slpo_jax.config.presets import objective_variant, tried
 from slpo_jax.errors import UserError
 
-LATENTS = 3  # no problem has more steps
-STEPS, RL_STEPS = 2000, 120
+DEPTH = 2  # edges to follow in training, one or two; and the latents that all think
+RL_STEPS = 120
 TRIED = (3e-5, 1e-4, 3e-4)
-RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
-_COCONUT = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 300, "stage_steps": 150}
-_CODI = {"c_thought": 1, "max_latent_stage": LATENTS, "cot_steps": 0}
-_SIMCOT = {"recipe": "simcot"}
-_COLAR = {"c_thought": 1, "cot_steps": 500, "stage_steps": 0}
-_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0, "cot_steps": 450, "stage_steps": 150}
+RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 1e-4}
+_COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH}
+_LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
-# By name: the architecture, keys of config.imitate, and tokens of an answer. CoLaR's and Latent-SFT's latents are of
-# five tokens, so that four are enough; Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
+# By name: the architecture; keys of config.imitate; steps in two minutes; how they are shared among the words, the
+# stages and the last; tokens of an answer; imitation's rate. A step of a problem is a node and a line break, and so a
+# latent of CoLaR's and Latent-SFT's. Latent-GRPO is Latent-SFT with the noise and the objective that are its own.
 REASONERS = {
-    "coconut": ("coconut", _COCONUT, 3),
-    "simcot_coconut": ("coconut", _COCONUT | _SIMCOT, 3),
-    "codi": ("codi", _CODI, 7),
-    "simcot_codi": ("codi", _CODI | _SIMCOT, 7),
-    "colar": ("colar", _COLAR | {"recipe": "colar", "max_latent_stage": 4}, 4),
-    "regular": ("colar", _COLAR | {"recipe": "regular", "max_latent_stage": LATENTS}, 4),
-    "dart": ("dart", _CODI, 7),
-    "latent_sft": ("text", _LATENT_SFT, 4),
-    "latent_grpo": ("text", _LATENT_SFT, 4),
-    "cot_sft": ("coconut", _WORDS | {"cot_steps": STEPS}, 24),
-    "icot": ("coconut", _WORDS | {"cot_steps": 0, "recipe": "icot"}, 24),
-    "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 3),
+    "coconut": ("coconut", _COCONUT, 2600, (7, 1, 1), 3, 2e-3),
+    "simcot_coconut": ("coconut", _COCONUT | {"recipe": "simcot"}, 2000, (7, 1, 1), 3, 2e-3),
+    "codi": ("codi", _COCONUT, 1450, (0, 0, 1), 7, 1e-3),
+    "simcot_codi": ("codi", _COCONUT | {"recipe": "simcot"}, 1300, (0, 0, 1), 7, 2e-3),
+    "colar": ("colar", _COCONUT | {"recipe": "colar"}, 1850, (1, 0, 1), 4, 2e-3),
+    "regular": ("colar", _COCONUT | {"recipe": "regular"}, 1900, (1, 0, 1), 4, 2e-3),
+    "dart": ("dart", _COCONUT, 1450, (0, 0, 1), 7, 1e-3),
+    "latent_sft": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
+    "latent_grpo": ("text", _LATENT_SFT, 1850, (6, 1, 1), 4, 2e-3),
+    "cot_sft": ("coconut", _WORDS, 2500, (1, 0, 0), 12, 1e-3),
+    "icot": ("coconut", _WORDS | {"recipe": "icot"}, 2600, (1, 0, 1), 12, 2e-3),
+    "no_thought": ("coconut", _COCONUT | {"c_thought": 0}, 2800, (7, 1, 1), 3, 2e-3),
 }
 OBJECTIVES = {
     "reference": ("pathwise", {"estimator": "mixture", "mixture_weight": 0.0}),
@@ -57,46 +57,50 @@ def get_config(cell: str = "coconut_gpt2"):
     if name not in REASONERS or backbone not in ("gpt2", "llama") or tune not in ("", "tune"):
         known = ", ".join(REASONERS)
         raise UserError(f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]")
-    architecture, imitate, answer_tokens = REASONERS[name]
+    architecture, imitate, steps, shares, answer_tokens, rate = REASONERS[name]
     config = default_config()
     config.reasoner = f"{architecture}_{backbone}"
-    config.tokenizer = "synthetic:30"
-    config.model.update(n_layer=2, n_head=2, n_embd=32, n_positions=64)
+    config.tokenizer = "graph:8"
+    config.model.update(n_layer=2, n_head=8, n_embd=64, n_positions=64)
     config.gate.enabled = False
     config.min_latents = 1
     config.max_latents = imitate["c_thought"] * imitate["max_latent_stage"]
+    config.prompt.answers = "texts"
     config.prompt_slots = (24,)
     config.max_answer_tokens = answer_tokens
-    config.data.train = "synthetic:train"
-    config.data.valid = "synthetic:valid"
+    config.data.graph.update(depth=DEPTH, nodes=8)
+    config.data.train = "graph:train"
+    config.data.valid = "graph:valid"
     if tune:
-        config.data.eval.valid = "synthetic:valid"
+        config.data.eval.valid = "graph:valid"
     else:
-        config.data.eval.same = "synthetic:test"
-        config.data.eval.large = "synthetic:large"
-        config.data.eval.template = "synthetic:template"
+        for depth in range(1, DEPTH + 2):  # the last is one deeper than any that is trained on
+            config.data.eval[f"depth_{depth}"] = f"graph:{depth}"
 
     stages = 3 if architecture == "text" else imitate["max_latent_stage"]
-    before = imitate["cot_steps"] + stages * imitate.get("stage_steps", 0)
-    config.imitate.update(batch_size=64, dropout=0.1, final_latents="published", final_steps=STEPS - before, **imitate)
-    config.imitate.optimizer.update(learning_rate=2e-3, warmup_steps=100, schedule="linear", final_fraction=0.05)
+    words, stage, last = shares
+    share = steps // (words + stages * stage + last)
+    # Others say themselves when a phase ends, or judge answers after the true thoughts alone.
+    learnable = imitate.get("recipe", "simcot") == "simcot"
+    config.imitate.update(
+        batch_size=128, final_latents="published", cot_steps=words * share, stage_steps=stage * share,
+        final_steps=last * share, stage_until=0.98 * learnable, **imitate,
+    )  # fmt: skip
+    config.imitate.optimizer.update(learning_rate=rate, warmup_steps=100, schedule="constant")
     config.imitate.distil.distil_factor = 1.0
-    config.imitate.icot.tokens_per_epoch = 5
-    if imitate.get("recipe") == "icot":  # which begins its optimizer anew every 94 steps
-        config.imitate.optimizer.warmup_steps = 20
+    config.imitate.icot.tokens_per_epoch = 4
     config.stages = ("imitate", "rl", "evaluate")
     config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
     config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     if architecture == "colar":
         colar_thought(config, config.max_latents)
-        config.model.update(n_positions=80, scale=0.2)  # near the standard deviation of its embeddings
-        config.update(prompt_slots=(40,))
-        config.prompt.speed = 5 if name == "colar" else 1
+        config.model.update(scale=0.2)  # near the standard deviation of its embeddings
+        config.prompt.speed = 2 if name == "colar" else 1
         config.rl.temperature = 0.0  # of all objectives but GRPO
     if architecture == "text":
         _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
-    config.evaluate.update(batch_size=1024, prompt_multiple=24, samples=16, seeds=1, limit=300, probed=0)
-    config.log_every = 20
+    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0)
+    config.log_every = 50
     config.checkpoint_every = 10_000
 
     objectives: tuple[str, ...] = ("reference", "slpo", "pathwise")
@@ -121,9 +125,8 @@ def get_config(cell: str = "coconut_gpt2"):
 
 def _mixtures(config, latent_policy: str) -> None:
     """Latent-SFT's prompt, and mixtures of tokens as latents."""
-    config.max_latents = 4
-    config.model.n_positions = 80
+    config.max_latents = DEPTH + 1
     config.prompt.update(format="{question}\n<think>", closing="</think>")
     config.latent_policy.name = latent_policy
     config.latent_policy.soft.update(LATENT_SFT_MIXTURE)
-    config.imitate.latent_sft.ratio = 5
+    config.imitate.latent_sft.ratio = 2

@@ -23,26 +23,26 @@ from slpo_jax.io.workdir import Workdir
 Seeds = list[dict[str, np.ndarray]]
 """Of each seed set -> [N, Q], a problem's value of each metric."""
 EVERY = "all"
-_SECONDS = "seconds"
+_SECONDS, _LEARNED = "seconds", "learned"
 
 
 def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
     """Tables of groups; arguments as of `comparison.compare`.
 
     Returns:
-        Name -> table: the rows of each group, with the seconds of their training alone; their differences from each
-        baseline, `EVERY` being the mean of the groups that have both; those of the first row from the same of the
-        group `table.beside`; and runs that aren't finished with every seed, whose groups are left out.
+        Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the
+        mean of the groups that have both; those of the first row from the same of the group `table.beside`; and runs
+        that aren't finished with every seed, whose groups are left out.
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
     columns, metrics, tables = ["", *(called(metric) for metric in table.metrics)], table.metrics, dict[str, Any]()
     if values:
         means = {
-            _line(group, row): _means(seeds, metrics) | {_SECONDS: _seconds(groups[group], row)}
+            _line(group, row): _means(seeds, metrics) | _training(groups[group], row)
             for group, rows in values.items() for row, seeds in rows.items()
         }  # fmt: skip
-        tables["groups"] = made([*columns, _SECONDS], means, [*metrics, _SECONDS])
+        tables["groups"] = made([*columns, _SECONDS, _LEARNED], means, [*metrics, _SECONDS, _LEARNED])
         for metric in table.by_set:
             lines = {
                 _line(group, row): {name: _means(_only(seeds, name), metrics)[metric] for name in seeds[0]}
@@ -58,6 +58,10 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
             pairs = [pair for key, pair in both.items() if key[1] == row]
             lines[_line(EVERY, row)] = _difference(pairs, metrics)
         tables[f"groups, minus {called(b)}"] = made(columns, lines, metrics)
+        for metric in table.by_set if both else ():
+            each = {_line(*key): _by_set(*pair, metrics, metric) for key, pair in both.items()}
+            sets = list(next(iter(each.values())))
+            tables[f"groups, minus {called(b)}, {called(metric)} by set"] = made(["", *map(called, sets)], each, sets)
     if table.beside in values:
         first = table.rows[0]
         base = values[table.beside][first]
@@ -65,10 +69,7 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
         lines = {line: _difference([pair], metrics) for line, pair in others.items()}
         tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
         for metric in table.by_set:
-            lines = {
-                line: {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
-                for line, (a, b) in others.items()
-            }
+            lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
             sets = list(base[0])
             named = f"{called(first)}, minus {called(table.beside)}, {called(metric)} by set"
             tables[named] = made(["", *map(called, sets)], lines, sets)
@@ -112,14 +113,15 @@ def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
     }  # fmt: skip
 
 
-def _seconds(runs: list[list[Job]], row: str) -> dict[str, float]:
-    """Of training the row's checkpoint from what it starts from, without compilation."""
-    spent = [[_elapsed(job.workdir, row) for job in jobs] for jobs in runs]
-    return _with_error(np.mean(spent, axis=0))
-
-
-def _elapsed(workdir: Path, stage: str) -> float:
-    return training_curves(read_metrics(Workdir(workdir).metrics)[0])[stage]["elapsed"][1][-1]
+def _training(runs: list[list[Job]], row: str) -> Figures:
+    """Seconds of training the row's checkpoint from what it starts from, without compilation; and the share of training
+    rows that were all right in its last steps, where that was logged."""
+    curves = [[training_curves(read_metrics(Workdir(job.workdir).metrics)[0])[row] for job in run] for run in runs]
+    found = {_SECONDS: _with_error(np.mean([[seed["elapsed"][1][-1] for seed in run] for run in curves], axis=0))}
+    if all("accuracy" in seed for run in curves for seed in run):
+        last = np.mean([[seed["accuracy"][1][-1] for seed in run] for run in curves], axis=0)
+        found[_LEARNED] = _with_error(100 * last)
+    return found
 
 
 def _with_error(values_S: np.ndarray) -> dict[str, float]:
@@ -134,6 +136,11 @@ def _means(seeds: Seeds, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
 
 def _only(seeds: Seeds, name: str) -> Seeds:
     return [{name: sets[name]} for sets in seeds]
+
+
+def _by_set(a: Seeds, b: Seeds, metrics: Sequence[str], metric: str) -> Figures:
+    """One metric's difference in each set."""
+    return {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
 
 
 def _difference(pairs: Sequence[tuple[Seeds, Seeds]], metrics: Sequence[str]) -> Figures:

@@ -207,6 +207,7 @@ _ARENA = "configs/arena.py"
 _CONTROLS = ("imitate", "imitate_control", "reference")
 _TRAINED = ("reference", "slpo", "exact", "pathwise", "grpo", "latent_grpo")
 _ARENA_RATES = (3e-5, 1e-4, 3e-4)
+_IMITATED = {"stages": ("imitate", "evaluate"), "imitate.control": False, "evaluate.samples": 0}
 
 TABLES = {
     # What the quick start shows, over three seeds; and which learning rates its objectives have, on validation alone.
@@ -286,16 +287,25 @@ TABLES = {
         tuple(tried(name, rate) for name in _METHODS for rate in _SOFT_RATES), ("imitate",), (100,),
         ("pass@1", "pass@32"),
     ),
-    # Which latent reasoner is best, and does a reward improve it? Rates are chosen on two of them, for all.
-    "arena": Table(
+    # Which reasoners think at all, and does a reward improve them? Imitation's rate is chosen for each of them, on one
+    # backbone; the objectives' for all, on two of them.
+    **{
+        name: Table(
+            tuple(Run(f"{each}_{on}", f"{_ARENA}:{each}_{on}", group=each) for each in _CONTENDERS),
+            (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16"),
+            beside="no_thought",
+        )
+        for name, on in (("arena", "gpt2"), ("arena_llama", "llama"))
+    },
+    "arena_imitation": Table(
         tuple(
-            Run(f"{name}_{on}", f"{_ARENA}:{name}_{on}", group=name) for name in _CONTENDERS for on in _BACKBONES
+            Run(tried(each, rate), f"{_ARENA}:{each}_gpt2,tune", _IMITATED | {"imitate.optimizer.learning_rate": rate})
+            for each in _CONTENDERS for rate in (1e-3, 2e-3) if each != "latent_grpo"  # begins as Latent-SFT
         ),
-        (*_CONTROLS, *_TRAINED[1:]), _CONTROLS, metrics=(*_AVERAGES, "latent_steps"), by_set=("acc", "pass@16"),
-        beside="no_thought",
+        ("imitate",), (), (100,), ("acc",),
     ),
     "arena_rates": Table(
-        tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "cot_sft_gpt2")),
+        tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
         tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.

@@ -54,13 +54,11 @@ class StageEnds:
         self.learning: Learning | None = None
 
     def phases(self) -> list[Phase]:
-        """All of them, as far as is known by now."""
-        found, earlier = list[Phase](), 0
+        """All of them, as far as is known by now: what one does not need, the next may take."""
+        found = list[Phase]()
         for phase in self._plan:
-            start, end = phase.start - earlier, phase.end - earlier
-            known = self._ends.get(phase.name, end)
-            found.append(dataclasses.replace(phase, start=start, end=known))
-            earlier += end - known
+            start, end = found[-1].end if found else 0, self._ends.get(phase.name, phase.end)
+            found.append(dataclasses.replace(phase, start=start, end=end))
         return [*found[:-1], dataclasses.replace(found[-1], end=found[-1].end + self._more)]
 
     def begin(self, phase: Phase, step: int) -> None:

@@ -35,6 +35,7 @@ def finished(tmp_path):
                     baselines = ("imitate",) if row == "slpo" else ()
                     write_eval(job.workdir, row, name, hits, hits[None, :, None], baselines=baselines, stage="")
             rows = [{"stage": row, "step": s, "seconds": 0.5 + place} for row in table.rows for s in (20, 40)]
+            rows.append({"stage": "imitate", "step": 41, "accuracy": 0.5 + 0.2 * seed})
             (job.workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
             (job.workdir / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
             (job.workdir / jobs.DONE).write_text(json.dumps(job.finished_facts()))
@@ -74,16 +75,18 @@ def _draw(difference_SKN, rng):
     return np.mean([difference_SKN[seeds, s][:, rng.integers(N, size=N)] for s in range(len(SETS))])
 
 
-def test_levels_have_seconds_and_what_is_not_finished_is_named(finished):
+def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     table, root, right = finished
     found = pooled.pool(table, root)
-    assert found["groups"]["columns"] == ["", "Acc", "Pass@1", "seconds"]
+    assert found["groups"]["columns"] == ["", "Acc", "Pass@1", "seconds", "learned"]
     rows = lines(found, "groups")
     assert list(rows) == ["one: imitation", "one: SLPO", "two: imitation", "two: SLPO"]
     by_seed = 100 * np.mean([right[name, "slpo"].mean(axis=(1, 2)) for name in "bc"], axis=0)
-    acc, _, seconds = rows["two: SLPO"]
+    acc, _, seconds, learned = rows["two: SLPO"]
     assert acc == pytest.approx({"value": by_seed.mean(), "se": abs(by_seed[0] - by_seed[1]) / 2})
     assert seconds == pytest.approx({"value": 40 * (1.5 + 2.5) / 2, "se": 0.0})
+    assert learned is None  # of the rows that no stage says
+    assert rows["one: imitation"][-1] == pytest.approx({"value": 60.0, "se": 10.0})
     assert found["left out"]["rows"] == [["late", "1"]]
 
 
@@ -104,6 +107,10 @@ def test_figures_of_each_set(finished):
         )
         assert lines(found, "groups, Acc by set")["two: SLPO"][place]["value"] == pytest.approx(100 * two[:, of].mean())
         base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
+        gain = lines(found, "groups, minus imitation, Acc by set")["two: SLPO"][place]
+        assert gain["value"] == pytest.approx(
+            100 * (two - (right["b", "imitate"] + right["c", "imitate"]) / 2)[:, of].mean()
+        )
         beside = lines(found, "imitation, minus one, Acc by set")["two"][place]
         assert beside["value"] == pytest.approx(100 * base[:, of].mean())
 

@@ -80,7 +80,7 @@ def test_later_stages_begin_where_earlier_ones_ended(caplog):
     plan = [Phase("cot", 0, 50, 0, 0, 0), Phase("stage_1", 50, 90, 1, 1, 1), Phase("final", 90, 150, None, 1, 1)]
     settings, spans = _settings(stage_until=0.5, stage_least=1), []
     ends, saved = StageEnds("imitate", settings, plan, 0, {}), []
-    for number, length in enumerate((30, 40, 25)):  # the second takes all of its steps
+    for number, length in enumerate((30, 60, 25)):  # the second takes all of its steps, and those that the first left
         phase = ends.phases()[number]
         ends.begin(phase, phase.start)
         ends.learning.accuracies = [0.25] * WINDOW
@@ -92,16 +92,16 @@ def test_later_stages_begin_where_earlier_ones_ended(caplog):
         with caplog.at_level("WARNING", logger="absl"):
             ends.finish(phase.start + length)
         spans.append((phase.start, phase.end))
-    assert spans == [(0, 50), (30, 70), (70, 130)]
-    assert saved[-1]["ends"] == ends.saved()["ends"] == {"cot": 30, "final": 95}
+    assert spans == [(0, 50), (30, 90), (90, 150)]
+    assert saved[-1]["ends"] == ends.saved()["ends"] == {"cot": 30, "final": 115}
     assert [message.partition(" (")[0] for message in caplog.messages] == [
         "imitate: cot learned after 30 steps",
-        "imitate: stage 1 not learned in its 40 steps",
+        "imitate: stage 1 not learned in its 60 steps",
         "imitate: final learned after 25 steps",
     ]
     control = StageEnds("imitate", settings, plan, 7, ends.saved())
-    assert [(phase.start, phase.end) for phase in control.phases()] == [(0, 30), (30, 70), (70, 102)]
-    control.begin(control.phases()[-1], 95)
+    assert [(phase.start, phase.end) for phase in control.phases()] == [(0, 30), (30, 90), (90, 122)]
+    control.begin(control.phases()[-1], 115)
     assert control.learning is None
 
 

@@ -37,7 +37,8 @@ class ImitateSettings:
         final_steps: of the last stage, where all steps have become latents; for iCoT, all that come after `cot_steps`.
         stage_until: ends every stage, the last one too, when it is learned: when so many of the training rows have all
             of their tokens right, in the mean of 20 steps; 0 takes all steps.
-        stage_least: steps that a stage then has at least; it has `cot_steps`, `stage_steps` or `final_steps` at most.
+        stage_least: steps that a stage then has at least; it has `cot_steps`, `stage_steps` or `final_steps` at most,
+            and those that the stages before it did not need.
         mix: share of a batch's problems that are at an earlier stage, each as likely (COCONUT's uniform_prob, which
             draws later ones too).
         final_latents: of the last stage: c_thought * max_latent_stage of them, as "published", or a "random" number,
