@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROVENANCE = ("command", "commit", "machine", "date", "seeds")
 FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "docs/arena.svg": (
-        "results/arena.json", lambda tables: intervals(tables["groups, minus imitation"], ("Acc", "Pass@16"))
+        "results/arena.json", lambda tables: intervals(tables["groups, minus reference"], ("Acc", "Pass@16"))
     ),
     "docs/depth.svg": (
         "results/quickstart.json",
