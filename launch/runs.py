@@ -305,7 +305,7 @@ TABLES = {
         ("imitate",), (), (100,), ("acc",),
     ),
     "arena_rates": Table(
-        tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "colar_gpt2")),
+        tuple(Run(name, f"{_ARENA}:{name},tune") for name in ("coconut_gpt2", "latent_grpo_gpt2")),
         tuple(tried(name, rate) for name in _TRAINED for rate in _ARENA_RATES), ("imitate",), (100,),
     ),
     # Figures 3 and 8: K and G. Figure 4, which is table 6: RLOO or GRPO. Figure 7: r of latents with difficulty.
