@@ -18,7 +18,7 @@ from slpo_jax.errors import UserError
 DEPTH = 2  # edges to follow in training, one or two; and the latents that all think
 RL_STEPS = 120
 TRIED = (3e-5, 1e-4, 3e-4)
-RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 3e-5}
+RATES = {"reference": 1e-4, "slpo": 1e-4, "exact": 1e-4, "pathwise": 1e-4, "grpo": 3e-5, "latent_grpo": 1e-4}
 _COCONUT = {"c_thought": 1, "max_latent_stage": DEPTH}
 _LATENT_SFT = {"recipe": "latent_sft", "c_thought": 0, "max_latent_stage": 0}
 _WORDS = {"c_thought": 0, "max_latent_stage": 0}
