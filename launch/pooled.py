@@ -57,6 +57,10 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
             pairs = [pair for key, pair in both.items() if key[1] == row]
             lines[_line(EVERY, row)] = _difference(pairs, metrics)
         tables[f"groups, minus {called(b)}"] = made(columns, lines, metrics)
+        for metric in table.by_set if both else ():
+            each = {_line(*key): _by_set(*pair, metrics, metric) for key, pair in both.items()}
+            sets = list(next(iter(each.values())))
+            tables[f"groups, minus {called(b)}, {called(metric)} by set"] = made(["", *map(called, sets)], each, sets)
     if table.beside in values:
         first = table.rows[0]
         base = values[table.beside][first]
@@ -64,10 +68,7 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
         lines = {line: _difference([pair], metrics) for line, pair in others.items()}
         tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
         for metric in table.by_set:
-            lines = {
-                line: {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
-                for line, (a, b) in others.items()
-            }
+            lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
             sets = list(base[0])
             named = f"{called(first)}, minus {called(table.beside)}, {called(metric)} by set"
             tables[named] = made(["", *map(called, sets)], lines, sets)
@@ -134,6 +135,11 @@ def _means(seeds: Seeds, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
 
 def _only(seeds: Seeds, name: str) -> Seeds:
     return [{name: sets[name]} for sets in seeds]
+
+
+def _by_set(a: Seeds, b: Seeds, metrics: Sequence[str], metric: str) -> Figures:
+    """One metric's difference in each set."""
+    return {name: _difference([(_only(a, name), _only(b, name))], metrics)[metric] for name in a[0]}
 
 
 def _difference(pairs: Sequence[tuple[Seeds, Seeds]], metrics: Sequence[str]) -> Figures:

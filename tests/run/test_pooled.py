@@ -107,6 +107,10 @@ def test_figures_of_each_set(finished):
         )
         assert lines(found, "groups, Acc by set")["two: SLPO"][place]["value"] == pytest.approx(100 * two[:, of].mean())
         base = (right["b", "imitate"] + right["c", "imitate"]) / 2 - right["a", "imitate"]
+        gain = lines(found, "groups, minus imitation, Acc by set")["two: SLPO"][place]
+        assert gain["value"] == pytest.approx(
+            100 * (two - (right["b", "imitate"] + right["c", "imitate"]) / 2)[:, of].mean()
+        )
         beside = lines(found, "imitation, minus one, Acc by set")["two"][place]
         assert beside["value"] == pytest.approx(100 * base[:, of].mean())
 
