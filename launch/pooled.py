@@ -30,8 +30,9 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
     """Tables of groups; arguments as of `comparison.compare`.
 
     Returns:
-        Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the mean of the groups that have both; those of the first row from the same of the
-        group `table.beside`; and runs that aren't finished with every seed, whose groups are left out.
+        Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the
+        mean of the groups that have both; those of the first row from the same of the group `table.beside`; and runs
+        that aren't finished with every seed, whose groups are left out.
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
