@@ -57,7 +57,7 @@ def get_config(cell: str = "coconut_gpt2"):
     if name not in REASONERS or backbone not in ("gpt2", "llama") or tune not in ("", "tune"):
         known = ", ".join(REASONERS)
         raise UserError(f"configs/arena.py:{cell}: no such cell; give one of {known}, then _gpt2 or _llama [,tune]")
-    architecture, imitate, steps, shares, answer_tokens, rate = REASONERS[name]
+    architecture, imitate, *_, answer_tokens, _ = REASONERS[name]
     config = default_config()
     config.reasoner = f"{architecture}_{backbone}"
     config.tokenizer = "graph:8"
@@ -76,10 +76,24 @@ def get_config(cell: str = "coconut_gpt2"):
     else:
         for depth in range(1, DEPTH + 2):  # the last is one deeper than any that is trained on
             config.data.eval[f"depth_{depth}"] = f"graph:{depth}"
+    config.stages = ("imitate", "rl", "evaluate")
+    _imitation(config, name)
+    if architecture == "colar":
+        colar_thought(config, config.max_latents)
+        config.model.update(scale=0.2)  # near the standard deviation of its embeddings
+        config.prompt.speed = 2 if name == "colar" else 1
+    if architecture == "text":
+        _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
+    _objectives(config, name, bool(tune))
+    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0)
+    config.log_every = 50
+    config.checkpoint_every = 10_000
+    return config
 
-    stages = 3 if architecture == "text" else imitate["max_latent_stage"]
-    words, stage, last = shares
-    share = steps // (words + stages * stage + last)
+
+def _imitation(config, name: str) -> None:
+    architecture, imitate, steps, (words, stage, last), _, rate = REASONERS[name]
+    share = steps // (words + stage * (3 if architecture == "text" else imitate["max_latent_stage"]) + last)
     # Others say themselves when a phase ends, or judge answers after the true thoughts alone.
     learnable = imitate.get("recipe", "simcot") == "simcot"
     config.imitate.update(
@@ -89,38 +103,29 @@ def get_config(cell: str = "coconut_gpt2"):
     config.imitate.optimizer.update(learning_rate=rate, warmup_steps=100, schedule="constant")
     config.imitate.distil.distil_factor = 1.0
     config.imitate.icot.tokens_per_epoch = 4
-    config.stages = ("imitate", "rl", "evaluate")
-    config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),))  # hardly a slot is spare
-    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
-    if architecture == "colar":
-        colar_thought(config, config.max_latents)
-        config.model.update(scale=0.2)  # near the standard deviation of its embeddings
-        config.prompt.speed = 2 if name == "colar" else 1
-        config.rl.temperature = 0.0  # of all objectives but GRPO
-    if architecture == "text":
-        _mixtures(config, "gumbel_top_k" if name == "latent_grpo" else "soft")
-    config.evaluate.update(batch_size=1024, prompt_multiple=8, samples=16, seeds=1, limit=300, probed=0)
-    config.log_every = 50
-    config.checkpoint_every = 10_000
 
+
+def _objectives(config, name: str, tune: bool) -> None:
+    """Those that apply to the reasoner, at every rate that is tried or at its own."""
     objectives: tuple[str, ...] = ("reference", "slpo", "pathwise")
     if name == "latent_grpo":
         objectives = ("reference", "latent_grpo")
-    elif architecture == "colar":
+    elif config.latent_policy.name == "colar":
         objectives = ("reference", "exact", "pathwise", "grpo")  # the likelihood that SLPO estimates is known
     elif not config.max_latents:
         objectives = ("grpo",)
         config.imitate.control = not tune  # in words there is no other control
     if {"grpo", "latent_grpo"} & {*objectives}:  # whose ratios are of one policy; Pass@k is under dropout as of all
         config.dropout.rate, config.evaluate.dropout = 0.0, 0.1
-    config.rl.objectives = ()
+    # Hardly a slot is spare. Answers are greedy, but GRPO's.
+    config.rl.update(batch_size=32, steps=RL_STEPS, capacities=((1.0, 1.0),), temperature=0.0, objectives=())
+    config.rl.optimizer.update(name="adamw", learning_rate=1e-4, warmup_steps=20)
     for objective in objectives:
         base, settings = OBJECTIVES[objective]
         for rate in TRIED if tune else (RATES[objective],):
             named = tried(objective, rate) if tune else objective
             objective_variant(config, named, base, learning_rate=rate, **settings)
             config.rl.objectives = (*config.rl.objectives, named)
-    return config
 
 
 def _mixtures(config, latent_policy: str) -> None:

@@ -115,12 +115,13 @@ def _values(table: Table, runs: list[list[Job]]) -> dict[str, Seeds]:
 
 def _training(runs: list[list[Job]], row: str) -> Figures:
     """Seconds of training the row's checkpoint from what it starts from, without compilation; and the share of training
-    rows that were all right in its last steps, where that was logged."""
+    rows that were right in its last steps, where that was logged, of CoLaR's sort after the true thought."""
     curves = [[training_curves(read_metrics(Workdir(job.workdir).metrics)[0])[row] for job in run] for run in runs]
     found = {_SECONDS: _with_error(np.mean([[seed["elapsed"][1][-1] for seed in run] for run in curves], axis=0))}
-    if all("accuracy" in seed for run in curves for seed in run):
-        last = np.mean([[seed["accuracy"][1][-1] for seed in run] for run in curves], axis=0)
-        found[_LEARNED] = _with_error(100 * last)
+    for right in ("accuracy", "answered"):  # CoLaR's words have the first, its thoughts after them the second
+        if all(right in seed for run in curves for seed in run):
+            last = np.mean([[seed[right][1][-1] for seed in run] for run in curves], axis=0)
+            found[_LEARNED] = _with_error(100 * last)
     return found
 
 

@@ -64,12 +64,13 @@ def read(path: Path, remedy: str = "") -> Artifact | None:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found.pop(_DIGEST) == digest(found):
-            return Artifact(**found)
+        is_whole = found.pop(_DIGEST) == digest(found)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
-        pass
+        is_whole = False
+    if is_whole:
+        return Artifact(**found)
     if remedy:
         raise UserError(f"{path}: is damaged; {remedy}")
     return None

@@ -36,6 +36,7 @@ def finished(tmp_path):
                     write_eval(job.workdir, row, name, hits, hits[None, :, None], baselines=baselines, stage="")
             rows = [{"stage": row, "step": s, "seconds": 0.5 + place} for row in table.rows for s in (20, 40)]
             rows.append({"stage": "imitate", "step": 41, "accuracy": 0.5 + 0.2 * seed})
+            rows += [{"stage": "imitate", "step": 42, "answered": 1.0}] * (run.name in GROUPS["two"])
             (job.workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
             (job.workdir / "config.json").write_text('{"imitate": {"max_latent_stage": 3}}')
             (job.workdir / jobs.DONE).write_text(json.dumps(job.finished_facts()))
@@ -87,6 +88,7 @@ def test_levels_have_training_and_what_is_not_finished_is_named(finished):
     assert seconds == pytest.approx({"value": 40 * (1.5 + 2.5) / 2, "se": 0.0})
     assert learned is None  # of the rows that no stage says
     assert rows["one: imitation"][-1] == pytest.approx({"value": 60.0, "se": 10.0})
+    assert rows["two: imitation"][-1] == {"value": 100.0, "se": 0.0}
     assert found["left out"]["rows"] == [["late", "1"]]
 
 
