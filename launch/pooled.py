@@ -31,8 +31,9 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
 
     Returns:
         Name -> table: the rows of each group, with `_training`; their differences from each baseline, `EVERY` being the
-        mean of the groups that have both; those of the first row from the same of the group `table.beside`; and runs
-        that aren't finished with every seed, whose groups are left out.
+        mean of the groups that have both; the first row of each group, by set, with `_training`, and its differences
+        from the same of the group `table.beside`; and runs that aren't finished with every seed, whose groups are left
+        out.
     """
     groups, lacking = _finished_groups(table, root.resolve(), limit)
     values = {group: _values(table, runs) for group, runs in groups.items()}
@@ -63,18 +64,31 @@ def pool(table: Table, root: Path, limit: int | None = None) -> dict[str, Any]:
             sets = list(next(iter(each.values())))
             tables[f"groups, minus {called(b)}, {called(metric)} by set"] = made(["", *map(called, sets)], each, sets)
     if table.beside in values:
-        first = table.rows[0]
-        base = values[table.beside][first]
-        others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
-        lines = {line: _difference([pair], metrics) for line, pair in others.items()}
-        tables[f"{called(first)}, minus {called(table.beside)}"] = made(columns, lines, metrics)
-        for metric in table.by_set:
-            lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
-            sets = list(base[0])
-            named = f"{called(first)}, minus {called(table.beside)}, {called(metric)} by set"
-            tables[named] = made(["", *map(called, sets)], lines, sets)
+        tables |= _beside(table, groups, values)
     if lacking:
         tables["left out"] = {"columns": ["", "seeds"], "rows": lacking}
+    return tables
+
+
+def _beside(table: Table, groups: dict[str, list[list[Job]]], values: dict[str, dict[str, Seeds]]) -> dict[str, Any]:
+    """The first row of each group: its first metric in each set, with `_training`, and its differences."""
+    first, metrics = table.rows[0], table.metrics
+    title, base = called(first), values[table.beside][first]
+    minus, sets = f"{title}, minus {called(table.beside)}", list(base[0])
+    others = {called(group): (rows[first], base) for group, rows in values.items() if group != table.beside}
+    lines = {line: _difference([pair], metrics) for line, pair in others.items()}
+    tables = {minus: made(["", *map(called, metrics)], lines, metrics)}
+    for metric in table.by_set:
+        lines = {line: _by_set(a, b, metrics, metric) for line, (a, b) in others.items()}
+        tables[f"{minus}, {called(metric)} by set"] = made(["", *map(called, sets)], lines, sets)
+    for metric in table.by_set[:1]:
+        lines = {
+            called(group): {name: _means(_only(rows[first], name), metrics)[metric] for name in sets}
+            | _training(groups[group], first)
+            for group, rows in values.items()
+        }
+        columns = [*sets, _SECONDS, _LEARNED]
+        tables[title] = made(["", *map(called, columns)], lines, columns)
     return tables
 
 

@@ -101,6 +101,11 @@ def test_figures_of_each_set(finished):
     table = dataclasses.replace(table, by_set=("acc",))
     found, own = pooled.pool(table, root), comparison.compare(table, root)[0]
     two = (right["b", "slpo"] + right["c", "slpo"]) / 2
+    assert found["imitation"]["columns"] == ["", *sorted(SETS), "seconds", "learned"]
+    all_two = lines(found, "groups")["two: imitation"]
+    first = lines(found, "imitation")["two"]
+    assert first[2:] == all_two[-2:]
+    assert np.mean([figure["value"] for figure in first[:2]]) == pytest.approx(all_two[0]["value"])
     assert found["groups, Acc by set"]["columns"] == ["", *sorted(SETS)]
     for place, name in enumerate(sorted(SETS)):
         of = SETS.index(name)
